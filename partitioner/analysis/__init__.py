@@ -1,0 +1,1 @@
+"""Questions about the nouns. Nothing here changes one; every stage may ask."""

@@ -1,0 +1,136 @@
+"""What no policy may break: pins, colocations, and the ops that must share a device to be right.
+
+Ops share a device if they use the same parameter, buffer or constant (it lies in one place), or touch one storage up to its
+last in-place write (a copy taken earlier would miss the write). After its last write a storage may be read anywhere,
+through a copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from networkx.utils import UnionFind
+
+from partitioner.errors import PlacementError
+from partitioner.ir.graph import ANY, Graph, Op
+from partitioner.machine import Machine
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Groups of ops that share a device, and the devices that are fixed.
+
+    Args:
+        group: the group of each op; an op that is free is a group of its own.
+        device: device name of each pinned group.
+    """
+
+    group: Mapping[str, str]
+    device: Mapping[str, str]
+
+    def pinned(self, op: str) -> str | None:
+        """The device that ``op`` must run on, if it is pinned."""
+        return self.device.get(self.group[op])
+
+
+def constrain(
+    graph: Graph,
+    machine: Machine,
+    pins: Sequence[tuple[str, str]],
+    colocate: Sequence[Sequence[str]],
+    state_key: Mapping[str, object],
+    fixed: Mapping[str, str],
+) -> Constraints:
+    """Collect every constraint on ``graph``.
+
+    Args:
+        graph: what will be placed.
+        machine: whose devices pins name.
+        pins: ``(pattern, device)`` over module paths and op names; ``device`` is a device name or a torch device.
+        colocate: lists of patterns; the ops that match any pattern of one list share a device.
+        state_key: what tells parameters and buffers apart, by qualified name: names of one tensor have one key.
+        fixed: device name of state that has been placed already, by qualified name.
+
+    Raises:
+        PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
+    """
+    groups: UnionFind[str] = UnionFind(op.name for op in graph.ops)
+    for names in [*_sharing_state(graph, state_key), *_before_last_write(graph)]:
+        groups.union(*names)
+    for patterns in colocate:
+        groups.union(*(op.name for pattern in patterns for op in _matching(graph, pattern)))
+    wanted: dict[str, tuple[str, str]] = {}
+    for pattern, device in pins:
+        name = _device_name(machine, device, pattern)
+        for op in _matching(graph, pattern):
+            _pin(wanted, groups[op.name], name, f"pin {pattern!r} (op {op.name})")
+    for op in graph.ops:
+        for state in op.state:
+            if state in fixed:
+                _pin(wanted, groups[op.name], fixed[state], f"{state}, which lies there already")
+    return Constraints(
+        {op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()}
+    )
+
+
+def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) -> None:
+    other, reason = wanted.setdefault(group, (device, why))
+    if other != device:
+        raise PlacementError(
+            f"ops that must share a device are pinned to two: {other} by {reason}, and {device} by {why}.\n"
+            "They share a parameter, a buffer, a storage that is written in place, or a colocation. Pin them to one device."
+        )
+
+
+def _device_name(machine: Machine, device: str, pattern: str) -> str:
+    for candidate in machine.devices:
+        if device in (candidate.name, candidate.torch_device):
+            return candidate.name
+    known = ", ".join(candidate.name for candidate in machine.devices)
+    raise PlacementError(f"pin {pattern!r} names device {device!r}, which this machine does not have. It has: {known}.")
+
+
+def matches(op: Op, pattern: str) -> bool:
+    """Whether a glob pattern means an op: by its name, its module path, or a module around it.
+
+    Example:
+        >>> op = Op("linear_3", "linear", path="encoder.layer.0")
+        >>> [matches(op, pattern) for pattern in ("encoder", "encoder.*", "linear_*", "decoder.*")]
+        [True, True, True, False]
+    """
+    return fnmatchcase(op.name, pattern) or fnmatchcase(op.path, pattern) or fnmatchcase(op.path, f"{pattern}.*")
+
+
+def _matching(graph: Graph, pattern: str) -> list[Op]:
+    found = [op for op in graph.ops if matches(op, pattern)]
+    if not found:
+        paths = sorted({op.path.split(".")[0] for op in graph.ops if op.path})
+        raise PlacementError(
+            f"pattern {pattern!r} matches no op. Patterns are globs over module paths and op names; "
+            f"the top-level modules are: {', '.join(paths) or '(none)'}."
+        )
+    return found
+
+
+def _sharing_state(graph: Graph, state_key: Mapping[str, object]) -> Iterable[list[str]]:
+    users: defaultdict[object, list[str]] = defaultdict(list)
+    for op in graph.ops:
+        for state in op.state:
+            users[state_key.get(state, state)].append(op.name)
+    return users.values()
+
+
+def _before_last_write(graph: Graph) -> Iterable[list[str]]:
+    """For each storage that is written after it was made: the ops that touch it up to the last write."""
+    touching: defaultdict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for op in graph.ops:
+        for access in op.accesses:
+            if access.resource != ANY:
+                touching[access.resource].append((op.name, access.write and access.resource != op.name))
+    for resource, uses in touching.items():
+        last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)
+        if last >= 0 and not resource.startswith("rng"):
+            yield [name for name, _ in uses[: last + 1]]

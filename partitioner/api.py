@@ -1,0 +1,136 @@
+"""`partition`: the one function that most users call."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.compile import emit, make_plan, state_devices
+from partitioner.discover import build_machine, missing_devices
+from partitioner.errors import InputError, PlacementError
+from partitioner.machine import Machine
+from partitioner.module import Entry, Parallel, flatten_call
+from partitioner.plan import Plan
+from partitioner.spec import Spec, load_spec
+from partitioner.state import move_state
+from partitioner.trace.capture import Call, guess_call
+from partitioner.trace.exporting import Open
+
+
+def partition(
+    model: nn.Module,
+    devices: Sequence[str | torch.device] | None = None,
+    *,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    policy: str | None = None,
+    backend: str | None = None,
+    copy: bool = False,
+    **fields: Any,
+) -> Parallel:
+    """Partition ``model`` over devices and lanes.
+
+    The result computes what ``model`` computes, with the same state_dict keys, ties, buffers and gradients; branches of equal
+    depth overlap. The model is **moved, not copied**: its parameters go to their devices in place and the result shares them
+    (memory is what people come for). ``copy=True`` leaves the model alone.
+
+    Args:
+        model: what to partition, in the mode (train or eval) that is needed first.
+        devices: torch devices. One that is named twice gets two lanes (two streams); ``"cpu:0", "cpu:1"`` are two CPU lanes
+            (threads); kinds may be mixed. ``None``: every accelerator found, otherwise a CPU lane for each core.
+        example_inputs: positional arguments of a typical call, as a tuple, or a single tensor. With them shapes, bytes, FLOPs
+            and effects are observed; without them parameter sizes are the costs and effects are told from names.
+        example_kwargs: keyword arguments of that call.
+        spec: a `Spec`, a mapping, or a path to a YAML, JSON or TOML file: devices, links, pins, colocations, policy, backend.
+        policy: ``"by_level"`` (branches of equal depth balanced over lanes) or ``"single"`` (one lane).
+        backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
+        copy: partition a deep copy.
+        **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
+
+    Returns:
+        An ordinary module, with ``.dag``, ``.placement``, ``.program`` and ``.code`` to show what was made.
+
+    Raises:
+        SpecError: devices, policy, backend or spec are wrong.
+        TraceError: no front end can trace the model.
+        PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
+
+    Example:
+        >>> import torch
+        >>> from partitioner import partition
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=torch.ones(2, 4))
+        >>> torch.equal(parallel(torch.ones(2, 4)), model(torch.ones(2, 4)))
+        True
+        >>> list(parallel.state_dict()) == list(model.state_dict())
+        True
+    """
+    document = load_spec(spec, policy=policy, backend=backend, **fields)
+    machine = accelerators_first(build_machine(document, devices))
+    call = example_call(model, example_inputs, example_kwargs)
+    model = copying.deepcopy(model) if copy else model
+    plan = make_plan(model, call, machine, document)
+    refuse_missing(machine)
+    execute = emit(plan, document)
+    move_state(model, state_devices(plan.graph, plan), machine.lanes[0].torch_device)
+
+    def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
+        return emit(make_plan(original, further, machine, document, fixed=places(first), open_dims=open_dims), document)
+
+    return Parallel(model, first_entry(model, call, execute), make)
+
+
+def first_entry(model: nn.Module, call: Call | None, execute: Any) -> Entry:
+    """The entry of the program that was made from the examples, or from a guessed call."""
+    used = guess_call(model) if call is None else call
+    tensors, structure = flatten_call(*used.fill(used.tensors))
+    shapes = None if call is None else tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+    return Entry(execute, structure, tuple(module.training for module in model.modules()), 0, shapes)
+
+
+def places(plan: Plan) -> dict[str, str]:
+    """Device name of all state that a plan has placed."""
+    names = {lane.torch_device: lane.device for lane in plan.machine.lanes}
+    kept = {name: names[device] for name, device in state_devices(plan.graph, plan).items()}
+    return {name: device for name, device in kept.items() if name not in plan.graph.constants}
+
+
+def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
+    """The example call, or ``None`` if there is none.
+
+    Raises:
+        InputError: the examples do not fit the signature of the model's forward.
+    """
+    if inputs is None and kwargs is None:
+        return None
+    if inputs is None:
+        inputs = ()
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    call = Call.of(args, dict(kwargs or {}))
+    try:
+        call.names(model.forward)
+    except (TypeError, KeyError) as error:
+        raise InputError(f"example inputs do not fit {type(model).__name__}.forward: {error}") from error
+    return call
+
+
+def accelerators_first(machine: Machine) -> Machine:
+    """Lane 0 is the caller's: its stream where there is an accelerator, for then the host never waits at the end."""
+    ordered = sorted(machine.devices, key=lambda device: device.kind == "cpu")
+    return Machine(tuple(ordered), machine.links)
+
+
+def refuse_missing(machine: Machine) -> None:
+    """Raise if a device of the plan cannot be used by this process."""
+    missing = missing_devices(machine)
+    if missing:
+        raise PlacementError(
+            f"{', '.join(missing)} cannot be used by this process; torch finds {torch.accelerator.device_count()} accelerators here. "
+            "The plan is fine: `python -m partitioner inspect` shows it. To run here, name devices that are there, such as 'cpu:0', 'cpu:1'."
+        )

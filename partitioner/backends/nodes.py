@@ -1,0 +1,108 @@
+"""One op of the graph, ready to be called on a device: what both the interpreter and the generated code need.
+
+Tracing burns devices in: ``torch.arange(n, device=cpu)``. Wherever an op lands, its device arguments are that device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from partitioner.ir.graph import Graph
+
+
+def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Target and arguments of a call node with every device in them replaced.
+
+    Args:
+        node: the call.
+        device: torch device on which it will run.
+
+    Returns:
+        ``(target, args, kwargs)``; nodes stay where they are, except where they are asked for a device.
+    """
+    target, args, kwargs = node.target, node.args, dict(node.kwargs)
+    here = torch.device(device)
+    if node.op == "call_method" and target in ("cuda", "cpu", "xpu", "mps"):
+        return "to", (args[0], here), {key: value for key, value in kwargs.items() if key != "device"}
+    if isinstance(target, torch._ops.OpOverload):
+        names = [argument.name for argument in target._schema.arguments if "Device" in str(argument.type)]
+        positions = [n for n, argument in enumerate(target._schema.arguments) if argument.name in names]
+        args = tuple(here if n in positions and arg is not None else arg for n, arg in enumerate(args))
+    else:
+        text = target == "to"  # a string is a device there, and only there
+        args = tuple(here if _is_device(arg, text and n == 1) else arg for n, arg in enumerate(args))
+    if kwargs.get("device") is not None:
+        kwargs["device"] = here
+    return target, args, kwargs
+
+
+def _is_device(argument: Any, text: bool) -> bool:
+    if isinstance(argument, torch.fx.Node):
+        return argument.target is getattr and argument.args[1] == "device"
+    return isinstance(argument, torch.device) or (text and isinstance(argument, str))
+
+
+def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.GraphModule:
+    """A copy of a graph module, such as the body of a ``cond``, with its devices replaced and its tensors moved."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    attributes = {
+        str(node.target): place_constant(_get(module, str(node.target)), device)
+        for node in graph.find_nodes(op="get_attr")
+    }
+    for node in graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            node.target, node.args, node.kwargs = retarget(node, device)
+    return torch.fx.GraphModule(attributes, graph)
+
+
+def _get(root: nn.Module, path: str) -> Any:
+    value: Any = root
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def place_constant(value: Any, device: str) -> Any:
+    """A lifted constant where an op on ``device`` can use it."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, torch.fx.GraphModule) and device != "cpu":
+        return retarget_module(value, device)
+    return value
+
+
+def constants_for(graph: Graph, device_of: Callable[[str], str]) -> dict[str, Any]:
+    """Every lifted constant, placed for the op that uses it.
+
+    Ops that use one constant share a device (`analysis.constraints`), so one copy is enough.
+    """
+    placed: dict[str, Any] = {}
+    for op in graph.ops:
+        for name in op.state:
+            if name in graph.constants and name not in placed:
+                placed[name] = place_constant(graph.constants[name], device_of(op.name))
+    return placed
+
+
+def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
+    """A value, or the tensors in it, on another device; differentiable. What holds no tensor is returned as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
+
+
+def load_state(root: nn.Module, path: str, constants: Mapping[str, Any]) -> Any:
+    """A parameter, buffer or constant, as the module has it now."""
+    return constants[path] if path in constants else _get(root, path)
+
+
+def results(graph: Graph) -> list[Any]:
+    """What the graph returns: a list of nodes and constants."""
+    (returned,) = graph.fx.output_node().args
+    return list(returned)  # type: ignore[arg-type]

@@ -1,0 +1,188 @@
+"""Accelerator lanes on streams, issued by the caller's thread; further CPU lanes on workers, as in `threads`.
+
+    caller's stream (lane 0)   record e0 . t0 ................ wait e1 . t2
+    side stream     (lane 1)   wait e0 ........ t1 . record e1
+
+Lane 0 is the caller's current stream on the first device, so what the caller did before is done before, and what the caller
+does next comes after. Streams and events are kept and used again.
+
+Memory between streams is safe by construction: a value is freed on the lane that allocated it, at a point that comes after
+every reader (`lower.insert_frees`), so the block can only be reused after that. Two things leave the program's hands, and
+those are told to the allocator with `record_stream`: outputs made on a side stream, and, while gradients are recorded, values
+read on another lane than their own, which autograd may save and let go of before that lane's backward has run.
+
+Copies towards the CPU block until the data is there. Copies from the CPU may be asynchronous: whoever writes the source next
+waits for an event behind the copy, because the hazard rule says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from partitioner.backends.codegen import Code
+from partitioner.backends.nodes import move
+from partitioner.backends.threads import Call, Threads
+from partitioner.plan import Plan
+
+
+class Hardware:
+    """What `StreamCall` asks of torch; tests put a recorder in its place. Streams and events are kept for reuse."""
+
+    def __init__(self) -> None:
+        self.side: dict[tuple[str, int], torch.Stream] = {}
+        self.spare: dict[str, deque[torch.Event]] = {}  # a deque, for callers may be on several threads
+
+    def current_stream(self, device: str) -> torch.Stream:
+        """The caller's stream on ``device``."""
+        return torch.accelerator.current_stream(torch.device(device))
+
+    def side_stream(self, device: str, index: int) -> torch.Stream:
+        """The ``index``-th side stream of ``device``."""
+        key = (device, index)
+        if key not in self.side:
+            self.side[key] = torch.Stream(device=device)
+        return self.side[key]
+
+    def set_stream(self, stream: torch.Stream) -> None:
+        """Issue what follows on ``stream`` and its device."""
+        torch.accelerator.set_stream(stream)
+
+    def take_event(self, device: str) -> torch.Event:
+        """An event nobody is using."""
+        spare = self.spare.setdefault(device, deque())
+        return spare.pop() if spare else torch.Event(device=device)
+
+    def give_back(self, event: torch.Event) -> None:
+        """Let others use an event again. A stream that waits for it keeps what was recorded."""
+        self.spare[str(event.device)].append(event)
+
+
+HARDWARE = Hardware()
+_TRANSFER = -1  # index of the side stream on which copies leave a device
+
+
+class StreamCall(Call):
+    """One call: the streams of its lanes, and events of both kinds. Lane 0 is an accelerator lane.
+
+    Args:
+        code: what is called.
+        hosts: threads that issue it.
+        plan: whose lanes and events.
+        hardware: streams and events.
+    """
+
+    def __init__(self, code: Code, hosts: int, plan: Plan, hardware: Hardware) -> None:
+        super().__init__(code, hosts)
+        self.lanes, self.hardware = plan.program.lanes, hardware
+        self.recorded: dict[int, torch.Event] = {}
+        self.grad = torch.is_grad_enabled()
+        accelerators = {number: lane.torch_device for number, lane in enumerate(self.lanes) if lane.kind != "cpu"}
+        self.caller = {device: hardware.current_stream(device) for device in dict.fromkeys(accelerators.values())}
+        self.streams = {
+            number: self.caller[device] if number == 0 else hardware.side_stream(device, number)
+            for number, device in accelerators.items()
+        }
+        self.now = self.streams[0]
+
+    def enter(self) -> None:
+        """Let lanes of other devices than the first start after what the caller has issued there, too.
+
+        The program itself makes every lane start after lane 0.
+        """
+        for number, stream in self.streams.items():
+            device = self.lanes[number].torch_device
+            if device != self.lanes[0].torch_device:
+                stream.wait_stream(self.caller[device])
+
+    def end(self) -> None:
+        """Let what the caller issues next come after everything, on every device; give streams and events back."""
+        for number, stream in self.streams.items():
+            if number != 0:
+                self.streams[0].wait_stream(stream)
+        for stream in reversed(self.caller.values()):
+            if stream is not self.streams[0]:
+                stream.wait_stream(self.streams[0])
+            self.hardware.set_stream(stream)
+        for event, made in self.recorded.items():
+            self.hardware.give_back(made)
+        super().end()
+
+    def use(self, lane: int) -> None:
+        """Issue what follows on ``lane``'s stream."""
+        self.now = self.streams[lane]
+        self.hardware.set_stream(self.now)
+
+    def record(self, event: int, lane: int) -> None:
+        """Mark this point of the lane's stream, and let hosts that wait for the event go on."""
+        if lane in self.streams:
+            self.recorded[event] = self.hardware.take_event(self.lanes[lane].torch_device)
+            self.streams[lane].record_event(self.recorded[event])
+        super().record(event, lane)
+
+    def wait(self, event: int, lane: int) -> None:
+        """Hold the lane's stream until the event; a CPU lane is held by the host.
+
+        Event 0 is the caller's own: a CPU lane has nothing to wait for there, and `copy` waits for the caller's data.
+        """
+        super().wait(event, lane)
+        made = self.recorded.get(event)
+        if made is None:
+            return
+        if lane in self.streams:
+            self.streams[lane].wait_event(made)
+        elif event != 0:
+            made.synchronize()
+
+    def copy(self, value: Any, lane: int) -> Any:
+        """Copy to the lane's device, leaving the source device on a stream of its own, so that none of its lanes is held."""
+        device = self.lanes[lane].torch_device
+        source = next((str(leaf.device) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), "cpu")
+        if source in self.caller and source != device:
+            transfer = self.hardware.side_stream(source, _TRANSFER)
+            transfer.wait_stream(self.caller[source])
+            self.hardware.set_stream(transfer)
+        if lane in self.streams:
+            self.use(lane)
+            return move(value, device, non_blocking=True)
+        result = move(value, device)
+        self.hardware.set_stream(self.now)
+        return result
+
+    def keep(self, value: Any, lane: int) -> None:
+        """While gradients are recorded, tell the allocator that ``lane`` reads a value of another lane."""
+        if self.grad:
+            self._announce(value, self.streams[lane])
+
+    def leave(self, result: list[Any]) -> None:
+        """Tell the allocator that the caller goes on with the results on its own streams."""
+        for leaf in result:
+            device = str(leaf.device) if isinstance(leaf, torch.Tensor) else ""
+            if device in self.caller:
+                self._announce(leaf, self.caller[device])
+
+    def _announce(self, value: Any, stream: torch.Stream) -> None:
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                leaf.record_stream(stream)
+
+
+class Streams(Threads):
+    """Runs a plan's program on streams.
+
+    Args:
+        plan: what to run; its first lane is an accelerator's.
+        hardware: where streams and events come from.
+    """
+
+    def __init__(self, plan: Plan, hardware: Hardware = HARDWARE) -> None:
+        super().__init__(plan)
+        self.hardware = hardware
+
+    def begin(self, code: Code, hosts: int) -> Call:
+        """What one call needs."""
+        return StreamCall(code, hosts, self.plan, self.hardware)

@@ -1,0 +1,177 @@
+"""CPU lanes on worker threads: the caller's thread runs one lane itself, and waits for real.
+
+    caller    post jobs . run t0 ......... record e0 . wait e1 . run t3
+    worker 1              run t1 . wait e0 . run t2 . record e1
+
+A lane that raises wakes every other one up, which then gives up; the caller gets the original exception, with a note that
+says which op it came from, after every lane has stopped. Under a mode that a worker could not take over (see
+`workers.has_hidden_modes`) the same program is issued by the caller alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.backends.codegen import Code, generate
+from partitioner.backends.nodes import move
+from partitioner.backends.workers import POOL, Modes, has_hidden_modes
+from partitioner.plan import Plan
+
+
+class Abandoned(BaseException):
+    """Raised in a lane when another lane has failed; never seen by the user."""
+
+
+class Call:
+    """One call's events and slots. An event is a lock that is held until it is recorded.
+
+    Args:
+        code: what is called.
+        hosts: threads that issue it. While several are busy, each gets its share of the threads that an op may use.
+    """
+
+    def __init__(self, code: Code, hosts: int) -> None:
+        self.slots: list[Any] = [None] * code.slots
+        self.events = [threading.Lock() for _ in range(code.events)]
+        for event in self.events:
+            event.acquire()
+        self.full = torch.get_num_threads()
+        self.share = max(1, self.full // hosts)
+        self.error: BaseException | None = None
+
+    def enter(self) -> None:
+        """Called on the caller's thread before anything is issued."""
+
+    def leave(self, result: list[Any]) -> None:
+        """Called on the caller's thread with the results, when everything has been issued."""
+
+    def end(self) -> None:
+        """Called on the caller's thread when every lane has stopped, however the call ended."""
+        torch.set_num_threads(self.full)
+
+    def record(self, event: int, lane: int) -> None:
+        """Let whoever waits for ``event`` go on."""
+        self.events[event].release()
+
+    def wait(self, event: int, lane: int) -> None:
+        """Wait until ``event`` is recorded."""
+        lock = self.events[event]
+        lock.acquire()
+        lock.release()
+        if self.error is not None:
+            raise Abandoned
+
+    def copy(self, value: Any, lane: int) -> Any:
+        """Every CPU lane is on one device; there is nothing to copy."""
+        return move(value, "cpu")
+
+    def threads(self, alone: bool) -> None:
+        """Say how many threads the following ops of this lane may use."""
+        torch.set_num_threads(self.full if alone else self.share)
+
+    def fail(self, error: BaseException) -> None:
+        """Note the first error and wake up everybody."""
+        if self.error is None or isinstance(self.error, Abandoned):
+            self.error = error
+        for event in self.events:
+            event.acquire(blocking=False)
+            event.release()
+
+
+class Threads:
+    """Runs a plan's program on the caller's thread and one worker for each further CPU lane.
+
+    Args:
+        plan: what to run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.parallel = generate(plan)
+        self.hosts = len(self.parallel.hosts)
+
+    @property
+    def code(self) -> str:
+        """The generated source."""
+        return self.parallel.source
+
+    @cached_property
+    def serial(self) -> Code:
+        """The same program, issued by one thread."""
+        return generate(self.plan, hosts=[0] * len(self.plan.program.lanes))
+
+    def __call__(self, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Run the program on ``root``'s state; the graph's results."""
+        hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
+        code = self.parallel if hosts == self.hosts else self.serial
+        call = self.begin(code, hosts)
+        call.enter()
+        try:
+            done = self._start_workers(code, call, root)
+            result = self._run(code, call, done, root, tensors)
+        finally:
+            call.end()
+        return result
+
+    def begin(self, code: Code, hosts: int) -> Call:
+        """What one call needs."""
+        return Call(code, hosts)
+
+    def _start_workers(self, code: Code, call: Call, root: nn.Module) -> list[threading.Lock]:
+        """Post the other hosts' jobs; a lock for each, held until it is done."""
+        if len(code.hosts) == 1:
+            return []
+        done = [threading.Lock() for _ in code.hosts[1:]]
+        modes = Modes.of_this_thread(["cpu"])
+        POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
+        return done
+
+    def _run(
+        self, code: Code, call: Call, done: list[threading.Lock], root: nn.Module, tensors: Sequence[torch.Tensor]
+    ) -> list[Any]:
+        result: list[Any] = []
+        try:
+            result = explained(code, lambda: code.hosts[0](root, call, *tensors))
+            call.leave(result)
+        except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
+            call.fail(error)
+        for lock in done:
+            lock.acquire()
+        if call.error is not None:
+            raise call.error
+        return result
+
+    def _job(self, host: int, call: Call, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:
+        done.acquire()
+
+        def job() -> None:
+            try:
+                modes.run(lambda: explained(self.parallel, lambda: self.parallel.hosts[host](root, call)))
+            except BaseException as error:
+                call.fail(error)
+            finally:
+                done.release()
+
+        return job
+
+
+def explained(code: Code, run: Callable[[], Any]) -> Any:
+    """Call ``run``; if it raises in generated code, add a note that names the op's module and source line."""
+    try:
+        return run()
+    except Exception as error:
+        traceback, line = error.__traceback__, None
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == code.file:
+                line = traceback.tb_lineno
+            traceback = traceback.tb_next
+        op = code.ops.get(line) if line is not None else None
+        if op is not None:
+            error.add_note(f"in op {op.name} = {op.target}(...) {op.where}".rstrip())
+        raise

@@ -1,0 +1,104 @@
+"""Worker threads, one for each further CPU lane of the process, shared by all partitioned modules.
+
+Threads are started when first needed and idle on a queue. A worker takes over what PyTorch keeps per thread (grad mode,
+inference mode, autocast) from the caller for each job. After a fork the child starts its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What PyTorch keeps per thread and a lane must take over from its caller."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+
+    @staticmethod
+    def of_this_thread(kinds: Sequence[str]) -> Modes:
+        """The modes of the calling thread, with autocast for the given device types."""
+        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        return Modes(
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled()
+        )
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Call ``job`` under these modes. The thread is a worker's own, so nothing is put back but inference mode."""
+        with torch.inference_mode(self.inference):
+            torch.set_grad_enabled(self.grad)
+            for kind, enabled, dtype in self.autocast:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
+            torch.set_autocast_cache_enabled(self.cache)
+            job()
+
+
+def has_hidden_modes() -> bool:
+    """Whether this thread is under something that a worker could not take over.
+
+    That is: a dispatch or function mode (fake tensors, `torch.device` as a context), a functorch transform, hooks on saved
+    tensors (checkpointing), tracing, or being a worker itself.
+    """
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or getattr(_here, "worker", False)
+    )
+
+
+_here = threading.local()
+
+
+class _Worker:
+    """One thread and its queue."""
+
+    def __init__(self, number: int) -> None:
+        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._loop, name=f"partitioner lane {number}", daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        _here.worker = True
+        while True:
+            job = self.queue.get()
+            job()
+            del job  # it holds a call's tensors
+
+
+class Pool:
+    """Workers by number. Jobs of one call are queued together, so that two calls never wait for each other crosswise."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.workers: list[_Worker] = []
+
+    def submit(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Queue one job on each of the first ``len(jobs)`` workers. A job must not raise."""
+        with self.lock:
+            while len(self.workers) < len(jobs):
+                self.workers.append(_Worker(len(self.workers) + 1))
+            for worker, job in zip(self.workers, jobs, strict=False):
+                worker.queue.put(job)
+
+    def reset(self) -> None:
+        """Forget the workers: in the child of a fork their threads do not exist."""
+        self.lock = threading.Lock()
+        self.workers = []
+
+
+POOL = Pool()
+os.register_at_fork(after_in_child=POOL.reset)

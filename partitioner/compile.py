@@ -1,0 +1,116 @@
+"""The whole data flow, from a module to a module.
+
+    graph     = trace(module, call)                      what happens, and what each op touches
+    costs     = estimate(graph, machine)                 how long, how large
+    tasks     = coarsen(graph, costs)                    ops -> tasks worth a launch
+    placement = POLICIES[policy](tasks, costs, machine)  where, and how urgent
+    program   = schedule(tasks, placement, costs)        in what order
+    program   = lowering(program), for each              copies, events, frees
+    execute   = BACKENDS[backend](plan)                  something to call
+
+Every program is verified before anything runs it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from partitioner.analysis.constraints import constrain
+from partitioner.analysis.cost import estimate
+from partitioner.backends import BACKENDS, Executable, default_backend
+from partitioner.coarsen import coarsen
+from partitioner.errors import SpecError
+from partitioner.ir.graph import Graph
+from partitioner.lower import LOWERINGS
+from partitioner.machine import Machine
+from partitioner.place import POLICIES
+from partitioner.plan import Plan
+from partitioner.schedule import schedule
+from partitioner.spec import Spec
+from partitioner.state import state_bytes, state_keys, state_tensors
+from partitioner.trace.capture import Call
+from partitioner.trace.exporting import Open
+from partitioner.trace.trace import trace
+from partitioner.verify import verify
+
+T = TypeVar("T")
+
+
+def make_plan(
+    module: nn.Module,
+    call: Call | None,
+    machine: Machine,
+    spec: Spec,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    skip: Sequence[str] = (),
+    open_dims: Open = frozenset(),
+) -> Plan:
+    """Plan one program of ``module``. Touches no device.
+
+    Args:
+        module: the model; left as it was.
+        call: example arguments, if there are any.
+        machine: what to plan for.
+        spec: pins, colocations, policy, grain.
+        fixed: device name of state that lies somewhere already, by qualified name.
+        skip: front ends not to try.
+        open_dims: dimensions to leave open, as ``(number of the tensor, dimension)``.
+
+    Raises:
+        TraceError, PlacementError, SpecError: what the model or the spec does not allow.
+    """
+    policy = choice("policy", spec.policy, POLICIES)
+    graph = trace(module, call, skip=skip, open_dims=open_dims)
+    state = state_tensors(module, graph)
+    pins = [(pin.match, pin.device) for pin in spec.pins]
+    constraints = constrain(graph, machine, pins, spec.colocate, state_keys(state), fixed or {})
+    costs = estimate(graph, machine, state_bytes(state))
+    tasks = coarsen(graph, costs, constraints, spec.grain)
+    placement = policy(tasks, costs, machine, constraints)
+    program = schedule(tasks, placement, costs)
+    for lowering in LOWERINGS:
+        program = lowering(program)
+    plan = Plan(graph, machine, costs, tasks, placement, program)
+    verify(program, tasks=tasks, memory=caps(machine), resident=resident_bytes(plan, state))
+    return plan
+
+
+def emit(plan: Plan, spec: Spec) -> Executable:
+    """Make a plan callable, with the backend that the spec names or the machine asks for."""
+    name = default_backend(plan) if spec.backend == "auto" else spec.backend
+    return choice("backend", name, BACKENDS)(plan)
+
+
+def choice(what: str, name: str, registry: Mapping[str, T]) -> T:
+    """Look a name up in a registry."""
+    if name not in registry:
+        raise SpecError(f"{what} {name!r} is not known. Known: {', '.join(sorted(registry))}.")
+    return registry[name]
+
+
+def caps(machine: Machine) -> dict[str, int]:
+    """Memory cap in bytes of each torch device that has one."""
+    return {device.torch_device: device.memory for device in machine.devices if device.memory is not None}
+
+
+def resident_bytes(plan: Plan, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Bytes of parameters, buffers and constants on each torch device; tied ones count once."""
+    total: defaultdict[str, int] = defaultdict(int)
+    keys, counted = state_keys(state), set()
+    for name, device in state_devices(plan.graph, plan).items():
+        if keys[name] not in counted:
+            counted.add(keys[name])
+            total[device] += state[name].untyped_storage().nbytes()
+    return dict(total)
+
+
+def state_devices(graph: Graph, plan: Plan) -> dict[str, str]:
+    """The torch device on which each parameter, buffer and constant of the graph is used."""
+    lanes, lane, task_of = plan.machine.lanes, plan.placement.lane, plan.tasks.task_of
+    return {name: lanes[lane[task_of[op.name]]].torch_device for op in graph.ops for name in op.state}

@@ -1,0 +1,275 @@
+"""The plan as instructions: what every lane does, in one total issue order.
+
+Five instructions, each bound to a lane. A lane runs its instructions in order; two lanes agree only through events.
+
+    Run     call a task
+    Copy    make a value readable on the lane's device
+    Record  mark this point of the lane; each event is recorded once
+    Wait    go on only after the event's point has passed on its lane
+    Free    give up the program's reference to a value
+
+Lane 0 is the caller's: inputs are ready there when the program starts, and outputs are ready there when it ends. A program
+prints as text, and `parse` reads the text back: ``parse(str(program)) == program``.
+
+    program TwoTowers
+    lane 0 cpu/0 cpu
+    lane 1 cpu/1 cpu
+    value x cpu 64 x
+    value a cpu 64 a
+    input x
+    output a
+    0 record e0
+    1 wait e0
+    1 run t0 (x) -> (a) r:x w:a
+    ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import quote, unquote
+
+from partitioner.errors import PartitionerError
+from partitioner.ir.graph import Access
+from partitioner.machine import Lane
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named result.
+
+    Args:
+        name: the op or input that it comes from; a copy is called ``<name>@<torch device>``.
+        device: torch device that it lies on; ``""`` for what is no tensor and can be read anywhere.
+        bytes: its size.
+        storages: the storages it may share with other values.
+    """
+
+    name: str
+    device: str
+    bytes: int
+    storages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Call ``task``. ``touches`` are the task's accesses, on this lane's device."""
+
+    lane: int
+    task: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    touches: tuple[Access, ...] = ()
+
+    def __str__(self) -> str:
+        arrow = f"({', '.join(map(_token, self.reads))}) -> ({', '.join(map(_token, self.writes))})"
+        return " ".join([f"{self.lane} run {_token(self.task)} {arrow}", *(_access(a) for a in self.touches)])
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy ``source`` to the device of this lane, as ``target``."""
+
+    lane: int
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.lane} copy {_token(self.source)} -> {_token(self.target)}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record ``event`` on the lane."""
+
+    lane: int
+    event: int
+
+    def __str__(self) -> str:
+        return f"{self.lane} record e{self.event}"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Hold the lane until ``event`` has happened."""
+
+    lane: int
+    event: int
+
+    def __str__(self) -> str:
+        return f"{self.lane} wait e{self.event}"
+
+
+@dataclass(frozen=True)
+class Free:
+    """Drop the program's reference to ``value``; its memory goes back to the lane that made it."""
+
+    lane: int
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.lane} free {_token(self.value)}"
+
+
+Instruction = Run | Copy | Record | Wait | Free
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions in issue order, with what they need to be understood on their own."""
+
+    name: str
+    lanes: tuple[Lane, ...]
+    values: tuple[Value, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Value]:
+        """Value by name."""
+        return {value.name: value for value in self.values}
+
+    def accesses(self, instruction: Instruction) -> tuple[Access, ...]:
+        """Everything an instruction reads and writes.
+
+        Values count as resources of their own, as ``%name``, so that passing one on is ordered by the same rule as
+        touching a storage. A Free writes what it frees.
+        """
+        match instruction:
+            case Run(reads=reads, writes=writes, touches=touches):
+                return (*map(_value_read, reads), *map(_value_write, writes), *touches)
+            case Copy(source=source, target=target):
+                storages = self.by_name[source].storages
+                made = (Access(storage, True) for storage in self.by_name[target].storages)
+                return (_value_read(source), *map(Access, storages), _value_write(target), *made)
+            case Free(value=value):
+                return (_value_write(value),)
+        return ()
+
+    def __str__(self) -> str:
+        lines = [f"program {_token(self.name)}"]
+        lines += [f"lane {n} {_token(lane.name)} {_token(lane.torch_device)}" for n, lane in enumerate(self.lanes)]
+        for value in self.values:
+            lines.append(
+                " ".join(
+                    ["value", _token(value.name), _token(value.device), str(value.bytes), *map(_token, value.storages)]
+                )
+            )
+        lines += [f"input {_token(name)}" for name in self.inputs]
+        lines += [f"output {_token(name)}" for name in self.outputs]
+        lines += map(str, self.instructions)
+        return "\n".join(lines)
+
+
+def _value_read(name: str) -> Access:
+    return Access(f"%{name}")
+
+
+def _value_write(name: str) -> Access:
+    return Access(f"%{name}", write=True)
+
+
+_EMPTY = "''"
+
+
+def _token(text: str) -> str:
+    """One word without blanks, commas or parentheses; two quotes stand for the empty word."""
+    return quote(text, safe="@.:/*_[]$<>-") if text else _EMPTY
+
+
+def _plain(token: str) -> str:
+    return "" if token == _EMPTY else unquote(token)
+
+
+def _access(access: Access) -> str:
+    return f"{'w' if access.write else 'r'}:{_token(access.resource)}"
+
+
+def parse(text: str) -> Program:
+    """Read a program back from its text.
+
+    Args:
+        text: what ``str(program)`` gave.
+
+    Raises:
+        PartitionerError: a line is not an instruction or declaration; the message has its number and text.
+    """
+    name, found = "", _Parsed([], [], [], [], [])
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        try:
+            if words[0] == "program":
+                name = _plain(words[1])
+            elif words[0] in _DECLARATIONS:
+                _DECLARATIONS[words[0]](found, words[1:])
+            else:
+                found.instructions.append(_instruction(words))
+        except (IndexError, KeyError, ValueError) as error:
+            raise PartitionerError(f"line {number} of the program is not understood: {line.strip()!r}") from error
+    return Program(name, *(tuple(part) for part in found))  # type: ignore[arg-type]
+
+
+@dataclass
+class _Parsed:
+    lanes: list[Lane]
+    values: list[Value]
+    inputs: list[str]
+    outputs: list[str]
+    instructions: list[Instruction]
+
+    def __iter__(self) -> Iterator[list[object]]:
+        return iter([self.lanes, self.values, self.inputs, self.outputs, self.instructions])  # type: ignore[list-item]
+
+
+def _parse_lane(found: _Parsed, words: list[str]) -> None:
+    name = _plain(words[1])
+    found.lanes.append(Lane(name, name.rpartition("/")[0], _plain(words[2])))
+
+
+def _parse_value(found: _Parsed, words: list[str]) -> None:
+    found.values.append(Value(_plain(words[0]), _plain(words[1]), int(words[2]), tuple(map(_plain, words[3:]))))
+
+
+_DECLARATIONS: dict[str, Callable[[_Parsed, list[str]], None]] = {
+    "lane": _parse_lane,
+    "value": _parse_value,
+    "input": lambda found, words: found.inputs.append(_plain(words[0])),
+    "output": lambda found, words: found.outputs.append(_plain(words[0])),
+}
+
+_RUN = re.compile(r"(\S+) \((.*?)\) -> \((.*?)\) ?(.*)")
+
+
+def _instruction(words: list[str]) -> Instruction:
+    lane, verb, rest = int(words[0]), words[1], words[2:]
+    match verb:
+        case "record":
+            return Record(lane, int(rest[0].removeprefix("e")))
+        case "wait":
+            return Wait(lane, int(rest[0].removeprefix("e")))
+        case "free":
+            return Free(lane, _plain(rest[0]))
+        case "copy":
+            return Copy(lane, _plain(rest[0]), _plain(rest[2]))
+        case "run":
+            return _parse_run(lane, " ".join(rest))
+    raise ValueError(verb)
+
+
+def _parse_run(lane: int, text: str) -> Run:
+    parts = _RUN.fullmatch(text)
+    if parts is None:
+        raise ValueError(text)
+    task, reads, writes, touches = parts.groups()
+    accesses = tuple(Access(_plain(word[2:]), {"w": True, "r": False}[word[0]]) for word in touches.split())
+    return Run(lane, _plain(task), _names(reads), _names(writes), accesses)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_plain(word) for word in text.split(", ") if word)

@@ -1,0 +1,306 @@
+"""What `partition` gives: an ordinary nn.Module around the original module tree and one or more verified programs.
+
+The whole tree is kept, so every key of the state_dict is the original one and parts that the traced path never calls are still
+there. State is placed once, by the first program. Tracing burns in the training mode, the structure of the inputs and sometimes
+a shape; when a call needs another program it is made then, with the state where it is.
+
+    key = training flags, input structure and constants, shapes and dtypes  ->  program
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from partitioner.backends import Executable
+from partitioner.errors import PartitionerError, PlacementError
+from partitioner.ir.graph import Graph
+from partitioner.ir.placement import Placement
+from partitioner.ir.program import Program
+from partitioner.plan import Plan
+from partitioner.trace.capture import Call
+from partitioner.trace.exporting import Open
+
+MANY_PROGRAMS = 8
+"""Programs of one module after which a warning says what keeps changing."""
+
+MOST_PROGRAMS = 64
+"""Programs that one module keeps; the oldest goes first."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One program, and the calls it is for.
+
+    Args:
+        execute: the program.
+        structure: structure and constants of the arguments.
+        flags: training flag of every submodule.
+        epoch: how often the module's dtypes had changed.
+        shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
+    """
+
+    execute: Executable
+    structure: Any
+    flags: tuple[bool, ...]
+    epoch: int
+    shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self.execute.plan
+
+    def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the program computes the right thing for tensors of these shapes and dtypes."""
+        if self.shapes is None or self.plan.graph.frontend == "symbolic_trace":
+            return True
+        if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:
+            return False
+        return self.plan.graph.signature.accepts(tensors) is None
+
+
+Make = Callable[[nn.Module, Call, Plan | None, Open], Executable]
+"""Makes a further program: model, call, first plan (whose placement of state holds), dimensions to leave open."""
+
+
+class Parallel(nn.Module):
+    """A partitioned model. Made by `partition`, not by hand.
+
+    Args:
+        original: the model; its state has been placed.
+        entry: the first program.
+        make: makes further ones.
+    """
+
+    def __init__(self, original: nn.Module, entry: Entry, make: Make) -> None:
+        super().__init__()
+        for name in nn.Module().__dict__:  # the very same parameters, buffers, modules and hooks
+            self.__dict__[name] = original.__dict__[name]
+        own = {
+            "_original": original,
+            "_make": make,
+            "_entries": [entry],
+            "_chosen": {},
+            "_epoch": 0,
+            "_lock": threading.Lock(),
+        }
+        self.__dict__.update(own, _tree=list(original.modules()))
+
+    @property
+    def original(self) -> nn.Module:
+        """The model that was given, with its own forward."""
+        original: nn.Module = self.__dict__["_original"]
+        return original
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last, or of the first one."""
+        entry: Entry = self.__dict__.get("_last", self._entries[0])
+        return entry.plan
+
+    @property
+    def graph(self) -> Graph:
+        """The traced model: ops, accesses, levels."""
+        return self.plan.graph
+
+    @property
+    def dag(self) -> Any:
+        """The ops as a `networkx.DiGraph`."""
+        return self.plan.graph.dag
+
+    @property
+    def placement(self) -> Placement:
+        """Where every task runs, and why."""
+        return self.plan.placement
+
+    @property
+    def program(self) -> Program:
+        """The verified instructions."""
+        return self.plan.program
+
+    @property
+    def code(self) -> str:
+        """The generated source."""
+        entry: Entry = self.__dict__.get("_last", self._entries[0])
+        return entry.execute.code
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original's forward gives."""
+        tensors, structure = flatten_call(args, kwargs)
+        entry = self._choose(tensors, structure, args, kwargs)
+        values = entry.plan.program.by_name
+        places = (values[name].device for name in entry.plan.program.inputs)
+        placed = [
+            tensor if str(tensor.device) == place else tensor.to(place)
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+        leaves = entry.execute(self.original, placed)
+        spec = entry.plan.graph.signature.out_spec
+        return leaves[0] if spec.is_leaf() else tree_unflatten(leaves, spec)
+
+    def _choose(self, tensors: tuple[torch.Tensor, ...], structure: Any, args: Any, kwargs: Any) -> Entry:
+        flags = tuple([module.training for module in self._tree])
+        shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        key = (structure, shapes, flags, self._epoch)
+        entry: Entry | None = self._chosen.get(key)
+        if entry is None:
+            with self._lock:
+                entry = self._find(tensors, structure, flags) or self._add(
+                    Call.of(args, kwargs), structure, flags, shapes
+                )
+                if len(self._chosen) > 1000:  # shapes that one open program serves are only remembered, never traced
+                    self._chosen.clear()
+                self._chosen[key] = entry
+        self.__dict__["_last"] = entry
+        return entry
+
+    def _find(self, tensors: tuple[torch.Tensor, ...], structure: Any, flags: tuple[bool, ...]) -> Entry | None:
+        wanted = (structure, flags, self._epoch)
+        for entry in reversed(self._entries):
+            if (entry.structure, entry.flags, entry.epoch) == wanted and entry.accepts(tensors):
+                return entry  # type: ignore[no-any-return]
+        return None
+
+    def _add(
+        self, call: Call, structure: Any, flags: tuple[bool, ...], shapes: tuple[tuple[torch.Size, torch.dtype], ...]
+    ) -> Entry:
+        siblings = [entry for entry in self._entries if (entry.structure, entry.flags) == (structure, flags)]
+        entry = Entry(
+            self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes)),
+            structure,
+            flags,
+            self._epoch,
+            shapes,
+        )
+        self._entries.append(entry)
+        if len(self._entries) == MANY_PROGRAMS:
+            warnings.warn(
+                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments that are no "
+                "tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
+                stacklevel=5,
+            )
+        if len(self._entries) > MOST_PROGRAMS:
+            del self._entries[1]
+            self._chosen.clear()
+        return entry
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__:
+                raise
+            return getattr(self.original, name)
+
+    def train(self, mode: bool = True) -> Parallel:
+        """As for any module; the other mode's program is made when first needed."""
+        super().train(mode)
+        self.original.training = mode
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Parallel:
+        devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}
+        for device in devices:
+            wanted = fn(torch.empty(0, device=device)).device
+            if wanted != device:
+                raise PlacementError(_cannot_move(self, device, wanted))
+        super()._apply(fn, recurse)
+        self.__dict__["_epoch"] += 1
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's, key for key."""
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the original's; tensors are copied to where the parameters lie."""
+        return self.original.load_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.original._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.original._load_from_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
+        twin = Parallel(copy.deepcopy(self.original, memo), self._entries[0], self._make)
+        twin.__dict__.update(_entries=list(self._entries), _epoch=self._epoch)
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PartitionerError(
+            "a partitioned module is not pickled: generated code and streams do not travel. Save parallel.state_dict(), "
+            "build the model again, call partition() on it, and load the state_dict."
+        )
+
+    def __repr__(self) -> str:
+        return summary(self.plan, self.original)
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """The tensors of a call, and a hashable description of everything else in it."""
+    if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
+        return args, len(args)
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    constants = tuple((n, *_frozen(leaf)) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
+    if not constants and _is_positional(spec, len(tensors)):
+        return tensors, len(tensors)
+    return tensors, (spec, constants)
+
+
+def _is_positional(spec: TreeSpec, count: int) -> bool:
+    return bool(spec == tree_flatten(((0,) * count, {}))[1])
+
+
+def _frozen(value: Any) -> tuple[Any, ...]:
+    """A key for a constant: equal only for equal values of one type, and by identity where equality is not known."""
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value), value)
+
+
+def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:
+    """The dimensions in which a call differs from the programs there are: the next program leaves them open."""
+    found = set()
+    for entry in siblings:
+        for number, ((new, _), (old, _)) in enumerate(zip(shapes, entry.shapes or (), strict=False)):
+            if len(new) == len(old):
+                found.update((number, dim) for dim in range(len(new)) if new[dim] != old[dim])
+    return frozenset(found)
+
+
+def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device) -> str:
+    places = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
+    return (
+        f"{type(module.original).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} would "
+        f"break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed freely."
+    )
+
+
+def summary(plan: Plan, original: nn.Module) -> str:
+    """A partitioned module in a few lines."""
+    used = sorted({item.lane for item in plan.program.instructions})
+    lanes = ", ".join(plan.machine.lanes[lane].name for lane in used) or "no lane"
+    tasks = len(plan.tasks.tasks)
+    lines = [
+        f"Parallel({type(original).__name__}): {len(plan.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''} on {lanes}"
+    ]
+    lines.append(f"  traced by {plan.graph.frontend}, placed by {plan.placement.policy}")
+    reasons = set(plan.placement.reason.values())
+    if len(reasons) == 1 and len(used) == 1:
+        lines.append(f"  {reasons.pop()}")
+    lines += (f"  note: {note}" for note in plan.graph.notes)
+    return "\n".join(lines)

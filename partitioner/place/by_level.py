@@ -1,0 +1,127 @@
+"""Branches of equal depth balanced over lanes: the default policy.
+
+    depth 0      stem              lane 0
+    depth 1      left    right     lane 0, lane 1     longest first, each to the lane on which it ends first
+    depth 2      join              lane 0             a narrow level stays with its longest predecessor
+
+Depth only decides the order in which tasks are assigned; nothing waits for a whole level. A task ends first where its lane is
+free and its inputs are near, so a chain stays on its lane unless another is free for longer than a hand-off takes. If what
+comes out is no faster than one lane, one lane it is, and the reason says so.
+"""
+
+from __future__ import annotations
+
+from partitioner.analysis.constraints import Constraints
+from partitioner.analysis.cost import Costs
+from partitioner.analysis.levels import levels, upward_rank
+from partitioner.ir.placement import Placement
+from partitioner.ir.task import TaskGraph
+from partitioner.machine import Machine
+from partitioner.place.ledger import Ledger
+from partitioner.place.single import single
+
+GATE = 1.03
+"""Lanes must be predicted to be this much faster than one lane; less is within the error of the estimate."""
+
+
+def by_level(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+    """Place every task, level by level.
+
+    Args:
+        tasks: what to place.
+        costs: seconds and bytes of every op.
+        machine: lanes and links.
+        constraints: pins and groups.
+
+    Raises:
+        PlacementError: a task fits nowhere.
+    """
+    assignment = _Assignment(tasks, costs, machine, constraints)
+    for level in levels(tasks.dag):
+        assignment.place_level(level)
+    parallel = Placement("by_level", assignment.lane, assignment.rank, assignment.reason)
+    serial = single(tasks, costs, machine, constraints)
+    return _gated(parallel, serial, assignment.makespan, _serial_time(tasks, costs, machine, serial))
+
+
+def _gated(parallel: Placement, serial: Placement, makespan: float, alone: float) -> Placement:
+    if len(set(parallel.lane.values())) == 1 or makespan * GATE < alone:
+        return parallel
+    gain = alone / makespan if makespan else 1.0
+    reason = f"serial, because lanes were predicted to give {gain:.2f}x and {GATE:.2f}x is the least that counts"
+    return Placement("by_level", serial.lane, serial.rank, dict.fromkeys(serial.lane, reason))
+
+
+def _serial_time(tasks: TaskGraph, costs: Costs, machine: Machine, serial: Placement) -> float:
+    """Seconds on one lane, which on a CPU may use every core. Infinite if constraints need several devices."""
+    lanes = set(serial.lane.values())
+    if len(lanes) != 1:
+        return float("inf")
+    device = machine.device_of(lanes.pop())
+    return sum(costs.time(task.ops, device, device.cores) for task in tasks.tasks)
+
+
+class _Assignment:
+    """The state of the list scheduler: when each lane is free, where each task ended."""
+
+    def __init__(self, tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> None:
+        self.tasks, self.costs, self.machine = tasks, costs, machine
+        self.ledger = Ledger(tasks, costs, machine, constraints)
+        self.free = [0.0] * len(machine.lanes)
+        self.end: dict[str, float] = {}
+        self.lane: dict[str, int] = {}
+        self.reason: dict[str, str] = {}
+        first = machine.devices[0]
+        self.rank = upward_rank(tasks.dag, lambda t: self.seconds(t, 0, alone=False), lambda _a, _b: first.handoff)
+
+    @property
+    def makespan(self) -> float:
+        """When the last task ends."""
+        return max(self.end.values(), default=0.0)
+
+    def seconds(self, task: str, lane: int, alone: bool) -> float:
+        """Time of a task on a lane; alone on a CPU it may use every core."""
+        device = self.machine.device_of(lane)
+        return self.costs.time(self.tasks.by_name[task].ops, device, device.cores if alone else device.threads_per_lane)
+
+    def place_level(self, level: list[str]) -> None:
+        """Longest first, each to the lane on which it ends first."""
+        alone = len(level) == 1
+        for task in sorted(level, key=lambda name: -self.rank[name]):
+            favourite = self._favourite(task)
+            choices = [(self._end(task, lane, alone), lane != favourite, lane) for lane in self.ledger.lanes(task)]
+            end, _, lane = min(choices)
+            self.ledger.take(task, lane)
+            self.free[lane] = self.end[task] = end
+            self.lane[task] = lane
+            self.reason[task] = self._why(task, lane, favourite, len(choices))
+
+    def _favourite(self, task: str) -> int:
+        """The lane of the predecessor that hands over most."""
+        before = self.tasks.predecessors[task]
+        return self.lane[max(before, key=lambda name: self._bytes(name, task))] if before else 0
+
+    def _bytes(self, source: str, target: str) -> int:
+        ops = self.tasks.graph.by_name
+        return sum(ops[value].bytes for value in self.tasks.edges[source, target])
+
+    def _end(self, task: str, lane: int, alone: bool) -> float:
+        ready = [self._arrival(before, task, lane) for before in self.tasks.predecessors[task]]
+        # The caller's lane starts at once; every other one has to be woken up first.
+        start = 0.0 if lane == 0 else self.machine.device_of(lane).handoff
+        # What nobody follows is waited for by the caller, on lane 0.
+        back = 0.0 if lane == 0 or self.tasks.successors[task] else self.machine.device_of(lane).handoff
+        return max([self.free[lane], start, *ready]) + self.seconds(task, lane, alone) + back
+
+    def _arrival(self, before: str, task: str, lane: int) -> float:
+        """When what ``before`` makes can be read on ``lane``; a generator on an accelerator orders issue, not kernels."""
+        if (before, task) in self.tasks.random_only and self.machine.lanes[lane].kind != "cpu":
+            return 0.0
+        return self.end[before] + self.machine.transfer_time(self.lane[before], lane, self._bytes(before, task))
+
+    def _why(self, task: str, lane: int, favourite: int, choices: int) -> str:
+        if choices == 1:
+            return "the only lane that may have it"
+        if lane == favourite and self.tasks.predecessors[task]:
+            return "stays on its predecessor's lane"
+        return f"ends first on lane {lane} of {choices}"

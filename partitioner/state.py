@@ -1,0 +1,97 @@
+"""The state of a model: parameters, buffers and tensor attributes by qualified name, and how it gets to its devices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from partitioner.ir.graph import Graph
+
+
+def lookup(root: nn.Module, path: str) -> object:
+    """The attribute of a module, or of a module in it, by qualified name; ``None`` if there is none."""
+    value: object = root
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def state_tensors(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
+    """Every tensor that the graph's ops use as state, by qualified name."""
+    found: dict[str, torch.Tensor] = {}
+    for op in graph.ops:
+        for name in op.state:
+            value = graph.constants[name] if name in graph.constants else lookup(module, name)
+            if isinstance(value, torch.Tensor):
+                found[name] = value
+    return found
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells storages apart, for tensors of any kind, as long as they are alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def state_keys(state: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """Names whose tensors share a storage have the same key: they must stay on one device."""
+    return {name: storage_key(tensor) for name, tensor in state.items()}
+
+
+def state_bytes(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Size of each tensor in bytes."""
+    return {name: tensor.numel() * tensor.element_size() for name, tensor in state.items()}
+
+
+def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of a module by qualified name, tied ones under each of their names."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return dict(named)
+
+
+def move_state(module: nn.Module, devices: Mapping[str, str], default: str) -> None:
+    """Move parameters and buffers to their devices, in place: optimizers and ties that hold them go on holding them.
+
+    Args:
+        module: whose state.
+        devices: torch device by qualified name.
+        default: where everything goes that no op uses.
+    """
+    by_storage: defaultdict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    everything = all_state(module)
+    for name in devices:
+        extra = lookup(module, name)
+        if name not in everything and isinstance(extra, torch.Tensor):
+            everything[name] = extra
+    for name, tensor in everything.items():
+        by_storage[storage_key(tensor)].append((name, tensor))
+    for members in by_storage.values():
+        wanted = next((devices[name] for name, _ in members if name in devices), default)
+        _move_together([tensor for _, tensor in members], torch.device(wanted))
+
+
+def _move_together(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Move tensors that share one storage so that they still share one."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    if all(tensor.device == device for tensor in distinct.values()):
+        return
+    with torch.no_grad():
+        if len(distinct) == 1:
+            (tensor,) = distinct.values()
+            _move_one(tensor, tensor.detach().to(device))
+            return
+        first = next(iter(distinct.values()))
+        whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage()).to(device)
+        for tensor in distinct.values():
+            view = torch.empty(0, dtype=tensor.dtype, device=device)
+            _move_one(
+                tensor, view.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            )
+
+
+def _move_one(tensor: torch.Tensor, moved: torch.Tensor) -> None:
+    tensor.data = moved
+    if tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(moved.device)

@@ -1,0 +1,169 @@
+"""Recipe in, `nn.Module` out: its forward is real Python source, so it traces, prints and debugs as a written module does."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import linecache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import SpecError
+from . import layers, reads, writes  # noqa: F401  (each registers its kinds)
+from .recipe import INPUT_NAMES, OUTPUTS, Recipe
+from .registry import REGISTRY
+from .writer import IMAGE_SIDE, Value, Writer
+
+KINDS: tuple[str, ...] = tuple(REGISTRY)
+LOST_BY_FX: frozenset[str] = frozenset({"counter", "average", "recorder", "history"})
+"""Kinds that plain `torch.fx.symbolic_trace` traces wrongly and without a word: what it computes from buffers and constants alone
+runs once, while tracing, and is a constant from then on. `torch.fx.Tracer` with `proxy_buffer_attributes = True` keeps them."""
+
+
+class Block(nn.Module):
+    """A nested module: two layers, an in-place activation between them, and a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.relu = nn.ReLU(inplace=True)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.relu(self.first(x))
+        return x + self.second(hidden)
+
+
+class Recorder(nn.Module):
+    """Adds the running mean of everything that passed through it, and keeps that mean in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.copy_(self.mean * 0.9 + x.detach().mean() * 0.1)
+        return x + self.mean
+
+
+class GeneratedModule(nn.Module):
+    """Base of every module that `build` makes. `recipe` is what it was made from, `source` its class as Python text."""
+
+    recipe: Recipe
+    source: str
+
+    def example_inputs(self, seed: int = 0, batch: int | None = None) -> tuple[torch.Tensor, ...]:
+        """Inputs for the forward, the same for the same seed, leaving torch's own generator alone.
+
+        Args:
+            seed: what the values are drawn from.
+            batch: another size for dimension 0; the recipe's own when None.
+
+        Returns:
+            One float32 tensor for each input, (batch, width), or (batch, width, 4, 4) for an image. Each requires a gradient,
+            except the third, which the forward may write in place.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        recipe = self.recipe
+        inputs = []
+        for index, name in enumerate(INPUT_NAMES[: recipe.inputs]):
+            side = (IMAGE_SIDE, IMAGE_SIDE) if recipe.image and index == 0 else ()
+            value = torch.randn(batch or recipe.batch, recipe.width, *side, generator=generator)
+            inputs.append(value.requires_grad_(name != "state"))
+        return tuple(inputs)
+
+    def __repr__(self) -> str:
+        return f"{self.source}\n# build({self.recipe})"
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        """How hypothesis prints a failing example: as code, which its default, the call that made it, would hide."""
+        printer.text(repr(self))  # type: ignore[attr-defined]
+
+
+def build(recipe: Recipe) -> GeneratedModule:
+    """The module that a recipe describes: the same recipe gives the same source and the same parameters.
+
+    Args:
+        recipe: any recipe; operands are picked modulo what there is, so none is illegal.
+
+    Returns:
+        A module in training mode that `torch.fx.symbolic_trace` and `torch.export.export` both take.
+
+    Raises:
+        SpecError: a step's kind, or the form of the output, is not known.
+
+    >>> from partitioner.testing import Recipe, Step, build
+    >>> module = build(Recipe((Step("linear"), Step("view_write")), inputs=1))
+    >>> print(module.source)
+    class Generated(GeneratedModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear_6_0 = nn.Linear(6, 6)
+    <BLANKLINE>
+        def forward(self, x):
+            # linear
+            v1 = self.linear_6_0(x)
+            # view_write
+            v2 = v1[:, 1:]
+            v2.mul_(0.5)
+            v3 = v1 + 1.0
+            return v3
+    <BLANKLINE>
+    >>> module(*module.example_inputs(seed=0)).shape
+    torch.Size([3, 6])
+    """
+    source = write(recipe)
+    filename = f"<generated module {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace = {"torch": torch, "nn": nn, "F": F, "__name__": __name__}
+    namespace |= {cls.__name__: cls for cls in (GeneratedModule, Block, Recorder)}
+    exec(compile(source, filename, "exec"), namespace)
+    made: type[GeneratedModule] = namespace["Generated"]
+    made.recipe, made.source = recipe, source
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return made()
+
+
+def write(recipe: Recipe) -> str:
+    """The source of the class that a recipe describes."""
+    writer = Writer(recipe)
+    for step in recipe.steps:
+        if step.kind not in REGISTRY:
+            near = difflib.get_close_matches(step.kind, KINDS)
+            raise SpecError(
+                f"no kind of step is called {step.kind!r}; did you mean {near}? All are in partitioner.testing.KINDS"
+            )
+        writer.do(f"# {step.kind}")
+        REGISTRY[step.kind](writer, step)
+    names = ", ".join(INPUT_NAMES[: recipe.inputs])
+    return "\n".join(
+        [
+            "class Generated(GeneratedModule):",
+            "    def __init__(self) -> None:",
+            "        super().__init__()",
+            *(f"        self.{name} = {value}" for name, value in writer.attributes.items()),
+            "",
+            f"    def forward(self, {names}):",
+            *(f"        {line}" for line in writer.lines),
+            f"        return {_outputs(recipe, writer.values)}",
+            "",
+        ]
+    )
+
+
+def _outputs(recipe: Recipe, values: list[Value]) -> str:
+    """The newest value, and, in the forms that hold several, one from the middle and the oldest that is not an input."""
+    if recipe.outputs not in OUTPUTS:
+        raise SpecError(f"outputs is {recipe.outputs!r}, and must be one of {', '.join(OUTPUTS)}")
+    made = values[recipe.inputs :] or values
+    last, middle, first = made[-1], made[len(made) // 2], made[0]
+    return {
+        "tensor": f"{last}",
+        "tuple": f"({last}, {middle})",
+        "list": f"[{last}, {middle}, {first}]",
+        "dict": f"{{'last': {last}, 'first': {first}}}",
+        "nested": f"{{'last': {last}, 'more': ({middle}, [{first}, {last}])}}",
+    }[recipe.outputs]

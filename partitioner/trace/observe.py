@@ -1,0 +1,201 @@
+"""What an op touches, seen: one interpretation of the traced graph on fake tensors under a dispatch mode.
+
+The mode reads the schema of every ATen op that a node comes down to: what it writes, whether it draws random numbers, how
+many FLOPs it takes. Storages are told apart by identity, so views need no table. No memory is used and no kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from partitioner.ir.graph import RNG, TensorMeta
+from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments
+
+
+class Unobservable(Exception):
+    """The graph cannot be interpreted on fake tensors; ``node`` is where it stopped."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node, self.reason = node, reason
+
+
+class Watch(TorchDispatchMode):
+    """Collects, over the ops dispatched since `reset`, the storages written, randomness, and FLOPs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget."""
+        self.written: list[torch.Tensor] = []
+        self.random = False
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in _tensors(value))
+            if torch.Tag.nondeterministic_seeded in func.tags and not draws_nothing(func, args, kwargs):
+                self.random = True
+            count = flop_registry.get(func._overloadpacket)
+            if count is not None:
+                self.flops += int(count(*args, **kwargs, out_val=result))
+        return result
+
+
+def observe(
+    graph: torch.fx.Graph, module: nn.Module, constants: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+) -> dict[str, Effect]:
+    """The effect of every node of ``graph``, by name.
+
+    Args:
+        graph: the traced program.
+        module: the model; its state is replaced by fake tensors meanwhile.
+        constants: what tracing lifted out of the model.
+        tensors: example inputs, one for each placeholder; only their metadata is used.
+
+    Raises:
+        Unobservable: an op has no meaning on fake tensors, such as one whose output shape depends on data.
+    """
+    with ExitStack() as stack:
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        state = fake_state(fake, module)
+        stack.enter_context(_reparametrize_module(module, dict(state)))
+        observer = _Observer(fake, module, constants, state)
+        watch = stack.enter_context(observer.watch)
+        assert watch is observer.watch
+        return observer.run(graph, [fake.from_tensor(tensor.detach()) for tensor in tensors])
+
+
+def fake_state(fake: FakeTensorMode, module: nn.Module) -> dict[str, torch.Tensor]:
+    """Fake parameters and buffers by qualified name, ties kept."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: fake.from_tensor(tensor) for name, tensor in named}
+
+
+class _Observer:
+    """Interprets node by node; remembers which storage came first from where."""
+
+    def __init__(
+        self, fake: FakeTensorMode, module: nn.Module, constants: Mapping[str, Any], state: dict[str, torch.Tensor]
+    ) -> None:
+        self.fake, self.module, self.constants = fake, module, constants
+        self.watch = Watch()
+        self.owner: dict[int, str] = {}
+        self.env: dict[torch.fx.Node, Any] = {}  # keeps every storage alive, so that none is met twice by chance
+        for name, tensor in state.items():
+            self._own(tensor, f"self.{name}")
+
+    def run(self, graph: torch.fx.Graph, tensors: Sequence[torch.Tensor]) -> dict[str, Effect]:
+        effects: dict[str, Effect] = {}
+        inputs = iter(tensors)
+        for node in graph.nodes:
+            if node.op == "output":
+                break
+            self.watch.reset()
+            try:
+                self.env[node] = next(inputs) if node.op == "placeholder" else self._call(node)
+            except Exception as error:  # a fake kernel may raise anything; the caller falls back to the static table
+                raise Unobservable(node.name, f"{type(error).__name__}: {error}") from error
+            effects[node.name] = self._effect(node)
+        return effects
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        if node.op == "get_attr":
+            value = self.constants.get(str(node.target), None)
+            value = attribute(self.module, str(node.target)) if value is None else value
+            return self.fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _is_fake(value) else value
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        if node.op == "call_module":
+            return self.module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    def _effect(self, node: torch.fx.Node) -> Effect:
+        arguments = [leaf for source in node.all_input_nodes for leaf in _tensors(self.env[source])]
+        reads = frozenset(self._known(arguments))
+        outputs = list(_tensors(self.env[node]))
+        name = f"self.{node.target}" if node.op == "get_attr" else node.name
+        storages = frozenset(self._own(tensor, name) for tensor in outputs)
+        if _may_alias(node):
+            storages |= reads
+        written = frozenset(self._known(self.watch.written)) - {name}
+        touched = reads | self._module_state(node)
+        metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, t.numel() * t.element_size()) for t in outputs)
+        random = frozenset({RNG} if self.watch.random else ())
+        return Effect(
+            storages, touched, written | random, metas, self.watch.flops, bool(outputs) or _opaque(self.env[node])
+        )
+
+    def _module_state(self, node: torch.fx.Node) -> frozenset[str]:
+        if node.op != "call_module":
+            return frozenset()
+        called = self.module.get_submodule(str(node.target))
+        return frozenset(self._known([*called.parameters(), *called.buffers()]))
+
+    def _own(self, tensor: torch.Tensor, name: str) -> str:
+        return self.owner.setdefault(tensor.untyped_storage()._cdata, name)
+
+    def _known(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
+        for tensor in tensors:
+            name = self.owner.get(tensor.untyped_storage()._cdata)
+            if name is not None:
+                yield name
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """The attribute of a module, or of a module in it, by qualified name."""
+    value: Any = root
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def _opaque(value: Any) -> bool:
+    """Whether a value without tensors may still carry state: not a number, size, dtype, device or a structure of them."""
+    plain = (
+        int,
+        float,
+        complex,
+        bool,
+        str,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.SymInt,
+        torch.layout,
+        torch.memory_format,
+    )
+    return not all(isinstance(leaf, plain) for leaf in tree_leaves(value))
+
+
+def _may_alias(node: torch.fx.Node) -> bool:
+    """Whether an op that made a copy on these inputs may give a view of others: ``reshape``, ``contiguous``, ``to``."""
+    target = node.target
+    name = target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else target
+    name = name if isinstance(name, str) else getattr(name, "__name__", "")
+    return node.op in ("call_function", "call_method") and name in SOMETIMES_VIEWS

@@ -1,0 +1,165 @@
+"""Front end one: `torch.fx.symbolic_trace`, made to refuse what it would silently get wrong.
+
+It runs the model's forward on proxies. Modules of torch.nn stay whole, with their hooks; shapes and devices stay symbolic,
+so any batch size works. What it cannot see it drops without a word: autocast and no_grad regions, random numbers drawn from
+nothing, attributes that forward assigns. Each of these is noticed here and refused, so that the other front end gets a try.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from partitioner.ir.graph import Signature
+from partitioner.trace.capture import Call, Capture, Refused, untouched
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent.parent)
+
+
+def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = frozenset()) -> Capture:
+    """Trace ``module.forward`` on proxies.
+
+    Args:
+        module: what to trace; left as it was.
+        call: the arguments; tensors become graph inputs.
+        leaves: qualified names of submodules that are called as a whole instead of being traced into.
+
+    Raises:
+        Refused: it cannot be traced, or the trace would not do what the model does.
+
+    Source: torch.fx, https://docs.pytorch.org/docs/stable/fx.html
+    """
+    tracer = FlatTracer(call, leaves)
+    try:
+        with untouched(module) as assigned:
+            graph = tracer.trace(module)
+    except Refused:
+        raise
+    except Exception as error:  # forward is the user's code and may raise anything on a proxy
+        raise Refused(_reason(error), tracer.blame, user_line(error)) from error
+    _refuse_lost([attribute.name for attribute in assigned if not attribute.name.startswith("_tensor_constant")])
+    assert tracer.out_spec is not None
+    return Capture(
+        fx=graph,
+        signature=Signature(call.spec, call.constants, tracer.out_spec),
+        frontend="symbolic_trace",
+        constants=_constants(graph, tracer),
+        sources=tracer.sources,
+        paths=tracer.paths,
+        notes=tuple(f"{path} is called as a whole" for path in sorted(leaves)),
+    )
+
+
+def _refuse_lost(assigned: list[str]) -> None:
+    if assigned:
+        raise Refused(f"forward assigns {', '.join(sorted(assigned)[:3])}, and the trace would lose that")
+
+
+def _constants(graph: torch.fx.Graph, tracer: FlatTracer) -> dict[str, Any]:
+    """Tensors made while tracing, from nothing that depends on an input."""
+    lifted = {name: tensor for tensor, name in tracer.tensor_attrs.items() if name.startswith("_tensor_constant")}
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return {name: tensor for name, tensor in lifted.items() if name in used}
+
+
+class FlatTracer(torch.fx.Tracer):
+    """A tracer over flattened arguments that notes where each node comes from and notices what it would lose."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, call: Call, leaves: frozenset[str]) -> None:
+        super().__init__(param_shapes_constant=False)
+        self.call, self.leaf_names = call, leaves
+        self.out_spec: TreeSpec | None = None
+        self.sources: dict[str, str] = {}
+        self.paths: dict[str, str] = {}
+        self.blame = ""
+        self.modes = _modes()
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """One placeholder for each tensor leaf, and a forward that puts the leaves back into their structure."""
+        forward = self.root.forward
+
+        def flat_forward(_root: nn.Module, *tensors: torch.fx.Proxy) -> list[Any]:
+            args, kwargs = self.call.fill(tensors)
+            generator = torch.get_rng_state()
+            result, self.out_spec = tree_flatten(forward(*args, **kwargs))
+            if not torch.equal(generator, torch.get_rng_state()):
+                raise Refused("forward draws random numbers that depend on no input; the trace would burn them in")
+            return result
+
+        names = self.call.names(forward)
+        return flat_forward, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Modules of torch.nn, and those that the caller asked for."""
+        return module_qualified_name in self.leaf_names or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """As torch.fx does, but remember the innermost module in which tracing failed."""
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.blame = self.blame or self.path_of_module(m)
+            raise
+
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """As torch.fx does, but note source and module, and refuse under a mode that the node would not carry."""
+        if _modes() != self.modes:
+            raise Refused("forward switches grad mode, inference mode or autocast, and the trace would drop that")
+        node = super().create_node(kind, target, *args, **kwargs)
+        self.sources[node.name] = _line(sys._getframe(1))
+        self.paths[node.name] = str(target) if kind == "call_module" else self.scope.module_path
+        return node
+
+
+def _modes() -> tuple[bool, ...]:
+    devices = ("cpu", "cuda")
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, devices))
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours."""
+    return not file.startswith((_TORCH, _HERE, "torch/", "<"))
+
+
+def _line(frame: FrameType | None) -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line`` of the user's code that an exception came from; ``""`` if it never was in any."""
+    found = ""
+    for frame, line in _walk(error):
+        if is_user_code(frame.f_code.co_filename):
+            found = f"{frame.f_code.co_filename}:{line}"
+    return found
+
+
+def _walk(error: BaseException) -> list[tuple[FrameType, int]]:
+    frames, traceback = [], error.__traceback__
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return frames
+
+
+def _reason(error: BaseException) -> str:
+    text = inspect.cleandoc(str(error)).split("\n")[0].strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,277 @@
+"""Is a program right? Named rules, all of them checked, all faults collected.
+
+A rule is a function from a `Case` to the faults it finds. Rules on a program alone need nothing else to be right; the rule
+`graph` holds it against the graph that it was made from, and `capacity` against the memory of the machine.
+
+    race: instructions 4 and 7 both touch %a (w:%a, r:%a), and no event orders lane 0 before lane 1
+       3 | 0 wait e0
+    >  4 | 0 run t0 (x) -> (a) w:a r:x
+       ...
+    >  7 | 1 run t1 (a) -> (b) r:a w:b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from partitioner.analysis.conflicts import conflicts, free_lanes, issued_in_order, maker, storage_users
+from partitioner.analysis.memory import peak_bytes
+from partitioner.analysis.order import Order, happens_before
+from partitioner.errors import VerifyError
+from partitioner.ir.graph import conflict
+from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait
+from partitioner.ir.task import TaskGraph
+from partitioner.units import format_size
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One broken rule: its name, what is wrong, and the instructions concerned, by index."""
+
+    rule: str
+    message: str
+    at: tuple[int, ...] = ()
+
+    def show(self, program: Program) -> str:
+        """The fault with the program around it."""
+        return "\n".join([f"{self.rule}: {self.message}", *_excerpt(program, self.at)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is verified, with what the rules share.
+
+    Args:
+        program: the program.
+        tasks: what it was made from, for the rule ``graph``.
+        memory: cap in bytes by torch device; the rule ``capacity`` skips what is not there.
+        resident: bytes of parameters and buffers by torch device.
+    """
+
+    program: Program
+    tasks: TaskGraph | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+    resident: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> Order:
+        """Happens-before."""
+        return happens_before(self.program)
+
+    def lane(self, index: int) -> str:
+        """Name of the lane of an instruction."""
+        return self.program.lanes[self.program.instructions[index].lane].name
+
+
+Rule = Callable[[Case], Iterator[Fault]]
+
+
+def race(case: Case) -> Iterator[Fault]:
+    """Two instructions that conflict are ordered."""
+    items = case.program.instructions
+    for earlier, later in conflicts(case.program):
+        one, other = items[earlier], items[later]
+        if isinstance(one, Free) or isinstance(other, Free) or one.lane == other.lane:
+            continue
+        if not case.order.before(earlier, later) and not issued_in_order(case.program, earlier, later):
+            what = conflict(case.program.accesses(one), case.program.accesses(other))
+            message = f"instructions {earlier} and {later} both touch {what}, and no event orders {case.lane(earlier)} before {case.lane(later)}"
+            yield Fault("race", message, (earlier, later))
+
+
+def deadlock(case: Case) -> Iterator[Fault]:
+    """Every event is recorded once, and before anybody waits for it."""
+    recorded: dict[int, int] = {}
+    for index, item in enumerate(case.program.instructions):
+        if isinstance(item, Record):
+            if item.event in recorded:
+                yield Fault("deadlock", f"event e{item.event} is recorded twice", (recorded[item.event], index))
+            recorded.setdefault(item.event, index)
+        elif isinstance(item, Wait) and item.event not in recorded:
+            yield Fault(
+                "deadlock", f"{case.lane(index)} waits for e{item.event}, which nothing before it records", (index,)
+            )
+
+
+def boundary(case: Case) -> Iterator[Fault]:
+    """The program begins and ends on lane 0: every lane starts after it was entered and is joined before it is left."""
+    begun: set[int] = set()
+    items = case.program.instructions
+    entry = next((i for i, item in enumerate(items) if isinstance(item, Record) and item.lane == 0), None)
+    for index, item in enumerate(items):
+        if isinstance(item, Wait) or item.lane in begun or item.lane == 0:
+            continue
+        begun.add(item.lane)
+        if entry is None or not case.order.before(entry, index):
+            yield Fault("boundary", f"{case.lane(index)} starts without waiting for the caller", (index,))
+    for index, item in enumerate(items):
+        if isinstance(item, Run | Copy) and not case.order.known_to(0, index):
+            yield Fault(
+                "boundary",
+                f"the program ends before instruction {index} on {case.lane(index)} is known to be done",
+                (index,),
+            )
+
+
+def device(case: Case) -> Iterator[Fault]:
+    """Every value is read on the device on which it lies, and made on the device that it is declared for."""
+    values = case.program.by_name
+    for index, item in enumerate(case.program.instructions):
+        if not isinstance(item, Run | Copy):
+            continue
+        here = case.program.lanes[item.lane].torch_device
+        names = (*item.reads, *item.writes) if isinstance(item, Run) else (item.target,)
+        for name in names:
+            if name in values and values[name].device not in ("", here):
+                yield Fault(
+                    "device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,)
+                )
+
+
+def definition(case: Case) -> Iterator[Fault]:
+    """Every value is made once, before it is read; every output is made."""
+    made: dict[str, int] = dict.fromkeys(case.program.inputs, -1)
+    for index, item in enumerate(case.program.instructions):
+        reads, writes = reads_writes(item)
+        for name in reads:
+            if name not in made:
+                yield Fault("definition", f"{name} is read before it is made", (index,))
+        for name in writes:
+            if name in made:
+                yield Fault("definition", f"{name} is made twice", (index,))
+            made[name] = index
+    for name in case.program.outputs:
+        if name not in made:
+            yield Fault("definition", f"output {name} is never made")
+
+
+def reads_writes(item: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The values that an instruction reads and makes."""
+    if isinstance(item, Run):
+        return item.reads, item.writes
+    if isinstance(item, Copy):
+        return (item.source,), (item.target,)
+    return (), ()
+
+
+def use_after_free(case: Case) -> Iterator[Fault]:
+    """A value is freed after everything that touches it or its storage has ended, as its freeing lane knows."""
+    users = storage_users(case.program)
+    for index, item in enumerate(case.program.instructions):
+        if isinstance(item, Free):
+            for user in users.get(item.value, ()):
+                if user > index or not case.order.before(user, index):
+                    message = f"{item.value} is freed on {case.lane(index)} while {case.lane(user)} may still use it"
+                    yield Fault("use after free", message, (min(user, index), max(user, index)))
+
+
+def freeing(case: Case) -> Iterator[Fault]:
+    """Every value but inputs and outputs is freed, once, where its memory came from or when all is done."""
+    kept = {*case.program.inputs, *case.program.outputs}
+    makers = maker(case.program)
+    freed: dict[str, int] = {}
+    end = max((i for i, item in enumerate(case.program.instructions) if not isinstance(item, Free)), default=-1)
+    for index, item in enumerate(case.program.instructions):
+        if not isinstance(item, Free):
+            continue
+        if item.value in freed:
+            yield Fault("double free", f"{item.value} is freed twice", (freed[item.value], index))
+        freed.setdefault(item.value, index)
+        if item.value in kept or item.value not in case.program.by_name:
+            yield Fault("double free", f"{item.value} is not the program's to free", (index,))
+        elif index < end and item.lane not in free_lanes(case.program, case.program.by_name[item.value], makers):
+            yield Fault("free on the wrong lane", f"{item.value} does not belong to {case.lane(index)}", (index,))
+    for value in case.program.values:
+        if value.name not in kept and value.name not in freed:
+            yield Fault("leak", f"{value.name} ({format_size(value.bytes)}) is never freed")
+
+
+def capacity(case: Case) -> Iterator[Fault]:
+    """Parameters and live values fit into each device's memory, in issue order."""
+    peaks = peak_bytes(case.program)
+    for name, cap in case.memory.items():
+        resident, peak = case.resident.get(name, 0), peaks.get(name, (0, -1))
+        if resident + peak[0] > cap:
+            message = f"{name} needs {format_size(resident)} of state and {format_size(peak[0])} of live values, and has {format_size(cap)}"
+            yield Fault("capacity", message, (peak[1],) if peak[1] >= 0 else ())
+
+
+def graph(case: Case) -> Iterator[Fault]:
+    """Each task runs exactly once, takes and gives what it should, and conflicting ops keep their program order."""
+    if case.tasks is None:
+        return
+    seen: dict[str, int] = {}
+    for index, item in enumerate(case.program.instructions):
+        if isinstance(item, Run):
+            task = case.tasks.by_name.get(item.task)
+            if task is None or item.task in seen:
+                yield Fault("graph", f"{item.task} is {'unknown' if task is None else 'run twice'}", (index,))
+            elif tuple(original(name) for name in item.reads) != task.inputs or item.writes != task.outputs:
+                yield Fault(
+                    "graph",
+                    f"{item.task} takes ({', '.join(task.inputs)}) and gives ({', '.join(task.outputs)})",
+                    (index,),
+                )
+            seen.setdefault(item.task, index)
+        elif isinstance(item, Copy) and original(item.source) != original(item.target):
+            yield Fault("graph", f"{item.target} is no copy of {item.source}", (index,))
+    missing = [task.name for task in case.tasks.tasks if task.name not in seen]
+    if missing:
+        yield Fault("graph", f"never run: {', '.join(missing)}")
+    for before, after in case.tasks.edges:
+        if seen.get(before, -1) > seen.get(after, len(case.program.instructions)):
+            yield Fault("graph", f"{after} is issued before {before}, on which it depends", (seen[after], seen[before]))
+
+
+def original(value: str) -> str:
+    """The value that a copy was made of."""
+    return value.partition("@")[0]
+
+
+RULES: tuple[Rule, ...] = (deadlock, definition, graph, device, race, boundary, use_after_free, freeing, capacity)
+
+
+def faults(case: Case) -> list[Fault]:
+    """Every fault that any rule finds."""
+    return [fault for rule in RULES for fault in rule(case)]
+
+
+def verify(
+    program: Program,
+    *,
+    tasks: TaskGraph | None = None,
+    memory: Mapping[str, int] | None = None,
+    resident: Mapping[str, int] | None = None,
+) -> Program:
+    """Return ``program`` if it breaks no rule.
+
+    Args:
+        program: what to check.
+        tasks: the tasks that it was made from; without them the rule ``graph`` is skipped.
+        memory: cap in bytes by torch device.
+        resident: bytes of parameters and buffers by torch device.
+
+    Raises:
+        VerifyError: with every fault, and the program around each.
+    """
+    found = faults(Case(program, tasks, memory or {}, resident or {}))
+    if found:
+        count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
+        raise VerifyError(
+            "\n\n".join([f"program {program.name} has {count}", *(fault.show(program) for fault in found[:20])])
+        )
+    return program
+
+
+def _excerpt(program: Program, at: tuple[int, ...]) -> Iterator[str]:
+    shown = sorted(
+        {near for index in at for near in range(max(0, index - 1), min(len(program.instructions), index + 2))}
+    )
+    previous = -1
+    for index in shown:
+        if previous >= 0 and index > previous + 1:
+            yield "      ..."
+        yield f"  {'>' if index in at else ' '} {index:4d} | {program.instructions[index]}"
+        previous = index
