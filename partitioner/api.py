@@ -32,6 +32,7 @@ def partition(
     policy: str | None = None,
     backend: str | None = None,
     copy: bool = False,
+    check: bool = True,
     **fields: Any,
 ) -> Parallel:
     """Partition ``model`` over devices and lanes.
@@ -51,6 +52,8 @@ def partition(
         policy: ``"by_level"`` (branches of equal depth balanced over lanes) or ``"single"`` (one lane).
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         copy: partition a deep copy.
+        check: with example inputs, compare the traced program with eager once, on the examples and on a second draw of the
+            same shapes: outputs, buffers and, in training mode, gradients. Costs two eager calls. Skipped on the meta device.
         **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
 
     Returns:
@@ -59,6 +62,7 @@ def partition(
     Raises:
         SpecError: devices, policy, backend or spec are wrong.
         TraceError: no front end can trace the model.
+        DifferenceError: what was traced does not compute what the model computes.
         PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
 
     Example:
@@ -75,13 +79,16 @@ def partition(
     machine = accelerators_first(build_machine(document, devices))
     call = example_call(model, example_inputs, example_kwargs)
     model = copying.deepcopy(model) if copy else model
-    plan = make_plan(model, call, machine, document)
+    plan = make_plan(model, call, machine, document, check=check)
     refuse_missing(machine)
     execute = emit(plan, document)
     move_state(model, state_devices(plan.graph, plan), machine.lanes[0].torch_device)
 
     def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
-        return emit(make_plan(original, further, machine, document, fixed=places(first), open_dims=open_dims), document)
+        on_one_device = len(set(state_devices(first.graph, first).values())) <= 1
+        again = check and on_one_device  # eager cannot run on state that is spread over devices
+        plan = make_plan(original, further, machine, document, fixed=places(first), check=again, open_dims=open_dims)
+        return emit(plan, document)
 
     return Parallel(model, first_entry(model, call, execute), make)
 
@@ -131,6 +138,7 @@ def refuse_missing(machine: Machine) -> None:
     missing = missing_devices(machine)
     if missing:
         raise PlacementError(
-            f"{', '.join(missing)} cannot be used by this process; torch finds {torch.accelerator.device_count()} accelerators here. "
-            "The plan is fine: `python -m partitioner inspect` shows it. To run here, name devices that are there, such as 'cpu:0', 'cpu:1'."
+            f"{', '.join(missing)} cannot be used by this process; torch finds {torch.accelerator.device_count()} accelerators. "
+            "The plan itself can be made and shown: `python -m partitioner inspect`. To run here, name devices that are there, "
+            "such as 'cpu:0', 'cpu:1'."
         )

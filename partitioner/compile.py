@@ -13,8 +13,10 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -23,8 +25,9 @@ from torch import nn
 from partitioner.analysis.constraints import constrain
 from partitioner.analysis.cost import estimate
 from partitioner.backends import BACKENDS, Executable, default_backend
+from partitioner.check import compare
 from partitioner.coarsen import coarsen
-from partitioner.errors import SpecError
+from partitioner.errors import DifferenceError, SpecError, TraceError
 from partitioner.ir.graph import Graph
 from partitioner.lower import LOWERINGS
 from partitioner.machine import Machine
@@ -36,6 +39,7 @@ from partitioner.state import state_bytes, state_keys, state_tensors
 from partitioner.trace.capture import Call
 from partitioner.trace.exporting import Open
 from partitioner.trace.trace import trace
+from partitioner.units import format_duration
 from partitioner.verify import verify
 
 T = TypeVar("T")
@@ -48,7 +52,7 @@ def make_plan(
     spec: Spec,
     *,
     fixed: Mapping[str, str] | None = None,
-    skip: Sequence[str] = (),
+    check: bool = False,
     open_dims: Open = frozenset(),
 ) -> Plan:
     """Plan one program of ``module``. Touches no device.
@@ -59,14 +63,14 @@ def make_plan(
         machine: what to plan for.
         spec: pins, colocations, policy, grain.
         fixed: device name of state that lies somewhere already, by qualified name.
-        skip: front ends not to try.
+        check: compare the traced graph with the model on the call, and try another front end if they differ.
         open_dims: dimensions to leave open, as ``(number of the tensor, dimension)``.
 
     Raises:
-        TraceError, PlacementError, SpecError: what the model or the spec does not allow.
+        TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
     """
     policy = choice("policy", spec.policy, POLICIES)
-    graph = trace(module, call, skip=skip, open_dims=open_dims)
+    graph = faithful_graph(module, call, open_dims) if check and call else trace(module, call, open_dims=open_dims)
     state = state_tensors(module, graph)
     pins = [(pin.match, pin.device) for pin in spec.pins]
     constraints = constrain(graph, machine, pins, spec.colocate, state_keys(state), fixed or {})
@@ -79,6 +83,33 @@ def make_plan(
     plan = Plan(graph, machine, costs, tasks, placement, program)
     verify(program, tasks=tasks, memory=caps(machine), resident=resident_bytes(plan, state))
     return plan
+
+
+def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset()) -> Graph:
+    """Trace, and compare with the model; on a difference try the next front end.
+
+    Raises:
+        TraceError: no front end can trace the model.
+        DifferenceError: those that can trace it do not compute what it computes.
+    """
+    differing: dict[str, str] = {}
+    while True:
+        try:
+            graph = trace(module, call, skip=tuple(differing), open_dims=open_dims)
+        except TraceError as error:
+            if not differing:
+                raise
+            found = "\n".join(f"  {name}: {difference}" for name, difference in differing.items())
+            raise DifferenceError(
+                f"no traced program computes what {type(module).__name__} computes.\n{found}\n{error}"
+            ) from error
+        start = time.perf_counter()
+        difference = compare(graph, module, call)
+        if difference is None:
+            note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
+            notes = (f"{name} differed from eager in {what}" for name, what in differing.items())
+            return replace(graph, notes=(*graph.notes, *notes, note))
+        differing[graph.frontend] = str(difference)
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

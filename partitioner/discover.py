@@ -106,8 +106,7 @@ def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpe
         raise SpecError("\n".join(faults) or "devices is empty; name at least one, or leave it out for those found")
     entries = [by_word.get(place, DeviceSpec(device=place)) for place in mentions]
     return [
-        entry.model_copy(update={"lanes": mentions[entry.device]}) if mentions[entry.device] > 1 else entry
-        for entry in entries
+        entry.model_copy(update={"lanes": mentions[entry.device]}) if mentions[entry.device] > 1 else entry for entry in entries
     ]
 
 

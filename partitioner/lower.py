@@ -29,9 +29,7 @@ def insert_copies(program: Program) -> Program:
     return _replaced(program, instructions, tuple(pass_.values.values()))
 
 
-def _replaced(
-    program: Program, instructions: tuple[Instruction, ...], values: tuple[Value, ...] | None = None
-) -> Program:
+def _replaced(program: Program, instructions: tuple[Instruction, ...], values: tuple[Value, ...] | None = None) -> Program:
     values = program.values if values is None else values
     return Program(program.name, program.lanes, values, program.inputs, program.outputs, instructions)
 

@@ -61,14 +61,14 @@ class Entry:
 
     def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Whether the program computes the right thing for tensors of these shapes and dtypes."""
-        if self.shapes is None or self.plan.graph.frontend == "symbolic_trace":
+        if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):
             return True
         if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:
             return False
         return self.plan.graph.signature.accepts(tensors) is None
 
 
-Make = Callable[[nn.Module, Call, Plan | None, Open], Executable]
+Make = Callable[[nn.Module, Call, Plan, Open], Executable]
 """Makes a further program: model, call, first plan (whose placement of state holds), dimensions to leave open."""
 
 
@@ -140,8 +140,7 @@ class Parallel(nn.Module):
         values = entry.plan.program.by_name
         places = (values[name].device for name in entry.plan.program.inputs)
         placed = [
-            tensor if str(tensor.device) == place else tensor.to(place)
-            for tensor, place in zip(tensors, places, strict=True)
+            tensor if str(tensor.device) == place else tensor.to(place) for tensor, place in zip(tensors, places, strict=True)
         ]
         leaves = entry.execute(self.original, placed)
         spec = entry.plan.graph.signature.out_spec
@@ -154,9 +153,7 @@ class Parallel(nn.Module):
         entry: Entry | None = self._chosen.get(key)
         if entry is None:
             with self._lock:
-                entry = self._find(tensors, structure, flags) or self._add(
-                    Call.of(args, kwargs), structure, flags, shapes
-                )
+                entry = self._find(tensors, structure, flags) or self._add(Call.of(args, kwargs), structure, flags, shapes)
                 if len(self._chosen) > 1000:  # shapes that one open program serves are only remembered, never traced
                     self._chosen.clear()
                 self._chosen[key] = entry
@@ -184,8 +181,8 @@ class Parallel(nn.Module):
         self._entries.append(entry)
         if len(self._entries) == MANY_PROGRAMS:
             warnings.warn(
-                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments that are no "
-                "tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
+                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments that "
+                "are no tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
                 stacklevel=5,
             )
         if len(self._entries) > MOST_PROGRAMS:
@@ -210,10 +207,10 @@ class Parallel(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Parallel:
         devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}
         for device in devices:
-            wanted = fn(torch.empty(0, device=device)).device
+            wanted = _destination(fn, device)
             if wanted != device:
                 raise PlacementError(_cannot_move(self, device, wanted))
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.__dict__["_epoch"] += 1
         return self
 
@@ -274,7 +271,7 @@ def _frozen(value: Any) -> tuple[Any, ...]:
 
 def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:
     """The dimensions in which a call differs from the programs there are: the next program leaves them open."""
-    found = set()
+    found: set[tuple[int, int]] = set()
     for entry in siblings:
         for number, ((new, _), (old, _)) in enumerate(zip(shapes, entry.shapes or (), strict=False)):
             if len(new) == len(old):
@@ -282,11 +279,20 @@ def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtyp
     return frozenset(found)
 
 
-def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device) -> str:
+def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device | str:
+    """Where ``fn``, which `nn.Module.to` and its like apply to every tensor, would put a tensor of ``device``."""
+    try:
+        result: torch.device = fn(torch.empty(0, device=device)).device
+        return result
+    except (AssertionError, RuntimeError) as error:  # torch was built without it, or it is not there
+        return f"a device that fails with {error}"
+
+
+def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device | str) -> str:
     places = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
     return (
-        f"{type(module.original).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} would "
-        f"break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed freely."
+        f"{type(module.original).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} "
+        "would break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed."
     )
 
 

@@ -70,9 +70,7 @@ def _threads(program: Program, costs: Costs) -> dict[str, int]:
     used = {program.lanes[item.lane] for item in program.instructions if isinstance(item, Run)}
     lanes = Counter(lane.device for lane in used)
     devices = costs.machine.by_name
-    return {
-        name: devices[name].cores if count == 1 else devices[name].threads_per_lane for name, count in lanes.items()
-    }
+    return {name: devices[name].cores if count == 1 else devices[name].threads_per_lane for name, count in lanes.items()}
 
 
 def _device(program: Program, costs: Costs, lane: int) -> Device:

@@ -79,9 +79,7 @@ class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
         description="how fast it is next to its like: a factor on flops and bandwidth, 1 for average",
     )
     flops: Flops | None = Field(default=None, description="FLOP/s that one lane reaches, such as 10TFLOP/s")
-    bandwidth: Bandwidth | None = Field(
-        default=None, description="bytes/s that one lane reads and writes, such as 900GB/s"
-    )
+    bandwidth: Bandwidth | None = Field(default=None, description="bytes/s that one lane reads and writes, such as 900GB/s")
     overhead: Duration | None = Field(default=None, description="seconds the host spends to issue one op, such as 3us")
     handoff: Duration | None = Field(
         default=None, description="seconds from an op on one lane to an op on another that waits for it, such as 10us"
@@ -122,9 +120,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     'by_level'
     """
 
-    schema_version: int = Field(
-        default=1, strict=True, ge=1, le=1, description="the version of this format; there is only 1"
-    )
+    schema_version: int = Field(default=1, strict=True, ge=1, le=1, description="the version of this format; there is only 1")
     devices: tuple[DeviceSpec, ...] = Field(
         default=(), description="a list of the devices to plan for; empty for those that are found"
     )

@@ -32,7 +32,7 @@ def state_tensors(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """What tells storages apart, for tensors of any kind, as long as they are alive."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def state_keys(state: Mapping[str, torch.Tensor]) -> dict[str, object]:
@@ -86,9 +86,7 @@ def _move_together(tensors: Iterable[torch.Tensor], device: torch.device) -> Non
         whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage()).to(device)
         for tensor in distinct.values():
             view = torch.empty(0, dtype=tensor.dtype, device=device)
-            _move_one(
-                tensor, view.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-            )
+            _move_one(tensor, view.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()))
 
 
 def _move_one(tensor: torch.Tensor, moved: torch.Tensor) -> None:

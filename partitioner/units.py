@@ -62,9 +62,7 @@ class Quantity:
         if number is None or number < 0:
             raise SpecError(f"{quote(value)} is not {self.noun}; {self._advice(value)}")
         if number > self.limit:
-            raise SpecError(
-                f"{quote(value)} is more than the {float(self.limit):.3g} {self.base} that a spec may ask for"
-            )
+            raise SpecError(f"{quote(value)} is more than the {float(self.limit):.3g} {self.base} that a spec may ask for")
         return number
 
     def _read(self, text: str) -> Fraction | None:
@@ -83,9 +81,7 @@ class Quantity:
 
 
 SIZE = Quantity("a size", "bytes", _BYTES, 2**62, "16GiB")
-BANDWIDTH = Quantity(
-    "a bandwidth", "bytes/s", {f"{name}/s": scale for name, scale in _BYTES.items()}, 10**24, "900GB/s"
-)
+BANDWIDTH = Quantity("a bandwidth", "bytes/s", {f"{name}/s": scale for name, scale in _BYTES.items()}, 10**24, "900GB/s")
 DURATION = Quantity("a duration", "seconds", _SECONDS, 10**9, "10us", _MICRO_SIGNS)
 FLOPS = Quantity(
     "a compute rate",

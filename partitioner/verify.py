@@ -73,12 +73,12 @@ def race(case: Case) -> Iterator[Fault]:
     items = case.program.instructions
     for earlier, later in conflicts(case.program):
         one, other = items[earlier], items[later]
-        if isinstance(one, Free) or isinstance(other, Free) or one.lane == other.lane:
+        if one.lane == other.lane:
             continue
         if not case.order.before(earlier, later) and not issued_in_order(case.program, earlier, later):
             what = conflict(case.program.accesses(one), case.program.accesses(other))
-            message = f"instructions {earlier} and {later} both touch {what}, and no event orders {case.lane(earlier)} before {case.lane(later)}"
-            yield Fault("race", message, (earlier, later))
+            unordered = f"no event orders {case.lane(earlier)} before {case.lane(later)}"
+            yield Fault("race", f"instructions {earlier} and {later} both touch {what}, and {unordered}", (earlier, later))
 
 
 def deadlock(case: Case) -> Iterator[Fault]:
@@ -90,9 +90,7 @@ def deadlock(case: Case) -> Iterator[Fault]:
                 yield Fault("deadlock", f"event e{item.event} is recorded twice", (recorded[item.event], index))
             recorded.setdefault(item.event, index)
         elif isinstance(item, Wait) and item.event not in recorded:
-            yield Fault(
-                "deadlock", f"{case.lane(index)} waits for e{item.event}, which nothing before it records", (index,)
-            )
+            yield Fault("deadlock", f"{case.lane(index)} waits for e{item.event}, which nothing before it records", (index,))
 
 
 def boundary(case: Case) -> Iterator[Fault]:
@@ -125,9 +123,7 @@ def device(case: Case) -> Iterator[Fault]:
         names = (*item.reads, *item.writes) if isinstance(item, Run) else (item.target,)
         for name in names:
             if name in values and values[name].device not in ("", here):
-                yield Fault(
-                    "device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,)
-                )
+                yield Fault("device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,))
 
 
 def definition(case: Case) -> Iterator[Fault]:
@@ -194,8 +190,8 @@ def capacity(case: Case) -> Iterator[Fault]:
     for name, cap in case.memory.items():
         resident, peak = case.resident.get(name, 0), peaks.get(name, (0, -1))
         if resident + peak[0] > cap:
-            message = f"{name} needs {format_size(resident)} of state and {format_size(peak[0])} of live values, and has {format_size(cap)}"
-            yield Fault("capacity", message, (peak[1],) if peak[1] >= 0 else ())
+            needs = f"{format_size(resident)} of state and {format_size(peak[0])} of live values"
+            yield Fault("capacity", f"{name} needs {needs}, and has {format_size(cap)}", (peak[1],) if peak[1] >= 0 else ())
 
 
 def graph(case: Case) -> Iterator[Fault]:
@@ -259,16 +255,12 @@ def verify(
     found = faults(Case(program, tasks, memory or {}, resident or {}))
     if found:
         count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
-        raise VerifyError(
-            "\n\n".join([f"program {program.name} has {count}", *(fault.show(program) for fault in found[:20])])
-        )
+        raise VerifyError("\n\n".join([f"program {program.name} has {count}", *(fault.show(program) for fault in found[:20])]))
     return program
 
 
 def _excerpt(program: Program, at: tuple[int, ...]) -> Iterator[str]:
-    shown = sorted(
-        {near for index in at for near in range(max(0, index - 1), min(len(program.instructions), index + 2))}
-    )
+    shown = sorted({near for index in at for near in range(max(0, index - 1), min(len(program.instructions), index + 2))})
     previous = -1
     for index in shown:
         if previous >= 0 and index > previous + 1:

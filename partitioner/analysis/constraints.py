@@ -71,9 +71,7 @@ def constrain(
         for state in op.state:
             if state in fixed:
                 _pin(wanted, groups[op.name], fixed[state], f"{state}, which lies there already")
-    return Constraints(
-        {op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()}
-    )
+    return Constraints({op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()})
 
 
 def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) -> None:

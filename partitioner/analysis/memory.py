@@ -20,9 +20,7 @@ def peak_bytes(program: Program) -> dict[str, tuple[int, int]]:
     holders: defaultdict[str, int] = defaultdict(int)
     live: defaultdict[str, int] = defaultdict(int)
     peak: dict[str, tuple[int, int]] = {}
-    foreign = {
-        storage for name in program.inputs if name in program.by_name for storage in program.by_name[name].storages
-    }
+    foreign = {storage for name in program.inputs if name in program.by_name for storage in program.by_name[name].storages}
     for index, item in enumerate(program.instructions):
         made = item.writes if isinstance(item, Run) else (item.target,) if isinstance(item, Copy) else ()
         gone = (item.value,) if isinstance(item, Free) else ()

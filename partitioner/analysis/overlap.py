@@ -19,9 +19,7 @@ def overlaps(program: Program) -> bool:
     for index, item in enumerate(program.instructions):
         if isinstance(item, Run):
             runs[item.lane].append(index)
-    return any(
-        _is_free_of(order, index, others) for mine in runs for index in mine for others in runs if others is not mine
-    )
+    return any(_is_free_of(order, index, others) for mine in runs for index in mine for others in runs if others is not mine)
 
 
 def _is_free_of(order: Order, index: int, others: list[int]) -> bool:

@@ -17,6 +17,7 @@ State is looked up in the module's own dictionaries at every call, so the code n
 from __future__ import annotations
 
 import linecache
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +85,7 @@ def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
     file = f"<partitioner {plan.graph.name} {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     code: CodeType = compile(source, file, "exec")
-    exec(code, writer.names)  # noqa: S102 - our own text, made from a verified program
+    exec(code, writer.names)  # our own text, made from a verified program
     functions = tuple(writer.names[f"host_{number}"] for number in range(writer.host_count))
     return Code(source, file, functions, writer.events, len(writer.slots), writer.ops)
 
@@ -104,9 +105,7 @@ class _Writer:
         self.taken = {variable(name) for name in (*self.nodes, *(value.name for value in self.program.values))}
         self.lines: list[str] = []
         self.ops: dict[int, Op] = {}
-        self.events = 1 + max(
-            (item.event for item in self.program.instructions if isinstance(item, Record | Wait)), default=-1
-        )
+        self.events = 1 + max((item.event for item in self.program.instructions if isinstance(item, Record | Wait)), default=-1)
         self.accelerated = any(item.kind != "cpu" for item in self.program.lanes)
         self.maker = {name: item.lane for item in self.program.instructions for name in _made(item)}
         self.event_lanes: defaultdict[int, set[int]] = defaultdict(set)
@@ -137,9 +136,7 @@ class _Writer:
         start = len(self.lines)
         if host == 0:
             self.lines += (
-                f"    S.slots[{self.slots[name]}] = {variable(name)}"
-                for name in self.program.inputs
-                if name in self.slots
+                f"    S.slots[{self.slots[name]}] = {variable(name)}" for name in self.program.inputs if name in self.slots
             )
         self.lines += self._module_lines([item for _, item in items])
         _Body(self, host, items).write()
@@ -166,9 +163,9 @@ class _Writer:
         for item in items:
             if isinstance(item, Run):
                 for op in self.plan.tasks.by_name[item.task].ops:
-                    for path in self._module_paths(self.nodes[op]):
-                        for length in range(1, len(path) + 1):
-                            paths[".".join(path[:length])] = None
+                    for parts in self._module_paths(self.nodes[op]):
+                        for length in range(1, len(parts) + 1):
+                            paths[".".join(parts[:length])] = None
         for path in sorted(paths):
             parent, _, name = path.rpartition(".")
             yield f"    {self.module(path)} = {self.module(parent)}._modules[{name!r}]"
@@ -214,26 +211,18 @@ class _Writer:
         if isinstance(value, dict):
             return f"{{{', '.join(f'{self.constant(k)}: {self.argument(v, node_text)}' for k, v in value.items())}}}"
         if isinstance(value, slice):
-            return (
-                f"slice({', '.join(self.argument(part, node_text) for part in (value.start, value.stop, value.step))})"
-            )
+            return f"slice({', '.join(self.argument(part, node_text) for part in (value.start, value.stop, value.step))})"
         return self.constant(value)
 
     def constant(self, value: Any) -> str:
         """Source text of a value that is no structure: a literal, or a name in the namespace."""
-        if (
-            value is None
-            or value is Ellipsis
-            or type(value) in (bool, int, str)
-            or value.__class__ is float
-            and value - value == 0
-        ):
-            return "..." if value is Ellipsis else repr(value)
+        if value is Ellipsis:
+            return "..."
+        if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+            return repr(value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
-        return self.name(
-            value, re.sub(r"\W", "_", str(value) if isinstance(value, torch.device) else type(value).__name__)
-        )
+        return self.name(value, re.sub(r"\W", "_", str(value) if isinstance(value, torch.device) else type(value).__name__))
 
     def name(self, value: Any, label: str) -> str:
         """A name for any object, the same one each time."""
@@ -357,9 +346,9 @@ class _Body:
         used = dict.fromkeys((*_read(item), *_made(item)))
         for name in used:
             returned = name in self.program.outputs and self.host == 0
-            if self.writer.home[name] == self.host and self.last_use[name] == index and not returned:
-                if name in self.program.inputs or self._dropped_early(name):
-                    self._line(f"del {variable(name)}")
+            done = self.writer.home[name] == self.host and self.last_use[name] == index and not returned
+            if done and (name in self.program.inputs or self._dropped_early(name)):
+                self._line(f"del {variable(name)}")
 
 
 class _Task:

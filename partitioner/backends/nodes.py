@@ -52,8 +52,7 @@ def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.Graph
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     attributes = {
-        str(node.target): place_constant(_get(module, str(node.target)), device)
-        for node in graph.find_nodes(op="get_attr")
+        str(node.target): place_constant(_get(module, str(node.target)), device) for node in graph.find_nodes(op="get_attr")
     }
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):

@@ -21,7 +21,6 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.codegen import Code
@@ -108,7 +107,7 @@ class StreamCall(Call):
             if stream is not self.streams[0]:
                 stream.wait_stream(self.streams[0])
             self.hardware.set_stream(stream)
-        for event, made in self.recorded.items():
+        for made in self.recorded.values():
             self.hardware.give_back(made)
         super().end()
 

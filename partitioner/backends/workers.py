@@ -28,9 +28,7 @@ class Modes:
     def of_this_thread(kinds: Sequence[str]) -> Modes:
         """The modes of the calling thread, with autocast for the given device types."""
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return Modes(
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled()
-        )
+        return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled())
 
     def run(self, job: Callable[[], None]) -> None:
         """Call ``job`` under these modes. The thread is a worker's own, so nothing is put back but inference mode."""

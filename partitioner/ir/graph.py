@@ -192,7 +192,8 @@ def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[s
     """
     writer: dict[str, str] = {}
     readers: defaultdict[str, list[str]] = defaultdict(list)
-    fence, since_fence = "", []
+    fence = ""
+    since_fence: list[str] = []
     for name, accesses in program:
         before: dict[str, None] = {}
         modes = {access.resource: access.write for access in sorted(accesses)}

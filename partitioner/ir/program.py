@@ -137,7 +137,7 @@ class Program:
         """Everything an instruction reads and writes.
 
         Values count as resources of their own, as ``%name``, so that passing one on is ordered by the same rule as
-        touching a storage. A Free writes what it frees.
+        touching a storage. A Free is none: what it must come after is a rule of its own.
         """
         match instruction:
             case Run(reads=reads, writes=writes, touches=touches):
@@ -146,8 +146,6 @@ class Program:
                 storages = self.by_name[source].storages
                 made = (Access(storage, True) for storage in self.by_name[target].storages)
                 return (_value_read(source), *map(Access, storages), _value_write(target), *made)
-            case Free(value=value):
-                return (_value_write(value),)
         return ()
 
     def __str__(self) -> str:
@@ -155,9 +153,7 @@ class Program:
         lines += [f"lane {n} {_token(lane.name)} {_token(lane.torch_device)}" for n, lane in enumerate(self.lanes)]
         for value in self.values:
             lines.append(
-                " ".join(
-                    ["value", _token(value.name), _token(value.device), str(value.bytes), *map(_token, value.storages)]
-                )
+                " ".join(["value", _token(value.name), _token(value.device), str(value.bytes), *map(_token, value.storages)])
             )
         lines += [f"input {_token(name)}" for name in self.inputs]
         lines += [f"output {_token(name)}" for name in self.outputs]

@@ -35,9 +35,7 @@ class Ledger:
 
     def _pin(self, group: str, device: str, task: Task) -> None:
         if self.device.setdefault(group, device) != device:
-            raise PlacementError(
-                f"task {task.name} ({task.ops[0]}, ...) is pinned to {device} and to {self.device[group]}"
-            )
+            raise PlacementError(f"task {task.name} ({task.ops[0]}, ...) is pinned to {device} and to {self.device[group]}")
         self.used[device] += self.demand[group]
         self.demand[group] = 0
 

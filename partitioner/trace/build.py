@@ -111,7 +111,7 @@ def resource_names(module: nn.Module) -> dict[str, str]:
 
 def _storage(tensor: torch.Tensor) -> int:
     """What tells storages apart. Fake and meta tensors have no address but do have a storage object."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def static_effects(capture: Capture, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
@@ -128,9 +128,7 @@ def static_effects(capture: Capture, module: nn.Module, names: Mapping[str, str]
             effect = Effect(frozenset({names.get(target, f"self.{target}")}))
         else:
             called: Any = attribute(module, str(node.target)) if node.op == "call_module" else None
-            state = (
-                frozenset(names.get(name, name) for name in _state(node, module)) if called is not None else frozenset()
-            )
+            state = frozenset(names.get(name, name) for name in _state(node, module)) if called is not None else frozenset()
             effect = static_effect(node, inputs, called, state)
         inputs.of[node] = effect.storages if effect.tensor else frozenset()
         effects[node.name] = effect

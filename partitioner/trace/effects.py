@@ -60,8 +60,8 @@ SOMETIMES_VIEWS = frozenset(
 
 RANDOM = frozenset(
     """alpha_dropout bernoulli binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout
-    feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multi_head_attention_forward
-    multinomial native_dropout normal normal_ poisson rand rand_like randint randint_like randn randn_like random_ randperm
+    feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multinomial
+    multi_head_attention_forward native_dropout normal normal_ poisson rand rand_like randint randint_like randn randn_like random_ randperm
     rrelu rrelu_ scaled_dot_product_attention uniform_ gru lstm rnn_tanh rnn_relu bernoulli_""".split()
 )
 """Ops that draw from the random generator, at least in some modes."""
@@ -157,9 +157,7 @@ def _module_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module, state
     in_place = bool(getattr(module, "inplace", False))
     written = inputs.all(node) if in_place else frozenset()
     if module.training:
-        written |= {
-            resource for resource in state if any(resource.endswith(name) for name, _ in module.named_buffers())
-        }
+        written |= {resource for resource in state if any(resource.endswith(name) for name, _ in module.named_buffers())}
         written |= {RNG} if isinstance(module, _RANDOM_MODULES) else frozenset()
     shared = inputs.all(node) if in_place or isinstance(module, _ALIASING_MODULES) else frozenset()
     return Effect(shared | {node.name}, reads, written)
@@ -196,9 +194,7 @@ def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
     values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
     names = {argument.name for argument in op._schema.arguments}
     defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    probability = next(
-        (values.get(name, defaults.get(name)) for name in ("dropout_p", "p", "dropout") if name in names), None
-    )
+    probability = next((values.get(name, defaults.get(name)) for name in ("dropout_p", "p", "dropout") if name in names), None)
     training = next((values.get(name, defaults.get(name)) for name in ("train", "training") if name in names), None)
     return probability == 0 or training is False
 

@@ -30,11 +30,11 @@ class Unobservable(Exception):
         self.node, self.reason = node, reason
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects, over the ops dispatched since `reset`, the storages written, randomness, and FLOPs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reset()
 
     def reset(self) -> None:
@@ -138,9 +138,7 @@ class _Observer:
         touched = reads | self._module_state(node)
         metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, t.numel() * t.element_size()) for t in outputs)
         random = frozenset({RNG} if self.watch.random else ())
-        return Effect(
-            storages, touched, written | random, metas, self.watch.flops, bool(outputs) or _opaque(self.env[node])
-        )
+        return Effect(storages, touched, written | random, metas, self.watch.flops, bool(outputs) or _opaque(self.env[node]))
 
     def _module_state(self, node: torch.fx.Node) -> frozenset[str]:
         if node.op != "call_module":

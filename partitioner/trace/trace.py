@@ -8,7 +8,7 @@ each did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 from torch import nn
 
@@ -51,13 +51,8 @@ def trace(module: nn.Module, call: Call | None, *, skip: Sequence[str] = (), ope
             continue
         graph = build_graph(capture, module, None if call is None else call.tensors)
         notes = tuple(f"{front_end} refused: {refused.reason}" for front_end, refused in refusals)
-        return _with_notes(graph, notes)
+        return replace(graph, frontend=name, notes=(*notes, *graph.notes))
     raise TraceError(_why(module, call, refusals, skip))
-
-
-def _with_notes(graph: Graph, notes: tuple[str, ...]) -> Graph:
-    fields: dict[str, Any] = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
-    return Graph(**{**fields, "notes": (*notes, *graph.notes)})
 
 
 def _attempts(module: nn.Module, call: Call | None, open_dims: Open) -> Iterator[Attempt]:
