@@ -135,7 +135,7 @@ def resident_bytes(plan: Plan, state: Mapping[str, torch.Tensor]) -> dict[str, i
     total: defaultdict[str, int] = defaultdict(int)
     keys, counted = state_keys(state), set()
     for name, device in state_devices(plan.graph, plan).items():
-        if keys[name] not in counted:
+        if name in state and keys[name] not in counted:
             counted.add(keys[name])
             total[device] += state[name].untyped_storage().nbytes()
     return dict(total)

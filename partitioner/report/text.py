@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from partitioner.inspection import Branch, Depth, DeviceLoad, Inspection, Summary
+from partitioner.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
 from partitioner.report.screen import PIPE, Screen
 from partitioner.units import format_count, format_duration, format_size
 
@@ -23,6 +22,8 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _UNLIMITED = 100_000
 _FEW = 3
+_BAR, _BLOCK = 10, "\u2588"
+_LEGEND = "* on the critical path; x2: two branches that may run at the same time"
 
 
 def render(inspection: Inspection, screen: Screen = PIPE) -> str:
@@ -62,35 +63,38 @@ class _Writer:
     def parts(self) -> Iterator[RenderableType]:
         yield headline(self.summary)
         yield Text(self.summary.verdict, style="bold")
-        yield self.branch_table()
-        if any(branch.critical for branch in self.inspection.branches):
-            yield Text(" * on the critical path\n", style="dim")
-        if self.summary.prediction is not None:
-            yield self.time_table()
-        yield self.device_table()
-        if self.summary.transfers:
-            yield self.transfer_table()
-        yield from self.reasons()
-        yield from (Padding(Text(f"note: {note}"), (0, 0, 0, 1)) for note in self.summary.notes)
+        yield from self.tables()
+        if self.summary.notes:
+            yield Text()
+        yield from (Text(f"note: {note}") for note in self.summary.notes)
 
-    def table(self, *columns: str, right: str = "") -> Table:
-        """An empty table; ``right`` are the columns of numbers."""
-        plain = self.screen.width is None
-        table = Table(box=_PLAIN_BOX if plain else SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    def tables(self) -> Iterator[RenderableType]:
+        for table in (self.branch_table(), self.time_table(), self.device_table(), self.transfer_table(), self.reasons()):
+            if table.row_count:
+                yield Text()
+                yield table
+
+    def table(self, *columns: str, right: str = "", title: str = "") -> Table:
+        """An empty table; ``right`` are the columns of numbers. Only names give way where there is little room."""
+        table = Table(
+            box=_PLAIN_BOX if self.screen.width is None else SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            header_style="bold",
+            caption=title or None,
+            caption_justify="left",
+        )
         for name in columns:
-            flexible = name in ("branch", "ops")
-            table.add_column(
-                name,
-                justify="right" if name in right.split() else "left",
-                no_wrap=flexible or plain,
-                overflow="ellipsis" if flexible else "fold",
-            )
+            flexible = name in ("branch", "ops", "tasks", "remark")
+            table.add_column(name, justify="right" if name in right.split() else "left", no_wrap=not flexible)
         return table
 
     def branch_table(self) -> Table:
         table = self.table(
             *("depth", "branch", "ops", "params", "size", "FLOP", "output", "time", "lane", "task"),
             right="params size FLOP output time",
+            title=_LEGEND if any(branch.critical for branch in self.inspection.branches) else "",
         )
         for depth in self.inspection.depths:
             for number, branch in enumerate(depth.branches):
@@ -102,8 +106,8 @@ class _Writer:
 
     def branch_row(self, branch: Branch) -> Iterator[Text]:
         short = self.screen.width is not None
-        yield Text(branch.path or "(root)")
-        yield Text(" ".join(short_names(branch) if short else branch.ops), style="dim")
+        yield _cut(branch.path or "(root)")
+        yield _cut(" ".join(short_names(branch) if short else branch.ops), style="dim")
         yield Text(_count(branch.parameters))
         yield Text(format_size(branch.parameter_bytes) if branch.parameter_bytes else "-")
         yield Text(_count(branch.flops))
@@ -117,35 +121,40 @@ class _Writer:
         return Text(" ").join(Text(name, style=self.colour.get(name, "")) for name in shown)
 
     def time_table(self) -> Table:
-        found = self.summary.prediction
-        assert found is not None
-        first = self.summary.devices[0].name
-        lanes = sum(len(device.lanes) for device in self.summary.devices)
-        table = self.table("expected time", "seconds", "speedup", "", right="seconds speedup")
-        table.columns[1].header = ""
-        table.add_row(
-            "one device", format_duration(found.serial), "1.00x", f"the model on {first} alone, with all of its cores"
+        found, first = self.summary.prediction, self.summary.devices[0]
+        table = self.table("one call", "expected", "speedup", "remark", right="expected speedup")
+        if found is None:
+            return table
+        limit = "the critical path" if found.bound == found.critical_path else "the work, shared out evenly"
+        cores = ", with all of its cores" if first.torch_device == "cpu" else ""
+        rows = (
+            ("one device", found.serial, 1.0, f"the whole model on {first.name} alone{cores}"),
+            ("this plan", found.makespan, found.plan_speedup, f"{found.gap:.0%} above the bound"),
+            ("bound", found.bound, found.graph_speedup, f"no plan is faster; set by {limit}"),
+            ("critical path", found.critical_path, None, "the longest chain of ops that wait for each other"),
+            ("work", found.work, None, "all ops one after the other, at the speed of one lane"),
         )
-        gap = f"{found.gap:.0%} above the bound"
-        table.add_row("this plan", format_duration(found.makespan), _times(found.plan_speedup), gap, style="bold")
-        why = "the critical path" if found.bound == found.critical_path else "the work, shared out evenly"
-        table.add_row("bound", format_duration(found.bound), _times(found.graph_speedup), f"no plan is faster: {why}")
-        table.add_row("critical path", format_duration(found.critical_path), "", "the longest chain of ops")
-        table.add_row("work", format_duration(found.work), "", f"all ops, one lane's speed; there are {lanes} lanes")
+        for name, seconds, ratio, remark in rows:
+            cells = (name, format_duration(seconds), "" if ratio is None else f"{ratio:.2f}x", Text(remark))
+            table.add_row(*cells, style="bold" if name == "this plan" else "")
         return table
 
     def device_table(self) -> Table:
-        table = self.table(
-            *("device", "parameters", "peak values", "cap", "headroom", "lane", "tasks", "busy"),
-            right="parameters cap headroom tasks busy",
-        )
-        table.columns[2].justify = "right"
+        columns = ("device", "parameters", "values", "cap", "headroom", "lane", "tasks", "busy")
+        table = self.table(*columns, right="parameters values cap headroom tasks busy")
         for device in self.summary.devices:
             for number, lane in enumerate(device.lanes):
-                busy = "-" if lane.busy is None else f"{lane.busy:.0%}"
                 cells = [Text(cell) for cell in (device_cells(device) if number == 0 else [""] * 5)]
-                table.add_row(*cells, self.lanes((lane.name,)), str(lane.tasks), busy)
+                table.add_row(*cells, self.lanes((lane.name,)), str(lane.tasks), self.busy(lane))
         return table
+
+    def busy(self, lane: LaneLoad) -> Text:
+        if lane.busy is None or self.screen.width is None:
+            return Text("-" if lane.busy is None else f"{lane.busy:.0%}")
+        filled = round(lane.busy * _BAR)
+        return Text.assemble(
+            (_BLOCK * filled, self.colour[lane.name]), (_BLOCK * (_BAR - filled), "bright_black"), f" {lane.busy:4.0%}"
+        )
 
     def transfer_table(self) -> Table:
         table = self.table("transfers", "tensors", "size", right="tensors size")
@@ -153,17 +162,16 @@ class _Writer:
             table.add_row(Text(f"{moved.source} -> {moved.target}"), str(moved.count), _size(moved.bytes))
         return table
 
-    def reasons(self) -> Iterator[RenderableType]:
-        """Why tasks are where they are: each reason once, unless the verdict says it already."""
+    def reasons(self) -> Table:
+        """Why tasks are where they are: each reason once, and none if there is but one, which the verdict says."""
         tasks: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for branch in self.inspection.branches:
             for task, reason in zip(branch.tasks, branch.reasons, strict=True):
                 tasks[reason][task] = None
-        if len(tasks) > 1:
-            table = self.table("why there", "tasks")
-            for reason, found in tasks.items():
-                table.add_row(Text(reason), Text(" ".join(found)))
-            yield table
+        table = self.table("why there", "tasks")
+        for reason, found in tasks.items() if len(tasks) > 1 else ():
+            table.add_row(Text(reason), Text(" ".join(found)))
+        return table
 
 
 def headline(summary: Summary) -> Text:
@@ -210,5 +218,6 @@ def _time(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(seconds)
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}x"
+def _cut(text: str, style: str = "") -> Text:
+    """A cell that ends in an ellipsis rather than take a second line."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -30,9 +30,9 @@ def assert_equal_runs(
     """Runs both modules alike and compares everything that a caller could see.
 
     Compared are the outputs (containers, types, dtypes, shapes, values), the inputs afterwards, parameters and buffers by name
-    before and afterwards, the state_dict's keys, the state of the random generators, and the gradients of parameters and of those
-    inputs that require one. Both modules are left as they were found, so they may share parameters; only the Python state of a
-    module, such as a list that its forward extends, is not put back.
+    before and afterwards, the state_dict's keys, the state of the random generators, and the gradients of parameters and of
+    those inputs that require one. Both modules are left as they were found, so they may share parameters; only the Python state
+    of a module, such as a list that its forward extends, is not put back.
 
     Args:
         eager: the module that is right by definition.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import linecache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,8 @@ from .writer import IMAGE_SIDE, Value, Writer
 
 KINDS: tuple[str, ...] = tuple(REGISTRY)
 LOST_BY_FX: frozenset[str] = frozenset({"counter", "average", "recorder", "history"})
-"""Kinds that plain `torch.fx.symbolic_trace` traces wrongly and without a word: what it computes from buffers and constants alone
-runs once, while tracing, and is a constant from then on. `torch.fx.Tracer` with `proxy_buffer_attributes = True` keeps them."""
+"""Kinds that plain `torch.fx.symbolic_trace` traces wrongly and without a word: what a forward computes from buffers alone runs
+once, while tracing, and is a constant from then on. A `torch.fx.Tracer` with `proxy_buffer_attributes = True` keeps them."""
 
 
 class Block(nn.Module):
@@ -32,8 +33,9 @@ class Block(nn.Module):
         self.second = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps (batch, width) to the same shape."""
         hidden = self.relu(self.first(x))
-        return x + self.second(hidden)
+        return torch.add(x, self.second(hidden))
 
 
 class Recorder(nn.Module):
@@ -44,6 +46,7 @@ class Recorder(nn.Module):
         self.mean = nn.Buffer(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps any shape to itself."""
         self.mean.copy_(self.mean * 0.9 + x.detach().mean() * 0.1)
         return x + self.mean
 
@@ -117,7 +120,7 @@ def build(recipe: Recipe) -> GeneratedModule:
     source = write(recipe)
     filename = f"<generated module {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = {"torch": torch, "nn": nn, "F": F, "__name__": __name__}
+    namespace: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "__name__": __name__}
     namespace |= {cls.__name__: cls for cls in (GeneratedModule, Block, Recorder)}
     exec(compile(source, filename, "exec"), namespace)
     made: type[GeneratedModule] = namespace["Generated"]

@@ -1,7 +1,7 @@
 """Which gradients eager itself does not fix to the last bit.
 
-Autograd sums the gradients that meet at a tensor in the order in which their ops run in backward. Two of them give the same bits
-in either order; three or more need not, because floating-point addition is not associative:
+Autograd sums the gradients that meet at a tensor in the order in which their ops run in backward. Two of them give the same
+bits in either order; three or more need not, because floating-point addition is not associative:
 
     a + (b + c)  !=  (a + b) + c          in the last bit or two
 
@@ -27,7 +27,7 @@ def reordered_sums(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         roots: the tensors that backward starts from; call this before backward, which frees the graph.
 
     Returns:
-        Leaf tensors that require a gradient. Sums inside a node, such as the backward of `torch.utils.checkpoint`, are not seen.
+        Leaf tensors that require a gradient. Sums inside one node, such as a custom autograd function's, are not seen.
 
     >>> import torch
     >>> x = torch.ones(2, requires_grad=True)
@@ -41,7 +41,8 @@ def reordered_sums(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for node in nodes:
         meeting.update((next_node, index) for next_node, index in node.next_functions if next_node is not None)
     crowded = [node for (node, _), count in meeting.items() if count >= 3]
-    return [node.variable for node in _reached(crowded) if isinstance(getattr(node, "variable", None), torch.Tensor)]
+    ends = (getattr(node, "variable", None) for node in _reached(crowded))  # only the node of a leaf has one
+    return [leaf for leaf in ends if isinstance(leaf, torch.Tensor)]
 
 
 def _slot(root: torch.Tensor) -> Slot:

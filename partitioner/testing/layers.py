@@ -14,6 +14,7 @@ def _linear(w: Writer, a: Value, slot: int) -> str:
 
 @kind
 def linear(w: Writer, step: Step) -> None:
+    """A layer; `choice` says which, so a recipe often calls one twice."""
     a = w.vector(step.picks[0])
     w.saves(a)
     w.new(f"{_linear(w, a, step.choice)}({a})", (w.recipe.width,))
@@ -56,6 +57,7 @@ def scale(w: Writer, step: Step) -> None:
 
 @kind
 def conv(w: Writer, step: Step) -> None:
+    """A 3x3 convolution that keeps the image's size."""
     a = w.image(step.picks[0])
     channels, width = a.shape[0], w.recipe.width
     module = w.attribute(f"conv_{channels}_{step.choice % 2}", f"nn.Conv2d({channels}, {width}, 3, padding=1)")
@@ -76,6 +78,7 @@ def norm(w: Writer, step: Step) -> None:
 
 @kind
 def layer_norm(w: Writer, step: Step) -> None:
+    """A norm without running statistics."""
     a = w.vector(step.picks[0])
     module = w.attribute(f"layer_norm_{a.shape[0]}", f"nn.LayerNorm({a.shape[0]})")
     w.saves(a)
@@ -101,6 +104,7 @@ def block(w: Writer, step: Step) -> None:
 
 @kind
 def sequential(w: Writer, step: Step) -> None:
+    """torch's own containers, nested: two layers, an in-place activation and dropout."""
     a = w.vector(step.picks[0])
     n = a.shape[0]
     layers = f"nn.Sequential(nn.Linear({n}, {n}), nn.ReLU(inplace=True), nn.Dropout(0.25), nn.Linear({n}, {n}))"

@@ -11,6 +11,7 @@ from .writer import IMAGE_SIDE, MAX_WIDTH, Value, Writer
 
 @kind
 def add(w: Writer, step: Step) -> None:
+    """A join, and a skip when its second operand is an old value."""
     a = w.any(step.picks[0])
     b = w.like(a, step.picks[1])
     w.new(f"{a} + {b}", a.shape)
@@ -27,6 +28,7 @@ def gate(w: Writer, step: Step) -> None:
 
 @kind
 def cat(w: Writer, step: Step) -> None:
+    """A join that doubles the width."""
     a = w.any(step.picks[0])
     b = w.like(a, step.picks[1])
     width = min(MAX_WIDTH, 2 * a.shape[0])
@@ -36,6 +38,7 @@ def cat(w: Writer, step: Step) -> None:
 
 @kind
 def stack(w: Writer, step: Step) -> None:
+    """A join through a new dimension."""
     a = w.any(step.picks[0])
     b = w.like(a, step.picks[1])
     w.new(f"torch.stack([{a}, {b}]).sum(0)", a.shape)
@@ -55,12 +58,14 @@ def _cut(w: Writer, expression: str, a: Value, left: int) -> None:
 
 @kind
 def chunk(w: Writer, step: Step) -> None:
+    """Two views from one op."""
     a = w.wide(step.picks[0])
     _cut(w, f"{a}.chunk(2, 1)", a, (a.shape[0] + 1) // 2)
 
 
 @kind
 def split(w: Writer, step: Step) -> None:
+    """Two views of different widths from one op."""
     a = w.wide(step.picks[0])
     left = 1 + step.choice % (a.shape[0] - 1)
     _cut(w, f"torch.split({a}, [{left}, {a.shape[0] - left}], 1)", a, left)
@@ -79,6 +84,7 @@ def maximum(w: Writer, step: Step) -> None:
 
 @kind
 def sort(w: Writer, step: Step) -> None:
+    """Sorted values in one branch, their order in another."""
     a = w.any(step.picks[0])
     w.do(f"ordered, order = torch.sort({a}, dim=1, stable=True)")
     w.new("ordered + 1.0", a.shape)
@@ -87,6 +93,7 @@ def sort(w: Writer, step: Step) -> None:
 
 @kind
 def pool(w: Writer, step: Step) -> None:
+    """An image op with two outputs, one of them of integers."""
     a = w.image(step.picks[0])
     w.do(f"pooled, where = F.max_pool2d({a}, 2, return_indices=True)")
     w.new("pooled + where * 0.1", (a.shape[0], IMAGE_SIDE // 2, IMAGE_SIDE // 2))
@@ -98,12 +105,14 @@ def pool(w: Writer, step: Step) -> None:
 
 @kind
 def scalar(w: Writer, step: Step) -> None:
+    """Arithmetic with Python numbers, from either side."""
     a = w.any(step.picks[0])
     w.new((f"{a} * 0.5", f"1.0 - {a}", f"-{a}", f"{a} / 3 + 1")[step.choice % 4], a.shape)
 
 
 @kind
 def activation(w: Writer, step: Step) -> None:
+    """A pointwise function whose backward reads its input or its output."""
     a = w.any(step.picks[0])
     name = ("F.relu", "torch.tanh", "F.silu", "F.gelu")[step.choice % 4]
     w.saves(a, w.new(f"{name}({a})", a.shape))
@@ -146,6 +155,7 @@ def product(w: Writer, step: Step) -> None:
 
 @kind
 def cut(w: Writer, step: Step) -> None:
+    """A slice: a view."""
     a = w.wide(step.picks[0])
     n = a.shape[0]
     text = (f"{a}[:, 1:]", f"{a}[:, :{n - 1}]", f"{a}.narrow(1, 1, {n - 1})", f"{a}[:, 1:]")[step.choice % 4]
@@ -154,6 +164,7 @@ def cut(w: Writer, step: Step) -> None:
 
 @kind
 def view_of_view(w: Writer, step: Step) -> None:
+    """A view of a view of a view."""
     a = w.wide(step.picks[0])
     w.do(f"inner = {a}.unsqueeze(1)[:, :, 1:]")
     w.view("inner.squeeze(1)", a, (a.shape[0] - 1, *a.shape[1:]))
@@ -161,6 +172,7 @@ def view_of_view(w: Writer, step: Step) -> None:
 
 @kind
 def expand(w: Writer, step: Step) -> None:
+    """A view whose elements overlap, so it can be read and never written."""
     a = w.any(step.picks[0])
     sizes = ", ".join(["-1", str(a.shape[0]), *["-1"] * len(a.shape[1:])])
     w.view(f"{a}[:, :1].expand({sizes})", a, a.shape, fixed=a.shape[0] > 1)
@@ -168,6 +180,7 @@ def expand(w: Writer, step: Step) -> None:
 
 @kind
 def transpose(w: Writer, step: Step) -> None:
+    """A view with other strides."""
     a = w.image(step.picks[0])
     w.view(f"{a}.transpose(2, 3)", a, (a.shape[0], a.shape[2], a.shape[1]))
 
@@ -189,6 +202,7 @@ def maybe_alias(w: Writer, step: Step) -> None:
 
 @kind
 def detach(w: Writer, step: Step) -> None:
+    """The same memory without its gradient."""
     a = w.any(step.picks[0])
     w.view(f"{a}.detach()", a, a.shape)
 
@@ -198,6 +212,7 @@ def detach(w: Writer, step: Step) -> None:
 
 @kind
 def noise(w: Writer, step: Step) -> None:
+    """Random numbers, drawn in four ways from the generator of the device."""
     a = w.any(step.picks[0])
     spellings = (
         f"{a} + torch.rand_like({a})",
@@ -210,6 +225,7 @@ def noise(w: Writer, step: Step) -> None:
 
 @kind
 def dropout(w: Writer, step: Step) -> None:
+    """Dropout as a function: random in training mode, the input itself in eval mode."""
     a = w.any(step.picks[0])
     result = w.view(f"F.dropout({a}, 0.5, training=self.training)", a, a.shape)  # its own input in eval mode
     w.saves(a, result)
@@ -217,6 +233,7 @@ def dropout(w: Writer, step: Step) -> None:
 
 @kind
 def dropout_module(w: Writer, step: Step) -> None:
+    """Dropout as a module, which may be called in several branches."""
     a = w.any(step.picks[0])
     module = w.attribute(f"dropout{step.choice % 2}", "nn.Dropout(0.3)")
     w.saves(a, w.view(f"{module}({a})", a, a.shape))

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def run(module: nn.Module, call: Call) -> Run:
 def _one_call(module: nn.Module, call: Call, prefix: str, result: Run) -> None:
     inputs, kwargs = copy.deepcopy((call.inputs, dict(call.kwargs)))
     given = leaves({"input": inputs, "keyword": kwargs})
-    wanted = {f"{prefix}{name}": value for name, value in given.items() if _is_leaf(value)}
+    wanted = {prefix + name: value for name, value in given.items() if isinstance(value, torch.Tensor) and _is_leaf(value)}
     output = module(*inputs, **kwargs)
     found = leaves({"output": output})
     result.structure.append(structure(output))
@@ -116,8 +117,8 @@ def structure(tree: object) -> str:
     return repr(shown)
 
 
-def _is_leaf(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+def _is_leaf(value: torch.Tensor) -> bool:
+    return value.requires_grad and value.is_leaf
 
 
 def _seen(value: object) -> object:
@@ -135,7 +136,7 @@ def _state(module: nn.Module) -> dict[str, object]:
 
 def _generators() -> dict[str, object]:
     states: dict[str, object] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
 
@@ -156,7 +157,8 @@ def _left_as_found(module: nn.Module) -> Iterator[None]:
     held it: a forward that binds a buffer's name to a new tensor is undone too. Python state of a module is not put back.
     """
     modes = {part: part.training for part in module.modules()}
-    slots = [(held, key, value) for part in modes for held in (part._parameters, part._buffers) for key, value in held.items()]
+    holders: list[dict[str, Any]] = [held for part in modes for held in (part._parameters, part._buffers)]
+    slots = [(held, key, value) for held in holders for key, value in held.items()]
     values = {id(value): (value, value.detach().clone(), value.grad) for _, _, value in slots if value is not None}
     for value, _, _ in values.values():
         value.grad = None

@@ -1,9 +1,9 @@
 """Writes the source of a random module, one legal line after another.
 
-The hard part of a random module with in-place ops is that eager's own backward must stay valid: autograd refuses a write to a
-tensor that it saved, to a leaf, to a view that overlaps itself, and to one of several views that one op returned. `Writer` keeps,
-for each value, which storage it may share and whether autograd may have saved that storage; a step that wants to write asks
-`writable`, which clones first wherever a write would be refused.
+The hard part of a random module with in-place ops is that eager's own backward must stay valid: autograd refuses a write to
+a tensor that it saved, to a leaf, to a view that overlaps itself, and to one of several views that one op returned. `Writer`
+keeps, for each value, which storage it may share and whether autograd may have saved that storage; a step that wants to write
+asks `writable`, which clones first wherever a write would be refused.
 
     v3 = v2[:, 1:]         v2 and v3: one storage
     v4 = torch.tanh(v3)    tanh saves its output: the storage of v4 is `saved`
@@ -67,6 +67,7 @@ class Writer:
         return fitting[number % len(fitting)] if fitting else None
 
     def any(self, number: int) -> Value:
+        """A value of any shape."""
         value = self.pick(number)
         assert value is not None, "a recipe has at least one input"
         return value
@@ -125,6 +126,7 @@ class Writer:
         return Value(self.name(offset), shape, self._storage())
 
     def name(self, offset: int = 0) -> str:
+        """The next free local name, or one further on."""
         return f"v{len(self.values) + offset}"
 
     def attribute(self, name: str, expression: str) -> str:

@@ -13,6 +13,7 @@ from .writer import Writer
 
 @kind
 def add_(w: Writer, step: Step) -> None:
+    """An in-place sum."""
     a = w.writable(w.any(step.picks[0]))
     b = w.like(a, step.picks[1])
     w.do((f"{a}.add_({w.apart(b, a)})", f"{a}.add_(1.0)")[step.choice % 2])
@@ -28,6 +29,7 @@ def iadd(w: Writer, step: Step) -> None:
 
 @kind
 def mul_(w: Writer, step: Step) -> None:
+    """An in-place product."""
     a = w.writable(w.any(step.picks[0]))
     b = w.like(a, step.picks[1])
     w.do((f"{a}.mul_(torch.sigmoid({b}))", f"{a}.mul_(0.5)")[step.choice % 2])
@@ -35,6 +37,7 @@ def mul_(w: Writer, step: Step) -> None:
 
 @kind
 def relu_(w: Writer, step: Step) -> None:
+    """An in-place activation, spelled in three ways."""
     a = w.writable(w.any(step.picks[0]))
     spellings = (f"{a}.relu_()", f"F.relu({a}, inplace=True)", f"torch.relu_({a})")
     w.do(spellings[step.choice % 3])
@@ -51,6 +54,7 @@ def relu_module(w: Writer, step: Step) -> None:
 
 @kind
 def copy_(w: Writer, step: Step) -> None:
+    """Overwritten by another value, whose gradient it then carries."""
     a = w.writable(w.any(step.picks[0]))
     b = w.like(a, step.picks[1])
     w.do(f"{a}.copy_({w.apart(b, a)})")
@@ -67,6 +71,7 @@ def setitem(w: Writer, step: Step) -> None:
 
 @kind
 def masked_fill_(w: Writer, step: Step) -> None:
+    """A masked write; the mask reads what is about to be written."""
     a = w.writable(w.any(step.picks[0]))
     w.do(f"{a}.masked_fill_({a}.detach() > 1.0, 0.5)")
 
@@ -93,6 +98,7 @@ def view_read(w: Writer, step: Step) -> None:
 
 @kind
 def transposed_write(w: Writer, step: Step) -> None:
+    """Written through a row of a transposed view, read through the base."""
     a = w.writable(w.vector(step.picks[0]))
     w.do(f"{a}.t()[0].add_(1.0)")
     w.new(f"{a} - 0.5", a.shape)

@@ -147,16 +147,27 @@ def _parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _restore(now: dict[str, Any], then: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Put old attributes back; each key that differed, and whether a tensor was there."""
+    """Put old attributes back; each key whose value differed, and whether a tensor was there."""
     missing = object()
     keys = [key for key in {**then, **now} if now.get(key, missing) is not then.get(key, missing)]
+    rebuilt = [key for key in keys if key in now and key in then and _equal(now[key], then[key])]
     tensor = [isinstance(now.get(key), _TENSORS) or isinstance(then.get(key), _TENSORS) for key in keys]
     for key in keys:
         if key in then:
             now[key] = then[key]
         else:
             del now[key]
-    return list(zip(keys, tensor, strict=True))
+    return [(key, held) for key, held in zip(keys, tensor, strict=True) if key not in rebuilt]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two attributes that are not the same object are equal; export rebuilds containers, for instance."""
+    if isinstance(one, _TENSORS) or isinstance(other, _TENSORS):
+        return False
+    try:
+        return bool(one == other)
+    except Exception:  # a user's own type may compare as it likes
+        return False
 
 
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
