@@ -22,7 +22,7 @@ from partitioner.plan import Plan
 from partitioner.state import storage_key
 
 _STRENGTH = {"data": 0, "hazard": 1, "random": 2}
-_UNKNOWN = "Shapes are unknown, so times are too, and sizes of parameters were the only weights. Give example inputs."
+_UNKNOWN = "No shapes are known, and so no times: sizes of parameters were the only weights. Example inputs would tell."
 
 
 def inspect(

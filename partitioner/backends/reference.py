@@ -6,7 +6,7 @@ tensors on devices that are not there can be sent through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,14 @@ class Reference:
 
     Args:
         plan: what to run.
+        stand_in: gives the torch device to use in the place of one of the plan's.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, stand_in: Callable[[str], str] = str) -> None:
+        self.plan, self.stand_in = plan, stand_in
         self.nodes = {node.name: node for node in plan.graph.fx.nodes}
         lane = plan.placement.lane
-        self.device = {op: plan.machine.lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}
+        self.device = {op: stand_in(plan.machine.lanes[lane[task]].torch_device) for op, task in plan.tasks.task_of.items()}
         self.constants = constants_for(plan.graph, self.device.__getitem__)
 
     @property
@@ -44,7 +45,7 @@ class Reference:
             if isinstance(item, Run):
                 values.update(self._run(item, root, values))
             elif isinstance(item, Copy):
-                values[item.target] = move(values[item.source], program.lanes[item.lane].torch_device)
+                values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
         nodes = results(self.plan.graph)

@@ -22,7 +22,7 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _UNLIMITED = 100_000
 _FEW = 3
-_BAR, _BLOCK = 10, "\u2588"
+_BAR, _BLOCK, _SHADE = 10, "\u2588", "\u2591"
 _LEGEND = "* on the critical path; x2: two branches that may run at the same time"
 
 
@@ -57,6 +57,7 @@ class _Writer:
 
     def __init__(self, inspection: Inspection, screen: Screen) -> None:
         self.inspection, self.screen, self.summary = inspection, screen, inspection.summary
+        self.measured = self.summary.prediction is not None
         names = [lane.name for device in self.summary.devices for lane in device.lanes]
         self.colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
@@ -92,7 +93,9 @@ class _Writer:
 
     def branch_table(self) -> Table:
         table = self.table(
-            *("depth", "branch", "ops", "params", "size", "FLOP", "output", "time", "lane", "task"),
+            *("depth", "branch", "params", "size"),
+            *(("FLOP", "output", "time") if self.measured else ()),
+            *("lane", "task", "ops"),
             right="params size FLOP output time",
             title=_LEGEND if any(branch.critical for branch in self.inspection.branches) else "",
         )
@@ -107,14 +110,15 @@ class _Writer:
     def branch_row(self, branch: Branch) -> Iterator[Text]:
         short = self.screen.width is not None
         yield _cut(branch.path or "(root)")
-        yield _cut(" ".join(short_names(branch) if short else branch.ops), style="dim")
         yield Text(_count(branch.parameters))
         yield Text(format_size(branch.parameter_bytes) if branch.parameter_bytes else "-")
-        yield Text(_count(branch.flops))
-        yield Text(_size(branch.output_bytes))
-        yield Text(f"{_time(branch.seconds)}{'*' if branch.critical else ' '}", style="bold" if branch.critical else "")
+        if self.measured:
+            yield Text(_count(branch.flops))
+            yield Text(_size(branch.output_bytes))
+            yield Text(f"{_time(branch.seconds)}{'*' if branch.critical else ' '}", style="bold" if branch.critical else "")
         yield self.lanes(branch.lanes)
         yield Text(_some(branch.tasks) if short else " ".join(branch.tasks))
+        yield _cut(" ".join(short_names(branch) if short else branch.ops), style="dim")
 
     def lanes(self, names: tuple[str, ...]) -> Text:
         shown = names if self.screen.width is None or len(names) <= _FEW else (names[0], "..", names[-1])
@@ -153,7 +157,7 @@ class _Writer:
             return Text("-" if lane.busy is None else f"{lane.busy:.0%}")
         filled = round(lane.busy * _BAR)
         return Text.assemble(
-            (_BLOCK * filled, self.colour[lane.name]), (_BLOCK * (_BAR - filled), "bright_black"), f" {lane.busy:4.0%}"
+            (_BLOCK * filled, self.colour[lane.name]), (_SHADE * (_BAR - filled), "bright_black"), f" {lane.busy:4.0%}"
         )
 
     def transfer_table(self) -> Table:
