@@ -13,12 +13,12 @@ from torch import nn
 from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
 from partitioner.errors import InputError, PlacementError
+from partitioner.ir.call import Call, flatten_call, guess_call
 from partitioner.machine import Machine
-from partitioner.module import Entry, Parallel, flatten_call
+from partitioner.module import Entry, Parallel
 from partitioner.plan import Plan
 from partitioner.spec import Spec, load_spec
 from partitioner.state import move_state
-from partitioner.trace.capture import Call, guess_call
 from partitioner.trace.exporting import Open
 
 
@@ -138,7 +138,7 @@ def refuse_missing(machine: Machine) -> None:
     missing = missing_devices(machine)
     if missing:
         raise PlacementError(
-            f"{', '.join(missing)} cannot be used by this process; torch finds {torch.accelerator.device_count()} accelerators. "
+            f"{', '.join(missing)} cannot be used here: torch finds {torch.accelerator.device_count()} accelerators.\n"
             "The plan itself can be made and shown: `python -m partitioner inspect`. To run here, name devices that are there, "
             "such as 'cpu:0', 'cpu:1'."
         )

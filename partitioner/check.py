@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
-from partitioner.trace.capture import Call, untouched
+from partitioner.state import untouched
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from partitioner.backends import BACKENDS, Executable, default_backend
 from partitioner.check import compare
 from partitioner.coarsen import coarsen
 from partitioner.errors import DifferenceError, SpecError, TraceError
+from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
 from partitioner.lower import LOWERINGS
 from partitioner.machine import Machine
@@ -36,7 +37,6 @@ from partitioner.plan import Plan
 from partitioner.schedule import schedule
 from partitioner.spec import Spec
 from partitioner.state import state_bytes, state_keys, state_tensors
-from partitioner.trace.capture import Call
 from partitioner.trace.exporting import Open
 from partitioner.trace.trace import trace
 from partitioner.units import format_duration

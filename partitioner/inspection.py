@@ -55,6 +55,12 @@ class Branch:
     tasks: tuple[str, ...]
     reasons: tuple[str, ...]
 
+    @property
+    def short_ops(self) -> tuple[str, ...]:
+        """The names of its ops without what its module path says already."""
+        prefix = f"{self.path.replace('.', '_')}_"
+        return tuple(name.removeprefix(prefix) for name in self.ops)
+
 
 @dataclass(frozen=True)
 class Depth:

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from partitioner.backends import Executable
 from partitioner.errors import PartitionerError, PlacementError
+from partitioner.ir.call import Call, flatten_call
 from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
 from partitioner.plan import Plan
-from partitioner.trace.capture import Call
 from partitioner.trace.exporting import Open
 
 MANY_PROGRAMS = 8
@@ -181,8 +181,8 @@ class Parallel(nn.Module):
         self._entries.append(entry)
         if len(self._entries) == MANY_PROGRAMS:
             warnings.warn(
-                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments that "
-                "are no tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
+                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments "
+                "that are no tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
                 stacklevel=5,
             )
         if len(self._entries) > MOST_PROGRAMS:
@@ -242,31 +242,6 @@ class Parallel(nn.Module):
 
     def __repr__(self) -> str:
         return summary(self.plan, self.original)
-
-
-def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
-    """The tensors of a call, and a hashable description of everything else in it."""
-    if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
-        return args, len(args)
-    leaves, spec = tree_flatten((args, kwargs))
-    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    constants = tuple((n, *_frozen(leaf)) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
-    if not constants and _is_positional(spec, len(tensors)):
-        return tensors, len(tensors)
-    return tensors, (spec, constants)
-
-
-def _is_positional(spec: TreeSpec, count: int) -> bool:
-    return bool(spec == tree_flatten(((0,) * count, {}))[1])
-
-
-def _frozen(value: Any) -> tuple[Any, ...]:
-    """A key for a constant: equal only for equal values of one type, and by identity where equality is not known."""
-    try:
-        hash(value)
-    except TypeError:
-        return ("object", id(value))
-    return (type(value), value)
 
 
 def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,3 +96,63 @@ def _move_one(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     tensor.data = moved
     if tensor.grad is not None:
         tensor.grad.data = tensor.grad.data.to(moved.device)
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """An attribute that the model's forward assigned while it was traced: qualified name, and whether it held a tensor."""
+
+    name: str
+    tensor: bool
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[list[Assigned]]:
+    """Undo whatever tracing does to the model and to the CPU's random generator; tell what its forward assigned.
+
+    Tracing runs the user's forward, and that may assign attributes: a cache, a counter, a proxy that must not stay. The
+    list that is yielded is filled when the block ends.
+    """
+    assigned: list[Assigned] = []
+    before = [(name, child, [dict(part) for part in _parts(child)]) for name, child in module.named_modules()]
+    generator = torch.get_rng_state()
+    try:
+        yield assigned
+    finally:
+        torch.set_rng_state(generator)
+        for name, child, old in before:
+            for now, then in zip(_parts(child), old, strict=True):
+                assigned += (Assigned(f"{name}.{key}".lstrip("."), tensor) for key, tensor in _restore(now, then))
+
+
+def _parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """The dictionaries that hold a module's attributes."""
+    own = module.__dict__
+    return own["_parameters"], own["_buffers"], own["_modules"], own
+
+
+def _restore(now: dict[str, Any], then: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Put old attributes back; each key whose value differed, and whether a tensor was there."""
+    missing = object()
+    keys = [key for key in {**then, **now} if now.get(key, missing) is not then.get(key, missing)]
+    rebuilt = [key for key in keys if key in now and key in then and _equal(now[key], then[key])]
+    tensor = [isinstance(now.get(key), _TENSORS) or isinstance(then.get(key), _TENSORS) for key in keys]
+    for key in keys:
+        if key in then:
+            now[key] = then[key]
+        else:
+            del now[key]
+    return [(key, held) for key, held in zip(keys, tensor, strict=True) if key not in rebuilt]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two attributes that are not the same object are equal; export rebuilds containers, for instance."""
+    if isinstance(one, _TENSORS) or isinstance(other, _TENSORS):
+        return False
+    try:
+        return bool(one == other)
+    except Exception:  # a user's own type may compare as it likes
+        return False
+
+
+_TENSORS = (torch.Tensor, torch.fx.Proxy)

@@ -21,7 +21,7 @@ from partitioner.analysis.memory import peak_bytes
 from partitioner.analysis.order import Order, happens_before
 from partitioner.errors import VerifyError
 from partitioner.ir.graph import conflict
-from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait
+from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
 from partitioner.ir.task import TaskGraph
 from partitioner.units import format_size
 
@@ -128,28 +128,18 @@ def device(case: Case) -> Iterator[Fault]:
 
 def definition(case: Case) -> Iterator[Fault]:
     """Every value is made once, before it is read; every output is made."""
-    made: dict[str, int] = dict.fromkeys(case.program.inputs, -1)
+    origin: dict[str, int] = dict.fromkeys(case.program.inputs, -1)
     for index, item in enumerate(case.program.instructions):
-        reads, writes = reads_writes(item)
-        for name in reads:
-            if name not in made:
+        for name in read(item):
+            if name not in origin:
                 yield Fault("definition", f"{name} is read before it is made", (index,))
-        for name in writes:
-            if name in made:
+        for name in made(item):
+            if name in origin:
                 yield Fault("definition", f"{name} is made twice", (index,))
-            made[name] = index
+            origin[name] = index
     for name in case.program.outputs:
-        if name not in made:
+        if name not in origin:
             yield Fault("definition", f"output {name} is never made")
-
-
-def reads_writes(item: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The values that an instruction reads and makes."""
-    if isinstance(item, Run):
-        return item.reads, item.writes
-    if isinstance(item, Copy):
-        return (item.source,), (item.target,)
-    return (), ()
 
 
 def use_after_free(case: Case) -> Iterator[Fault]:

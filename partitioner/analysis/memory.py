@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from partitioner.ir.program import Copy, Free, Program, Run
+from partitioner.ir.program import Free, Program, made
 
 
 def peak_bytes(program: Program) -> dict[str, tuple[int, int]]:
@@ -22,9 +22,8 @@ def peak_bytes(program: Program) -> dict[str, tuple[int, int]]:
     peak: dict[str, tuple[int, int]] = {}
     foreign = {storage for name in program.inputs if name in program.by_name for storage in program.by_name[name].storages}
     for index, item in enumerate(program.instructions):
-        made = item.writes if isinstance(item, Run) else (item.target,) if isinstance(item, Copy) else ()
         gone = (item.value,) if isinstance(item, Free) else ()
-        for names, change in ((made, 1), (gone, -1)):
+        for names, change in ((made(item), 1), (gone, -1)):
             for value in (program.by_name[name] for name in names if name in program.by_name):
                 for storage in value.storages:
                     before, holders[storage] = holders[storage], holders[storage] + change

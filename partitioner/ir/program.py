@@ -117,6 +117,16 @@ class Free:
 Instruction = Run | Copy | Record | Wait | Free
 
 
+def read(item: Instruction) -> tuple[str, ...]:
+    """The values that an instruction reads."""
+    return item.reads if isinstance(item, Run) else (item.source,) if isinstance(item, Copy) else ()
+
+
+def made(item: Instruction) -> tuple[str, ...]:
+    """The values that an instruction makes."""
+    return item.writes if isinstance(item, Run) else (item.target,) if isinstance(item, Copy) else ()
+
+
 @dataclass(frozen=True)
 class Program:
     """Instructions in issue order, with what they need to be understood on their own."""

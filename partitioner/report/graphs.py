@@ -52,8 +52,8 @@ def mermaid(inspection: Inspection) -> str:
 def _label(branch: Branch) -> Iterator[str]:
     """What a box says: where its ops come from, what they are, where they run."""
     yield branch.path or "(root)"
-    shown = branch.ops if len(branch.ops) <= _MOST_OPS else (*branch.ops[: _MOST_OPS - 1], f"... {branch.ops[-1]}")
-    yield from shown
+    ops = branch.short_ops
+    yield from ops if len(ops) <= _MOST_OPS else (*ops[: _MOST_OPS - 1], f"... {ops[-1]}")
     size = format_size(branch.parameter_bytes) if branch.parameter_bytes else ""
     time = "" if branch.seconds is None else format_duration(branch.seconds)
     yield ", ".join(part for part in (" ".join(branch.lanes), time, size) if part)

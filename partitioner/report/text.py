@@ -118,7 +118,7 @@ class _Writer:
             yield Text(f"{_time(branch.seconds)}{'*' if branch.critical else ' '}", style="bold" if branch.critical else "")
         yield self.lanes(branch.lanes)
         yield Text(_some(branch.tasks) if short else " ".join(branch.tasks))
-        yield _cut(" ".join(short_names(branch) if short else branch.ops), style="dim")
+        yield _cut(" ".join(branch.short_ops if short else branch.ops), style="dim")
 
     def lanes(self, names: tuple[str, ...]) -> Text:
         shown = names if self.screen.width is None or len(names) <= _FEW else (names[0], "..", names[-1])
@@ -193,12 +193,6 @@ def device_cells(device: DeviceLoad) -> list[str]:
     name = device.name if device.name == device.torch_device else f"{device.name} ({device.torch_device})"
     cap = "none" if device.cap is None else format_size(device.cap)
     return [name, format_size(device.parameter_bytes), _size(device.peak_bytes), cap, _size(device.headroom)]
-
-
-def short_names(branch: Branch) -> list[str]:
-    """The names of a branch's ops without what its module path says already."""
-    prefix = f"{branch.path.replace('.', '_')}_"
-    return [name.removeprefix(prefix) for name in branch.ops]
 
 
 def _plural(count: int, noun: str) -> str:

@@ -59,10 +59,11 @@ SOMETIMES_VIEWS = frozenset(
 """Views on some inputs and copies on others of the same shape and dtype, so that one observation does not settle it."""
 
 RANDOM = frozenset(
-    """alpha_dropout bernoulli binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout
-    feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multinomial
-    multi_head_attention_forward native_dropout normal normal_ poisson rand rand_like randint randint_like randn randn_like random_ randperm
-    rrelu rrelu_ scaled_dot_product_attention uniform_ gru lstm rnn_tanh rnn_relu bernoulli_""".split()
+    """alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_
+    feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gru gumbel_softmax
+    log_normal_ lstm multi_head_attention_forward multinomial native_dropout normal normal_ poisson rand rand_like randint
+    randint_like randn randn_like random_ randperm rnn_relu rnn_tanh rrelu rrelu_ scaled_dot_product_attention
+    uniform_""".split()
 )
 """Ops that draw from the random generator, at least in some modes."""
 

@@ -18,8 +18,10 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import TreeSpec, tree_flatten
 
+from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.trace.capture import Assigned, Call, Capture, Refused, untouched
+from partitioner.state import Assigned, untouched
+from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.symbolic import is_user_code, user_line
 
 Open = frozenset[tuple[int, int]]
@@ -96,10 +98,15 @@ def _export(flat: _Flat, call: Call, open_dims: Open) -> tuple[torch.export.Expo
         for number, tensor in enumerate(tensors)
     ]
     try:
-        return torch.export.export(flat, tensors, dynamic_shapes={"tensors": tuple(dims)}, strict=False), ()
+        return torch.export.export(flat, _fresh(tensors), dynamic_shapes={"tensors": tuple(dims)}, strict=False), ()
     except Exception as error:  # whatever the reason, closed dimensions ask less of the model
         note = f"all dimensions are closed, because with open ones export says {_reason(error)}"
-        return torch.export.export(flat, tensors, strict=False), (note,)
+        return torch.export.export(flat, _fresh(tensors), strict=False), (note,)
+
+
+def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The same data in new tensor objects: export leaves marks on those that it is given, a failed try included."""
+    return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
 
 
 def _refuse_lost_tensors(assigned: list[Assigned]) -> None:

@@ -18,8 +18,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
+from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.trace.capture import Call, Capture, Refused, untouched
+from partitioner.state import untouched
+from partitioner.trace.capture import Capture, Refused
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)

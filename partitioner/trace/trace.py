@@ -13,9 +13,10 @@ from dataclasses import replace
 from torch import nn
 
 from partitioner.errors import TraceError
+from partitioner.ir.call import Call, guess_call
 from partitioner.ir.graph import Graph
 from partitioner.trace.build import build_graph
-from partitioner.trace.capture import Call, Capture, Refused, guess_call
+from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.exporting import Open, capture_export
 from partitioner.trace.symbolic import capture_symbolic
 

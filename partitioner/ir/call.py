@@ -1,0 +1,104 @@
+"""A call, flattened: tensors on one side, structure and constants on the other.
+
+Tracing and running share one calling convention. Each tensor leaf of ``(args, kwargs)`` is an input; everything else (flags,
+``None``, numbers, the structure itself) is burned in and becomes a guard. So nested inputs, keyword arguments and dataclass
+outputs need no handling anywhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call's arguments, flattened. A leaf is a tensor, or a constant that tracing burns in."""
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Flatten ``(args, kwargs)``."""
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        return Call(spec, tuple(leaves))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensor leaves, in order: the graph's inputs."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+
+    @property
+    def constants(self) -> tuple[tuple[int, Any], ...]:
+        """Position and value of every leaf that is no tensor."""
+        return tuple((n, leaf) for n, leaf in enumerate(self.leaves) if not isinstance(leaf, torch.Tensor))
+
+    def fill(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` with other values in the tensors' places."""
+        following = iter(tensors)
+        leaves = [next(following) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def names(self, forward: Callable[..., Any]) -> list[str]:
+        """A readable Python identifier for each tensor leaf, from the parameters of ``forward``."""
+        parameters = [p.name for p in inspect.signature(forward).parameters.values() if p.kind != p.VAR_POSITIONAL]
+        args, kwargs = tree_unflatten(list(range(len(self.leaves))), self.spec)
+        labels: dict[int, str] = {}
+        for number, arg in enumerate(args):
+            _label(arg, parameters[number] if number < len(parameters) else f"arg{number}", labels)
+        for key, arg in kwargs.items():
+            _label(arg, key, labels)
+        return [labels[n] for n, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+
+def _label(tree: Any, name: str, labels: dict[int, str]) -> None:
+    leaves, _ = tree_flatten(tree)
+    for number, leaf in enumerate(leaves):
+        label = name if len(leaves) == 1 else f"{name}_{number}"
+        labels[leaf] = label if label.isidentifier() else f"input_{leaf}"
+
+
+def guess_call(module: nn.Module) -> Call:
+    """The call to trace when there are no example inputs: one tensor for each parameter of forward without a default."""
+    args: list[torch.Tensor] = []
+    kwargs: dict[str, torch.Tensor] = {}
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.default is parameter.empty:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                args.append(torch.empty(0))
+            elif parameter.kind == parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = torch.empty(0)
+    return Call.of(args, kwargs)
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """The tensors of a call, and a hashable description of everything else in it."""
+    if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
+        return args, len(args)
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    constants = tuple((n, *_frozen(leaf)) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
+    if not constants and _is_positional(spec, len(tensors)):
+        return tensors, len(tensors)
+    return tensors, (spec, constants)
+
+
+def _is_positional(spec: TreeSpec, count: int) -> bool:
+    return bool(spec == tree_flatten(((0,) * count, {}))[1])
+
+
+def _frozen(value: Any) -> tuple[Any, ...]:
+    """A key for a constant: equal only for equal values of one type, and by identity where equality is not known."""
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value), value)
