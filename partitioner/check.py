@@ -54,21 +54,41 @@ def compare(graph: Graph, module: nn.Module, call: Call) -> Difference | None:
 
     Returns:
         The first difference, or ``None``. Costs two eager calls, with a backward each in training mode.
+
+    Raises:
+        Exception: whatever the model raises on the call.
     """
-    if any(tensor.is_meta for tensor in (*call.tensors, *module.parameters(), *module.buffers())):
+    if _is_meta(module, call):
         return None
-    for tensors in (call.tensors, [redraw(tensor) for tensor in call.tensors]):
+    for second, tensors in enumerate((call.tensors, [redraw(tensor) for tensor in call.tensors])):
         try:
             wanted = _run(module, lambda inputs: _eager(module, call, inputs), tensors)
         except Exception:  # a second draw may be outside of the model's domain, and then eager says nothing about it
-            if tensors is call.tensors:
+            if not second:
                 raise
             return None
-        found = _run(module, lambda inputs: interpret(graph, module, inputs), tensors)
+        try:
+            found = _run(module, lambda inputs: interpret(graph, module, inputs), tensors)
+        except Exception as error:  # any op may raise anything
+            return Difference("the program fails", f"{type(error).__name__}: {error}")
         difference = differs(wanted, found)
         if difference is not None:
             return difference
     return None
+
+
+def try_eager(module: nn.Module, call: Call) -> None:
+    """Run the model once, and put its state back; on the meta device do nothing.
+
+    Raises:
+        Exception: whatever the model raises on the call.
+    """
+    if not _is_meta(module, call):
+        _run(module, lambda inputs: _eager(module, call, inputs), call.tensors)
+
+
+def _is_meta(module: nn.Module, call: Call) -> bool:
+    return any(tensor.is_meta for tensor in (*call.tensors, *module.parameters(), *module.buffers()))
 
 
 def redraw(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,7 +96,8 @@ def redraw(tensor: torch.Tensor) -> torch.Tensor:
 
     Shuffling keeps every value in the domain that the example had: indices stay valid, masks stay masks.
     """
-    order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(0)).to(tensor.device)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(tensor.numel(), generator=generator, device="cpu").to(tensor.device)
     shuffled = tensor.detach().reshape(-1)[order].reshape(tensor.shape)
     return -shuffled if tensor.is_floating_point() else shuffled
 

@@ -50,6 +50,7 @@ SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", help="A 
 Depths = Annotated[str | None, typer.Option("--depth", metavar="RANGE", help="Show the depths 3 to 7 with 3:8, or one with 3.")]
 FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="table, json, dot or mermaid.")]
 Output = Annotated[str | None, typer.Option(metavar="FILE", help="Write to a file instead of standard output.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not run the model to compare its trace with it.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -74,6 +75,7 @@ def inspect_command(
     depth: Depths = None,
     format_name: FormatName = "table",
     output: Output = None,
+    no_check: NoCheck = False,
     debug: Debug = False,
 ) -> None:
     """Show the branches of a model by depth, where they would run, and what that is expected to give."""
@@ -84,7 +86,7 @@ def inspect_command(
 
         draw = choice("format", format_name, FORMATS)
         wanted = None if depth is None else parse_depths(depth)
-        found = _look(*_plan(target, inputs, devices, policy, spec))
+        found = _look(*_plan(target, inputs, devices, policy, spec, check=not no_check))
         shown = found if wanted is None else found.only(wanted)
         write(draw(shown, Screen() if output is not None else Screen(*terminal())), output)
 
@@ -96,6 +98,7 @@ def verify_command(
     devices: Devices = None,
     policy: Policy = None,
     spec: SpecFile = None,
+    no_check: NoCheck = False,
     debug: Debug = False,
 ) -> None:
     """Check a printed program, or the plan of a model, against every rule; exit with 1 if one is broken."""
@@ -108,7 +111,7 @@ def verify_command(
             if is_program(target):
                 program = verify(read_program(target))
             else:
-                program = _plan(target, inputs, devices, policy, spec)[1].program
+                program = _plan(target, inputs, devices, policy, spec, check=not no_check)[1].program
         except VerifyError as error:
             write(f"{error}\n")
             raise typer.Exit(1) from None
@@ -116,9 +119,9 @@ def verify_command(
 
 
 def _plan(
-    target: str, inputs: list[str] | None, devices: str | None, policy: str | None, spec: str | None
+    target: str, inputs: list[str] | None, devices: str | None, policy: str | None, spec: str | None, *, check: bool
 ) -> tuple[Target, Plan]:
-    """The model that was named, and its plan."""
+    """The model that was named, and the plan that `partition` would make for it."""
     with working("importing torch"):
         from partitioner.api import accelerators_first, example_call
         from partitioner.compile import make_plan
@@ -126,12 +129,13 @@ def _plan(
         from partitioner.loading import load_target
         from partitioner.spec import load_spec
     document = load_spec(spec, policy=policy)
-    machine = accelerators_first(build_machine(document, None if devices is None else devices.split(",")))
+    names = None if devices is None else [name.strip() for name in devices.split(",")]
+    machine = accelerators_first(build_machine(document, names))
     with working(f"loading {target}"):
         found = load_target(target, inputs or ())
     with working(f"planning {found.name}"):
         call = example_call(found.module, found.args, found.kwargs)
-        return found, make_plan(found.module, call, machine, document)
+        return found, make_plan(found.module, call, machine, document, check=check)
 
 
 def _look(target: Target, plan: Plan) -> Inspection:

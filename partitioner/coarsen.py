@@ -3,7 +3,8 @@
 Three rules, each of which keeps the task graph acyclic:
 
 1. *Attach*: an op whose result is no tensor (a size, a device) joins the op it asks.
-2. *Chain*: an edge whose source has no other successor and whose target no other predecessor is contracted.
+2. *Chain*: an edge whose source has no other successor and whose target no other predecessor is contracted; a skip
+   connection over both is no other.
 3. *Grain*: of independent tasks with the same neighbours, those shorter than the grain are gathered; what is still shorter
    joins its only predecessor or only successor.
 
@@ -102,21 +103,31 @@ class _Partition:
         self.after[other], self.before[other] = set(), set()
 
     def attach(self, graph: Graph) -> None:
-        """Let sizes, devices and dtypes be asked where the tensor is, whatever is pinned."""
-        for number, op in enumerate(graph.ops):
-            if not op.tensor and len(self.before[number]) == 1:
-                (source,) = self.before[number]
-                self.merge(source, number)
+        """Let sizes, devices and dtypes be asked where the tensor is."""
+        number = {op.name: index for index, op in enumerate(graph.ops)}
+        for op in graph.ops:
+            asked = {self.find(number[name]) for name in op.inputs if name in number}
+            if not op.tensor and not op.state and len(asked) == 1 and self.before[number[op.name]] == asked:
+                self.merge(asked.pop(), number[op.name])
 
     def chain(self) -> None:
-        """Contract chains."""
+        """Contract chains, from the top."""
         for cluster in self.roots():
             cluster = self.find(cluster)
-            while len(self.after[cluster]) == 1:
-                (target,) = self.after[cluster]
-                if len(self.before[target]) != 1 or not self.may_merge(cluster, target):
-                    break
+            while (target := self._next_in_chain(cluster)) is not None:
                 self.merge(cluster, target)
+
+    def _next_in_chain(self, cluster: int) -> int | None:
+        """The successor that has no predecessor but those of ``cluster``, where the same holds for the successors.
+
+        The other edges of the two are skips over them, and order nothing that the chain does not.
+        """
+        after, before = self.after[cluster], self.before[cluster]
+        for target in after:
+            skips = len(after) <= len(self.after[target]) + 1 and len(self.before[target]) <= len(before) + 1
+            if skips and after - self.after[target] == {target} and self.before[target] - before == {cluster}:
+                return target if self.may_merge(cluster, target) else None
+        return None
 
     def gather(self, grain: float) -> None:
         """Gather short tasks with equal neighbours until each gathering is as long as the grain."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,9 +26,9 @@ from torch import nn
 from partitioner.analysis.constraints import constrain
 from partitioner.analysis.cost import estimate
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.check import compare
+from partitioner.check import compare, try_eager
 from partitioner.coarsen import coarsen
-from partitioner.errors import DifferenceError, SpecError, TraceError
+from partitioner.errors import DifferenceError, InputError, SpecError, TraceError
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
 from partitioner.lower import LOWERINGS
@@ -98,18 +99,30 @@ def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset())
             graph = trace(module, call, skip=tuple(differing), open_dims=open_dims)
         except TraceError as error:
             if not differing:
+                with naming_the_model(module):
+                    try_eager(module, call)  # arguments that eager does not take either are no fault of tracing
                 raise
             found = "\n".join(f"  {name}: {difference}" for name, difference in differing.items())
             raise DifferenceError(
                 f"no traced program computes what {type(module).__name__} computes.\n{found}\n{error}"
             ) from error
         start = time.perf_counter()
-        difference = compare(graph, module, call)
+        with naming_the_model(module):
+            difference = compare(graph, module, call)
         if difference is None:
             note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
             notes = (f"{name} differed from eager in {what}" for name, what in differing.items())
             return replace(graph, notes=(*graph.notes, *notes, note))
         differing[graph.frontend] = str(difference)
+
+
+@contextmanager
+def naming_the_model(module: nn.Module) -> Iterator[None]:
+    """What the model itself raises on its example inputs is the caller's to mend."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{type(module).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

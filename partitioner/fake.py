@@ -38,12 +38,13 @@ def run_on_fake_devices(plan: Plan, module: nn.Module, tensors: Sequence[torch.T
         FakeTensorDeviceMismatchError, RuntimeError: an op's inputs lie on two devices.
     """
     devices = {name: stand_in(device) for name, device in state_devices(plan.graph, plan).items()}
+    tensors = [tensor.detach() for tensor in tensors]  # before the mode, which would ask a tensor for its gradient
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         state = _placed(fake, all_state(module), devices, stand_in(plan.machine.lanes[0].torch_device))
         with _reparametrize_module(module, state), _attributes(fake, module, devices):
             values = plan.program.by_name
             homes = [stand_in(values[name].device) for name in plan.program.inputs]
-            inputs = [fake.from_tensor(t.detach()).to(home) for t, home in zip(tensors, homes, strict=True)]
+            inputs = [fake.from_tensor(t).to(home) for t, home in zip(tensors, homes, strict=True)]
             return Reference(plan, stand_in)(module, inputs)
 
 

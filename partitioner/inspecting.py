@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 
 from partitioner.analysis.bound import Bound, lower_bound
-from partitioner.analysis.levels import branches, levels, quotient
+from partitioner.analysis.chains import chains
+from partitioner.analysis.levels import levels, quotient
 from partitioner.analysis.memory import peak_bytes
 from partitioner.analysis.overlap import overlaps
 from partitioner.inspection import Branch, Depth, DeviceLoad, Edge, Inspection, LaneLoad, Prediction, Summary, Transfers
@@ -61,7 +62,7 @@ class _View:
 
     @cached_property
     def chains(self) -> list[list[str]]:
-        return branches(self.plan.graph.dag)
+        return chains(self.plan.graph)
 
     @cached_property
     def levels(self) -> list[list[int]]:
@@ -76,6 +77,10 @@ class _View:
     def bound(self) -> Bound:
         return lower_bound(self.plan.graph, self.plan.costs)
 
+    @cached_property
+    def critical(self) -> frozenset[str]:
+        return frozenset(self.bound.ops)
+
     def size(self, ops: Iterable[Op]) -> tuple[int, int]:
         """Elements and bytes of the state that ops use; what shares a storage counts once."""
         used = (self.state[name] for op in ops for name in op.state if name in self.state)
@@ -89,7 +94,7 @@ class _View:
         ops = [self.plan.graph.by_name[name] for name in self.chains[member]]
         tasks = tuple(dict.fromkeys(self.plan.tasks.task_of[op.name] for op in ops))
         lanes = [self.plan.machine.lanes[self.plan.placement.lane[task]] for task in tasks]
-        left = [op for op in ops if op is ops[-1] or op.name in self.plan.graph.outputs]
+        left = [op for op in ops if self.is_read_elsewhere(op, {other.name for other in ops})]
         elements, size = self.size(ops)
         return Branch(
             name=self.names[member],
@@ -100,12 +105,15 @@ class _View:
             flops=sum(op.flops or 0 for op in ops) if self.measured else None,
             output_bytes=sum(op.bytes for op in left) if self.measured else None,
             seconds=sum(self.seconds[op.name] for op in ops) if self.measured else None,
-            critical=ops[0].name in self.bound.ops if self.measured else None,
+            critical=any(op.name in self.critical for op in ops) if self.measured else None,
             devices=tuple(dict.fromkeys(lane.device for lane in lanes)),
             lanes=tuple(dict.fromkeys(lane.name for lane in lanes)),
             tasks=tasks,
             reasons=tuple(self.plan.placement.reason.get(task, "") for task in tasks),
         )
+
+    def is_read_elsewhere(self, op: Op, branch: set[str]) -> bool:
+        return op.name in self.plan.graph.outputs or not branch.issuperset(self.plan.graph.dag.successors(op.name))
 
     def edges(self) -> Iterator[Edge]:
         """Edges between branches, each with its strongest reason."""
@@ -208,7 +216,7 @@ class _View:
             return f"Everything runs on {', '.join(names) or 'no lane'}: {self.why_serial(chain)}."
         if not overlaps(self.plan.program):
             why = "the model is a chain" if chain else "no two of the tasks may overlap"
-            return f"One device works at a time, because {why}. {len(lanes)} lanes share the memory, not the time."
+            return f"One device works at a time, because {why}. The {len(lanes)} lanes share memory, not time."
         gain = f", expected to be {_ratio(self.serial, self.timeline.makespan):.2f}x as fast as one device" * self.measured
         return f"Branches run at the same time on {len(lanes)} lanes{gain}."
 

@@ -35,17 +35,18 @@ def _replaced(program: Program, instructions: tuple[Instruction, ...], values: t
 
 
 class _Copies:
-    """Remembers what has been copied where, and what a storage is called on another device than its own.
+    """Remembers what has been copied where, and what a storage is called by a Run that reads copies.
 
-    On a device that has only copies, an op that views a value views the copy. So resources are renamed: there, a storage
-    stands for the storages of the copies through which the device can see it.
+    An op that views a value views the copy that it was given. So resources are renamed: a copy stands for every storage that
+    its source may share, and a Run touches the copies among what it reads. Where the storage itself lies, it may touch that,
+    too: a value can be copied away, viewed there, and the view be copied back.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.values = {value.name: value for value in program.values}
         self.home: dict[str, str] = {name: self.values[name].device for name in program.inputs}
-        self.local: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        self.stands_for: dict[str, tuple[str, ...]] = {}
 
     def rewrite(self, instruction: Instruction) -> Iterator[Instruction]:
         if not isinstance(instruction, Run):
@@ -53,8 +54,7 @@ class _Copies:
             return
         device = self.program.lanes[instruction.lane].torch_device
         for access in instruction.touches:
-            if access.write:
-                self.home.setdefault(access.resource, device)
+            self.home.setdefault(access.resource, device)
         reads = []
         for name in instruction.reads:
             if self.values[name].device in ("", device):
@@ -63,35 +63,31 @@ class _Copies:
             copy = f"{name}@{device}"
             if copy not in self.values:
                 yield Copy(instruction.lane, name, copy)
-                self._note_copy(self.values[name], copy, device)
+                self.values[copy] = Value(copy, device, self.values[name].bytes, (copy,))
+                self.stands_for[copy] = self.program.by_name[name].storages
             reads.append(copy)
+        seen = {storage for name in reads for storage in self.values[name].storages}
         for name in instruction.writes:
             value = self.values[name]
-            storages = sorted(there for storage in value.storages for there in self._there(storage, device))
+            storages = sorted(there for storage in value.storages for there in self._there(storage, device, seen))
             self.values[name] = Value(name, value.device, value.bytes, tuple(dict.fromkeys(storages)))
         yield Run(
             instruction.lane,
             instruction.task,
             tuple(reads),
             instruction.writes,
-            self._renamed(instruction.touches, device),
+            self._renamed(instruction.touches, device, seen),
         )
 
-    def _note_copy(self, value: Value, copy: str, device: str) -> None:
-        self.values[copy] = Value(copy, device, value.bytes, (copy,))
-        for storage in self.program.by_name[value.name].storages:
-            self.local[storage, device].add(copy)
+    def _there(self, storage: str, device: str, seen: set[str]) -> set[str]:
+        """What ``storage`` is called by a Run on ``device`` that reads values with the storages ``seen``."""
+        copies = {copy for copy in seen if storage in self.stands_for.get(copy, ())}
+        return copies | {storage} if self.home.get(storage, device) == device else copies or {storage}
 
-    def _there(self, storage: str, device: str) -> set[str]:
-        """What ``storage`` is called on ``device``."""
-        if self.home.get(storage, device) == device:
-            return {storage}
-        return self.local[storage, device] or {storage}
-
-    def _renamed(self, touches: tuple[Access, ...], device: str) -> tuple[Access, ...]:
+    def _renamed(self, touches: tuple[Access, ...], device: str, seen: set[str]) -> tuple[Access, ...]:
         modes: dict[str, bool] = {}
         for access in touches:
-            for resource in self._there(access.resource, device):
+            for resource in self._there(access.resource, device, seen):
                 modes[resource] = modes.get(resource, False) or access.write
         return tuple(Access(resource, write) for resource, write in sorted(modes.items()))
 
@@ -105,23 +101,21 @@ def insert_syncs(program: Program) -> Program:
             needs[later].append(earlier)
     recorded = sorted({earlier for sources in needs.values() for earlier in sources})
     event = {index: number for number, index in enumerate(recorded, 1)}
-    result: list[Instruction] = [Record(0, 0)] if _lanes_used(program) - {0} else []
+    last = {item.lane: index for index, item in enumerate(items)}
+    result: list[Instruction] = [Record(0, 0)] if last.keys() - {0} else []
     begun = {0}
     for index, item in enumerate(items):
         if item.lane not in begun:
             begun.add(item.lane)
             result.append(Wait(item.lane, 0))
-        result += (Wait(item.lane, event[earlier]) for earlier in sorted(needs[index]))
+        # The latest first: it may know of the earlier ones, never the other way round, and then those are pruned.
+        result += (Wait(item.lane, event[earlier]) for earlier in sorted(needs[index], reverse=True))
         result.append(item)
         if index in event:
             result.append(Record(item.lane, event[index]))
-    for number, lane in enumerate(sorted(begun - {0}), len(event) + 1):
+    for number, lane in enumerate(sorted(begun - {0}, key=last.__getitem__, reverse=True), len(event) + 1):
         result += [Record(lane, number), Wait(0, number)]
     return _replaced(program, tuple(result))
-
-
-def _lanes_used(program: Program) -> set[int]:
-    return {item.lane for item in program.instructions}
 
 
 def prune_waits(program: Program) -> Program:

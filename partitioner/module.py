@@ -21,8 +21,10 @@ from torch import nn
 from torch.utils._pytree import tree_unflatten
 
 from partitioner.backends import Executable
-from partitioner.errors import PartitionerError, PlacementError
-from partitioner.ir.call import Call, flatten_call
+from partitioner.backends.workers import in_a_lane
+from partitioner.errors import InputError, PartitionerError, PlacementError
+from partitioner.gate import Gate
+from partitioner.ir.call import Call, flatten_call, is_traced
 from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
@@ -83,7 +85,7 @@ class Parallel(nn.Module):
 
     def __init__(self, original: nn.Module, entry: Entry, make: Make) -> None:
         super().__init__()
-        for name in nn.Module().__dict__:  # the very same parameters, buffers, modules and hooks
+        for name in self.__dict__.keys() & original.__dict__.keys():  # the very same parameters, buffers, modules and hooks
             self.__dict__[name] = original.__dict__[name]
         own = {
             "_original": original,
@@ -91,9 +93,11 @@ class Parallel(nn.Module):
             "_entries": [entry],
             "_chosen": {},
             "_epoch": 0,
-            "_lock": threading.Lock(),
+            "_lock": threading.RLock(),
+            "_gate": Gate(),
         }
-        self.__dict__.update(own, _tree=list(original.modules()))
+        self.__dict__.update(own)
+        self._look_at_tree()
 
     @property
     def original(self) -> nn.Module:
@@ -136,17 +140,26 @@ class Parallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original's forward gives."""
         tensors, structure = flatten_call(args, kwargs)
+        if torch.compiler.is_compiling() or is_traced(structure):  # tracers are to see the model itself
+            return self.original.forward(*args, **kwargs)
         entry = self._choose(tensors, structure, args, kwargs)
         values = entry.plan.program.by_name
         places = (values[name].device for name in entry.plan.program.inputs)
         placed = [
             tensor if str(tensor.device) == place else tensor.to(place) for tensor, place in zip(tensors, places, strict=True)
         ]
-        leaves = entry.execute(self.original, placed)
+        self._gate.enter(in_a_lane())
+        try:
+            leaves = entry.execute(self.original, placed)
+        finally:
+            self._gate.leave()
         spec = entry.plan.graph.signature.out_spec
         return leaves[0] if spec.is_leaf() else tree_unflatten(leaves, spec)
 
     def _choose(self, tensors: tuple[torch.Tensor, ...], structure: Any, args: Any, kwargs: Any) -> Entry:
+        if self._children != self._known:  # a submodule was replaced, added or parametrized
+            self._look_at_tree()
+            self.__dict__["_epoch"] += 1
         flags = tuple([module.training for module in self._tree])
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         key = (structure, shapes, flags, self._epoch)
@@ -160,6 +173,12 @@ class Parallel(nn.Module):
         self.__dict__["_last"] = entry
         return entry
 
+    def _look_at_tree(self) -> None:
+        """Remember the submodules: their training flags are part of every call's key, and who they are of every program."""
+        tree = list(self.original.modules())
+        children = [module._modules for module in tree]
+        self.__dict__.update(_tree=tree, _children=children, _known=[dict(found) for found in children])
+
     def _find(self, tensors: tuple[torch.Tensor, ...], structure: Any, flags: tuple[bool, ...]) -> Entry | None:
         wanted = (structure, flags, self._epoch)
         for entry in reversed(self._entries):
@@ -171,13 +190,12 @@ class Parallel(nn.Module):
         self, call: Call, structure: Any, flags: tuple[bool, ...], shapes: tuple[tuple[torch.Size, torch.dtype], ...]
     ) -> Entry:
         siblings = [entry for entry in self._entries if (entry.structure, entry.flags) == (structure, flags)]
-        entry = Entry(
-            self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes)),
-            structure,
-            flags,
-            self._epoch,
-            shapes,
-        )
+        try:
+            with self._gate.alone(in_a_lane()):
+                execute = self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes))
+        except InputError as error:
+            raise error.__cause__ or error from None  # a call that the model does not take raises what the model raises
+        entry = Entry(execute, structure, flags, self._epoch, shapes)
         self._entries.append(entry)
         if len(self._entries) == MANY_PROGRAMS:
             warnings.warn(
@@ -198,11 +216,24 @@ class Parallel(nn.Module):
                 raise
             return getattr(self.original, name)
 
-    def train(self, mode: bool = True) -> Parallel:
-        """As for any module; the other mode's program is made when first needed."""
-        super().train(mode)
-        self.original.training = mode
-        return self
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An attribute that the model has is the model's: its forward reads it there."""
+        original = self.__dict__.get("_original")
+        if original is not None and name in original.__dict__:
+            setattr(original, name, value)
+            if name not in self.__dict__:
+                return
+        super().__setattr__(name, value)
+
+    @property
+    def training(self) -> bool:
+        """The model's mode, whoever sets it; the other mode's program is made when first needed."""
+        return self.original.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_original" in self.__dict__:  # not yet, while nn.Module initialises itself
+            self.original.training = mode
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Parallel:
         devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from partitioner.analysis.conflicts import conflicts, free_lanes, issued_in_order, maker, storage_users
+from partitioner.analysis.conflicts import conflicts, free_lanes, issued_in_order, maker, stale_uses, storage_users
 from partitioner.analysis.memory import peak_bytes
 from partitioner.analysis.order import Order, happens_before
 from partitioner.errors import VerifyError
-from partitioner.ir.graph import conflict
+from partitioner.ir.graph import ANY, RNG, conflict
 from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
 from partitioner.ir.task import TaskGraph
 from partitioner.units import format_size
@@ -63,6 +63,10 @@ class Case:
     def lane(self, index: int) -> str:
         """Name of the lane of an instruction."""
         return self.program.lanes[self.program.instructions[index].lane].name
+
+    def device(self, index: int) -> str:
+        """Torch device of the lane of an instruction."""
+        return self.program.lanes[self.program.instructions[index].lane].torch_device
 
 
 Rule = Callable[[Case], Iterator[Fault]]
@@ -114,20 +118,31 @@ def boundary(case: Case) -> Iterator[Fault]:
 
 
 def device(case: Case) -> Iterator[Fault]:
-    """Every value is read on the device on which it lies, and made on the device that it is declared for."""
+    """Every value and every storage, parameters included, is used on one device; only a Copy reads from another."""
     values = case.program.by_name
+    home: dict[str, int] = {}
     for index, item in enumerate(case.program.instructions):
-        if not isinstance(item, Run | Copy):
-            continue
-        here = case.program.lanes[item.lane].torch_device
-        names = (*item.reads, *item.writes) if isinstance(item, Run) else (item.target,)
-        for name in names:
+        here = case.device(index)
+        for name in (*item.reads, *item.writes) if isinstance(item, Run) else made(item):
             if name in values and values[name].device not in ("", here):
                 yield Fault("device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,))
+        for access in item.touches if isinstance(item, Run) else ():
+            first = home.setdefault(access.resource, index)
+            if access.resource not in (ANY, RNG) and case.device(first) != here:
+                there = f"on {case.device(first)} and on {here}"
+                yield Fault("device", f"{access.resource} is used {there}", (first, index))
+
+
+def stale(case: Case) -> Iterator[Fault]:
+    """No copy is used after its source was written: it would lack the write."""
+    for copied, written, used in stale_uses(case.program):
+        target = case.program.instructions[copied]
+        assert isinstance(target, Copy)
+        yield Fault("stale", f"{target.target} is used after {target.source} was written", (copied, written, used))
 
 
 def definition(case: Case) -> Iterator[Fault]:
-    """Every value is made once, before it is read; every output is made."""
+    """Every value is declared, and made once, before it is read; every output is made."""
     origin: dict[str, int] = dict.fromkeys(case.program.inputs, -1)
     for index, item in enumerate(case.program.instructions):
         for name in read(item):
@@ -136,6 +151,8 @@ def definition(case: Case) -> Iterator[Fault]:
         for name in made(item):
             if name in origin:
                 yield Fault("definition", f"{name} is made twice", (index,))
+            if name not in case.program.by_name:
+                yield Fault("definition", f"{name} is not declared", (index,))
             origin[name] = index
     for name in case.program.outputs:
         if name not in origin:
@@ -207,8 +224,12 @@ def graph(case: Case) -> Iterator[Fault]:
     if missing:
         yield Fault("graph", f"never run: {', '.join(missing)}")
     for before, after in case.tasks.edges:
-        if seen.get(before, -1) > seen.get(after, len(case.program.instructions)):
-            yield Fault("graph", f"{after} is issued before {before}, on which it depends", (seen[after], seen[before]))
+        if before in seen and after in seen:
+            first, second = seen[before], seen[after]
+            if first > second:
+                yield Fault("graph", f"{after} is issued before {before}, on which it depends", (second, first))
+            elif (before, after) not in case.tasks.random_only and not case.order.before(first, second):
+                yield Fault("graph", f"{after} depends on {before}, and no event orders them", (first, second))
 
 
 def original(value: str) -> str:
@@ -216,7 +237,7 @@ def original(value: str) -> str:
     return value.partition("@")[0]
 
 
-RULES: tuple[Rule, ...] = (deadlock, definition, graph, device, race, boundary, use_after_free, freeing, capacity)
+RULES: tuple[Rule, ...] = (deadlock, definition, graph, device, stale, race, boundary, use_after_free, freeing, capacity)
 
 
 def faults(case: Case) -> list[Fault]:

@@ -8,7 +8,7 @@
                        |
                    analysis                         LAYERS[1]  questions; nothing here changes an IR
                        |
-    errors  units  machine  spec  ir  inspection    LAYERS[0]  nouns
+    errors  units  machine  spec  ir  inspection    LAYERS[0]  nouns, and what reads and checks a spec
 
 A file's *unit* is the folder or file directly under ``partitioner/`` that it lies in: ``place/heft.py`` belongs to ``place``.
 Files of one unit may import each other. There are no import circles, and late imports inside functions count too.
@@ -25,11 +25,11 @@ import networkx as nx
 import pytest
 
 LAYERS = (
-    {"errors", "units", "machine", "spec", "ir", "inspection"},
+    {"errors", "units", "machine", "document", "faults", "spec", "ir", "inspection"},
     {"analysis"},
     {"plan", "state"},
 )
-DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "inspect", "module", "testing"}
+DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "fake", "inspect", "module", "testing"}
 # Every other unit is a verb.
 
 MOST_LINES_IN_A_FILE = 300
@@ -108,13 +108,19 @@ def test_no_import_circles() -> None:
     assert not circles, "import circles: " + "; ".join(circles)
 
 
+def _body_start(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The first line behind the docstring: what a function says about itself does not make it long."""
+    documented = ast.get_docstring(node) is not None and len(node.body) > 1
+    return node.body[1].lineno if documented else node.lineno
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_and_functions_are_short(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     assert lines <= MOST_LINES_IN_A_FILE, f"{lines} lines: look for the idea that is trying to get out"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            length = (node.end_lineno or node.lineno) - _body_start(node) + 1
             assert length <= MOST_LINES_IN_A_FUNCTION, f"{node.name}, line {node.lineno}: {length} lines"
 
 

@@ -13,8 +13,10 @@ from partitioner.ir.program import Copy, Free, Program, Run, Value
 
 
 def conflicts(program: Program) -> Iterator[tuple[int, int]]:
-    """Pairs of instructions, by index, that must keep their order."""
-    named = ((str(index), program.accesses(item)) for index, item in enumerate(program.instructions))
+    """Pairs of Runs and Copies, by index, that must keep their order. Events and Frees touch nothing, not even `ANY`."""
+    named = (
+        (str(index), program.accesses(item)) for index, item in enumerate(program.instructions) if isinstance(item, Run | Copy)
+    )
     return ((int(earlier), int(later)) for earlier, later in hazards(named))
 
 
@@ -30,6 +32,24 @@ def issued_in_order(program: Program, earlier: int, later: int) -> bool:
     theirs = {access.resource: access.write for access in sorted(program.accesses(other))}
     shared = {resource for resource in mine.keys() & theirs.keys() if mine[resource] or theirs[resource]}
     return ANY not in mine and ANY not in theirs and shared == {RNG}
+
+
+def stale_uses(program: Program) -> Iterator[tuple[int, int, int]]:
+    """Uses of a copy after a storage of its source was written: ``(copy, write, use)``, by index."""
+    writer: dict[str, int] = {}
+    copies: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for index, item in enumerate(program.instructions):
+        if not isinstance(item, Run | Copy):
+            continue
+        accesses = program.accesses(item)
+        touched = dict.fromkeys(access.resource.removeprefix("%") for access in accesses)  # the value, or a view of it
+        for copied, storages in (copies[name] for name in touched if name in copies):
+            written = max((writer.get(storage, -1) for storage in storages), default=-1)
+            if written > copied:
+                yield copied, written, index
+        writer.update((access.resource, index) for access in accesses if access.write)
+        if isinstance(item, Copy):
+            copies[item.target] = index, program.by_name[item.source].storages
 
 
 def storage_users(program: Program) -> Mapping[str, list[int]]:

@@ -103,6 +103,7 @@ def matches(op: Op, pattern: str) -> bool:
 
 
 def _matching(graph: Graph, pattern: str) -> list[Op]:
+    """The ops that a pattern places. A size or a dtype is asked where its tensor is, whoever asks."""
     found = [op for op in graph.ops if matches(op, pattern)]
     if not found:
         paths = sorted({op.path.split(".")[0] for op in graph.ops if op.path})
@@ -110,7 +111,7 @@ def _matching(graph: Graph, pattern: str) -> list[Op]:
             f"pattern {pattern!r} matches no op. Patterns are globs over module paths and op names; "
             f"the top-level modules are: {', '.join(paths) or '(none)'}."
         )
-    return found
+    return [op for op in found if op.tensor]
 
 
 def _sharing_state(graph: Graph, state_key: Mapping[str, object]) -> Iterable[list[str]]:

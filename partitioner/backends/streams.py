@@ -51,6 +51,14 @@ class Hardware:
         """Issue what follows on ``stream`` and its device."""
         torch.accelerator.set_stream(stream)
 
+    def current_device(self) -> int:
+        """The index of the caller's device."""
+        return torch.accelerator.current_device_index()
+
+    def set_device(self, index: int) -> None:
+        """Make a device the current one, on whichever of its streams."""
+        torch.accelerator.set_device_index(index)
+
     def take_event(self, device: str) -> torch.Event:
         """An event nobody is using."""
         spare = self.spare.setdefault(device, deque())
@@ -81,6 +89,7 @@ class StreamCall(Call):
         self.recorded: dict[int, torch.Event] = {}
         self.grad = torch.is_grad_enabled()
         accelerators = {number: lane.torch_device for number, lane in enumerate(self.lanes) if lane.kind != "cpu"}
+        self.device = hardware.current_device()
         self.caller = {device: hardware.current_stream(device) for device in dict.fromkeys(accelerators.values())}
         self.streams = {
             number: self.caller[device] if number == 0 else hardware.side_stream(device, number)
@@ -107,8 +116,9 @@ class StreamCall(Call):
             if stream is not self.streams[0]:
                 stream.wait_stream(self.streams[0])
             self.hardware.set_stream(stream)
-        for made in self.recorded.values():
-            self.hardware.give_back(made)
+        self.hardware.set_device(self.device)  # setting a stream sets its device, and the caller's may be none of ours
+        while self.recorded:
+            self.hardware.give_back(self.recorded.popitem()[1])
         super().end()
 
     def use(self, lane: int) -> None:
@@ -177,6 +187,8 @@ class Streams(Threads):
         plan: what to run; its first lane is an accelerator's.
         hardware: where streams and events come from.
     """
+
+    accelerated = True
 
     def __init__(self, plan: Plan, hardware: Hardware = HARDWARE) -> None:
         super().__init__(plan)

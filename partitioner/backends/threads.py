@@ -20,7 +20,8 @@ from torch import nn
 
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
-from partitioner.backends.workers import POOL, Modes, has_hidden_modes
+from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
+from partitioner.errors import SpecError
 from partitioner.plan import Plan
 
 
@@ -52,18 +53,18 @@ class Call:
         """Called on the caller's thread with the results, when everything has been issued."""
 
     def end(self) -> None:
-        """Called on the caller's thread when every lane has stopped, however the call ended."""
+        """Called on the caller's thread when every lane has stopped, however the call ended; again if Ctrl-C cut it short."""
         torch.set_num_threads(self.full)
 
     def record(self, event: int, lane: int) -> None:
         """Let whoever waits for ``event`` go on."""
-        self.events[event].release()
+        _open(self.events[event])
 
     def wait(self, event: int, lane: int) -> None:
         """Wait until ``event`` is recorded."""
         lock = self.events[event]
         lock.acquire()
-        lock.release()
+        _open(lock)
         if self.error is not None:
             raise Abandoned
 
@@ -80,18 +81,36 @@ class Call:
         if self.error is None or isinstance(self.error, Abandoned):
             self.error = error
         for event in self.events:
-            event.acquire(blocking=False)
-            event.release()
+            _open(event)
+
+
+def _open(event: threading.Lock) -> None:
+    """Release an event's lock. Another lane that fails, or that waits, may be doing the same: an open one stays open."""
+    try:  # noqa: SIM105  (this is on every call's way, and `suppress` takes longer than the rest)
+        event.release()
+    except RuntimeError:  # it is not held
+        pass
 
 
 class Threads:
     """Runs a plan's program on the caller's thread and one worker for each further CPU lane.
 
     Args:
-        plan: what to run.
+        plan: what to run; every lane is a CPU's.
+
+    Raises:
+        SpecError: the plan is for other devices.
     """
 
+    accelerated = False
+
     def __init__(self, plan: Plan) -> None:
+        if self.accelerated != (plan.program.lanes[0].kind != "cpu"):
+            devices = ", ".join(dict.fromkeys(lane.torch_device for lane in plan.program.lanes))
+            kind, name = "accelerators" if self.accelerated else "CPU lanes only", type(self).__name__.lower()
+            raise SpecError(
+                f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and the one that fits is taken."
+            )
         self.plan = plan
         self.parallel = generate(plan)
         self.hosts = len(self.parallel.hosts)
@@ -110,42 +129,37 @@ class Threads:
         """Run the program on ``root``'s state; the graph's results."""
         hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
         code = self.parallel if hosts == self.hosts else self.serial
-        call = self.begin(code, hosts)
-        call.enter()
-        try:
-            done = self._start_workers(code, call, root)
-            result = self._run(code, call, done, root, tensors)
-        finally:
-            call.end()
-        return result
+        return self._run(code, self.begin(code, hosts), root, tensors)
 
     def begin(self, code: Code, hosts: int) -> Call:
         """What one call needs."""
         return Call(code, hosts)
 
-    def _start_workers(self, code: Code, call: Call, root: nn.Module) -> list[threading.Lock]:
-        """Post the other hosts' jobs; a lock for each, held until it is done."""
-        if len(code.hosts) == 1:
-            return []
+    def _run(self, code: Code, call: Call, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
         done = [threading.Lock() for _ in code.hosts[1:]]
-        modes = Modes.of_this_thread(["cpu"])
-        POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
-        return done
-
-    def _run(
-        self, code: Code, call: Call, done: list[threading.Lock], root: nn.Module, tensors: Sequence[torch.Tensor]
-    ) -> list[Any]:
         result: list[Any] = []
         try:
+            call.enter()
+            self._start_workers(done, call, root)
             result = explained(code, lambda: code.hosts[0](root, call, *tensors))
             call.leave(result)
         except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
             call.fail(error)
-        for lock in done:
-            lock.acquire()
+        _finish(call, done)
         if call.error is not None:
-            raise call.error
+            failure, call.error = call.error, None  # or it would hold itself, and the call's tensors, by its own traceback
+            try:
+                raise failure
+            finally:
+                del failure
         return result
+
+    def _start_workers(self, done: list[threading.Lock], call: Call, root: nn.Module) -> None:
+        """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
+        if done:
+            HERE.occupied = True
+            modes = Modes.of_this_thread(["cpu"])
+            POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
 
     def _job(self, host: int, call: Call, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:
         done.acquire()
@@ -159,6 +173,27 @@ class Threads:
                 done.release()
 
         return job
+
+
+def _finish(call: Call, done: list[threading.Lock]) -> None:
+    """Return when every lane has stopped and the caller's thread is as it was. Ctrl-C does not cut that short.
+
+    After an error it is not known which jobs were posted, for Ctrl-C may come between any two lines: then the workers'
+    queues are drained instead.
+    """
+    while True:
+        try:
+            if done:
+                HERE.occupied = False
+            if call.error is None:
+                for lock in done:
+                    lock.acquire()
+            if call.error is not None and done:
+                POOL.drain(len(done))
+            call.end()
+            return
+        except KeyboardInterrupt as error:
+            call.fail(error)
 
 
 def explained(code: Code, run: Callable[[], Any]) -> Any:

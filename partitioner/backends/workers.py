@@ -45,7 +45,7 @@ def has_hidden_modes() -> bool:
     """Whether this thread is under something that a worker could not take over.
 
     That is: a dispatch or function mode (fake tensors, `torch.device` as a context), a functorch transform, hooks on saved
-    tensors (checkpointing), tracing, or being a worker itself.
+    tensors (checkpointing), tracing, or being in a lane of another call already: its workers may be waiting for this thread.
     """
     return bool(
         torch._C._len_torch_dispatch_stack()
@@ -54,11 +54,17 @@ def has_hidden_modes() -> bool:
         or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or getattr(_here, "worker", False)
+        or in_a_lane()
     )
 
 
-_here = threading.local()
+HERE = threading.local()
+"""``HERE.occupied``: whether this thread runs a lane of a call that has workers."""
+
+
+def in_a_lane() -> bool:
+    """Whether this thread runs a lane of a call that has workers: they may be waiting for it."""
+    return bool(getattr(HERE, "occupied", False))
 
 
 class _Worker:
@@ -70,7 +76,7 @@ class _Worker:
         self.thread.start()
 
     def _loop(self) -> None:
-        _here.worker = True
+        HERE.occupied = True
         while True:
             job = self.queue.get()
             job()
@@ -91,6 +97,15 @@ class Pool:
                 self.workers.append(_Worker(len(self.workers) + 1))
             for worker, job in zip(self.workers, jobs, strict=False):
                 worker.queue.put(job)
+
+    def drain(self, count: int) -> None:
+        """Return when the first ``count`` workers have ended every job that was queued before."""
+        locks = [threading.Lock() for _ in range(count)]
+        for lock in locks:
+            lock.acquire()
+        self.submit([lock.release for lock in locks])
+        for lock in locks:
+            lock.acquire()
 
     def reset(self) -> None:
         """Forget the workers: in the child of a fork their threads do not exist."""

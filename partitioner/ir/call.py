@@ -8,6 +8,7 @@ outputs need no handling anywhere else.
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,10 +96,29 @@ def _is_positional(spec: TreeSpec, count: int) -> bool:
     return bool(spec == tree_flatten(((0,) * count, {}))[1])
 
 
+def is_traced(structure: Any) -> bool:
+    """Whether a call's arguments are the proxies of a tracer.
+
+    Args:
+        structure: what `flatten_call` gave.
+    """
+    return isinstance(structure, tuple) and any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
+
+
 def _frozen(value: Any) -> tuple[Any, ...]:
-    """A key for a constant: equal only for equal values of one type, and by identity where equality is not known."""
+    """A key for a constant: equal only for equal values of one type, and by identity where equality is not known.
+
+    What has no hash can be changed in place, so its key is what it is now.
+    """
     try:
         hash(value)
     except TypeError:
-        return ("object", id(value))
+        return (type(value), _bytes(value))
     return (type(value), value)
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # pickling runs the user's code
+        return id(value)

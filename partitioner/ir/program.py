@@ -234,38 +234,45 @@ class _Parsed:
 
 
 def _parse_lane(found: _Parsed, words: list[str]) -> None:
-    name = _plain(words[1])
-    found.lanes.append(Lane(name, name.rpartition("/")[0], _plain(words[2])))
+    number, name, device = words
+    if int(number) != len(found.lanes):
+        raise ValueError("lanes are numbered from 0, in order")
+    found.lanes.append(Lane(_plain(name), _plain(name).rpartition("/")[0], _plain(device)))
 
 
 def _parse_value(found: _Parsed, words: list[str]) -> None:
     found.values.append(Value(_plain(words[0]), _plain(words[1]), int(words[2]), tuple(map(_plain, words[3:]))))
 
 
+def _parse_name(names: list[str], words: list[str]) -> None:
+    (name,) = words
+    names.append(_plain(name))
+
+
 _DECLARATIONS: dict[str, Callable[[_Parsed, list[str]], None]] = {
     "lane": _parse_lane,
     "value": _parse_value,
-    "input": lambda found, words: found.inputs.append(_plain(words[0])),
-    "output": lambda found, words: found.outputs.append(_plain(words[0])),
+    "input": lambda found, words: _parse_name(found.inputs, words),
+    "output": lambda found, words: _parse_name(found.outputs, words),
 }
 
 _RUN = re.compile(r"(\S+) \((.*?)\) -> \((.*?)\) ?(.*)")
 
 
 def _instruction(words: list[str]) -> Instruction:
-    lane, verb, rest = int(words[0]), words[1], words[2:]
-    match verb:
-        case "record":
-            return Record(lane, int(rest[0].removeprefix("e")))
-        case "wait":
-            return Wait(lane, int(rest[0].removeprefix("e")))
-        case "free":
-            return Free(lane, _plain(rest[0]))
-        case "copy":
-            return Copy(lane, _plain(rest[0]), _plain(rest[2]))
-        case "run":
+    lane = int(words[0])
+    match words[1:]:
+        case ["record", event]:
+            return Record(lane, int(event.removeprefix("e")))
+        case ["wait", event]:
+            return Wait(lane, int(event.removeprefix("e")))
+        case ["free", value]:
+            return Free(lane, _plain(value))
+        case ["copy", source, "->", target]:
+            return Copy(lane, _plain(source), _plain(target))
+        case ["run", *rest]:
             return _parse_run(lane, " ".join(rest))
-    raise ValueError(verb)
+    raise ValueError(words)
 
 
 def _parse_run(lane: int, text: str) -> Run:

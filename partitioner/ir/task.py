@@ -82,7 +82,7 @@ class TaskGraph:
         kinds: dict[tuple[str, str], set[str]] = {}
         for (source, target), kind in self.graph.edges.items():
             kinds.setdefault((self.task_of[source], self.task_of[target]), set()).add(kind)
-        return frozenset(pair for pair, found in kinds.items() if found == {"random"})
+        return frozenset(pair for pair in self.edges if kinds[pair] == {"random"})
 
     @cached_property
     def predecessors(self) -> dict[str, list[str]]:

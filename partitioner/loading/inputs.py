@@ -79,6 +79,6 @@ def examples_of(namespace: ModuleType) -> Arguments:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return (), dict(value)
     raise LoadError(
-        f"example_inputs is a {type(value).__name__}; make it a tuple of arguments, one tensor, a dict of keyword arguments "
-        "by name, or a function that returns one of these"
+        f"example_inputs is of type {type(value).__name__}; make it a tuple of arguments, one tensor, a dict of "
+        "keyword arguments by name, or a function that returns one of these"
     )

@@ -74,7 +74,7 @@ def _split(text: str) -> tuple[Path | str, str | None]:
 def _mode(text: str) -> int:
     """The file mode, 0 if there is no such file."""
     try:
-        return Path(text).stat().st_mode
+        return Path(text).stat().st_mode if text else 0
     except (OSError, ValueError):
         return 0
 
@@ -125,7 +125,7 @@ def _import_name(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name and f"{name}.".startswith(f"{error.name}."):
-                raise LoadError(f"no file and no module is called {quoted(error.name)}; {_HOW}") from error
+                raise LoadError(f"no such file or module: {quoted(name)}; {_HOW}") from error
             raise
 
 
@@ -165,14 +165,16 @@ def _make_model(value: object, name: str) -> nn.Module:
     if isinstance(value, nn.Module):
         return value
     if not callable(value):
-        raise LoadError(f"{name} is a {type(value).__name__}, and no nn.Module, class of modules or function that makes one")
+        raise LoadError(
+            f"{name} is of type {type(value).__name__}; it should be an nn.Module, its class, or a function that makes one"
+        )
     needed = ", ".join(_required(value))
     if needed:
         raise LoadError(f"{name} needs arguments: {needed}; define build() without arguments, which returns the model")
     with user_code(f"calling {name}()"):
         made = value()
     if not isinstance(made, nn.Module):
-        raise LoadError(f"{name}() returned a {type(made).__name__}, and not an nn.Module")
+        raise LoadError(f"{name}() returned {type(made).__name__}, not an nn.Module")
     return made
 
 

@@ -71,6 +71,7 @@ class _Assignment:
         self.end: dict[str, float] = {}
         self.lane: dict[str, int] = {}
         self.reason: dict[str, str] = {}
+        self.copied: set[tuple[str, str]] = set()
         first = machine.devices[0]
         self.rank = upward_rank(tasks.dag, lambda t: self.seconds(t, 0, alone=False), lambda _a, _b: first.handoff)
 
@@ -94,7 +95,14 @@ class _Assignment:
             self.ledger.take(task, lane)
             self.free[lane] = self.end[task] = end
             self.lane[task] = lane
+            self._note_copies(task, lane)
             self.reason[task] = self._why(task, lane, favourite, len(choices))
+
+    def _note_copies(self, task: str, lane: int) -> None:
+        there = self.machine.lanes[lane].device
+        for before in self.tasks.predecessors[task]:
+            if self.machine.lanes[self.lane[before]].device != there:
+                self.copied.update((value, there) for value in self.tasks.edges[before, task])
 
     def _favourite(self, task: str) -> int:
         """The lane of the predecessor that hands over most."""
@@ -106,18 +114,31 @@ class _Assignment:
         return sum(ops[value].bytes for value in self.tasks.edges[source, target])
 
     def _end(self, task: str, lane: int, alone: bool) -> float:
-        ready = [self._arrival(before, task, lane) for before in self.tasks.predecessors[task]]
+        """When a task would end on a lane: after its inputs have been handed over and copied, the lane being held meanwhile."""
+        handoff = self.machine.device_of(lane).handoff
         # The caller's lane starts at once; every other one has to be woken up first.
-        start = 0.0 if lane == 0 else self.machine.device_of(lane).handoff
+        start = max(self.free[lane], 0.0 if lane == 0 else handoff)
+        for before in self.tasks.predecessors[task]:
+            start = max(start, self._arrival(before, task, lane))
+        copies = sum(self._copy_seconds(before, task, lane) for before in self.tasks.predecessors[task])
         # What nobody follows is waited for by the caller, on lane 0.
-        back = 0.0 if lane == 0 or self.tasks.successors[task] else self.machine.device_of(lane).handoff
-        return max([self.free[lane], start, *ready]) + self.seconds(task, lane, alone) + back
+        back = 0.0 if lane == 0 or self.tasks.successors[task] else handoff
+        return start + copies + self.seconds(task, lane, alone) + back
 
     def _arrival(self, before: str, task: str, lane: int) -> float:
-        """When what ``before`` makes can be read on ``lane``; a generator on an accelerator orders issue, not kernels."""
+        """When ``lane`` knows that ``before`` is done; a generator on an accelerator orders issue, not kernels."""
         if (before, task) in self.tasks.random_only and self.machine.lanes[lane].kind != "cpu":
             return 0.0
-        return self.end[before] + self.machine.transfer_time(self.lane[before], lane, self._bytes(before, task))
+        return self.end[before] + (0.0 if self.lane[before] == lane else self.machine.device_of(lane).handoff)
+
+    def _copy_seconds(self, before: str, task: str, lane: int) -> float:
+        """Time to copy what ``before`` hands over, unless an earlier task on the same device has had it copied."""
+        here, there = self.machine.lanes[self.lane[before]].device, self.machine.lanes[lane].device
+        if here == there:
+            return 0.0
+        link, ops = self.machine.link(here, there), self.tasks.graph.by_name
+        values = [value for value in self.tasks.edges[before, task] if (value, there) not in self.copied]
+        return sum(link.latency + ops[value].bytes / link.bandwidth for value in values if ops[value].tensor)
 
     def _why(self, task: str, lane: int, favourite: int, choices: int) -> str:
         if choices == 1:

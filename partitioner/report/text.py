@@ -1,6 +1,7 @@
 """Inspection to text: one table of branches by depth, one of times, one of devices, and what to know besides.
 
-On a terminal, names that do not fit end in an ellipsis. In a file or a pipe each branch is one line with everything on it.
+On a terminal, names that do not fit are cut at an ellipsis, and counts of parameters are shown from 120 columns on. In a file
+or a pipe each branch is one line with everything on it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console, Group, RenderableType
@@ -21,6 +23,7 @@ from partitioner.units import format_count, format_duration, format_size
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _UNLIMITED = 100_000
+_WIDE = 120
 _FEW = 3
 _BAR, _BLOCK, _SHADE = 10, "\u2588", "\u2591"
 _LEGEND = "* on the critical path; x2: two branches that may run at the same time"
@@ -58,6 +61,7 @@ class _Writer:
     def __init__(self, inspection: Inspection, screen: Screen) -> None:
         self.inspection, self.screen, self.summary = inspection, screen, inspection.summary
         self.measured = self.summary.prediction is not None
+        self.counts = screen.width is None or screen.width >= _WIDE
         names = [lane.name for device in self.summary.devices for lane in device.lanes]
         self.colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
@@ -87,13 +91,13 @@ class _Writer:
             caption_justify="left",
         )
         for name in columns:
-            flexible = name in ("branch", "ops", "tasks", "remark")
-            table.add_column(name, justify="right" if name in right.split() else "left", no_wrap=not flexible)
+            justify: Literal["left", "right"] = "right" if name in right.split() else "left"
+            table.add_column(name, justify=justify, no_wrap=name not in ("ops", "tasks", "remark"))
         return table
 
     def branch_table(self) -> Table:
         table = self.table(
-            *("depth", "branch", "params", "size"),
+            *("depth", "branch", *(("params",) if self.counts else ()), "size"),
             *(("FLOP", "output", "time") if self.measured else ()),
             *("lane", "task", "ops"),
             right="params size FLOP output time",
@@ -107,10 +111,17 @@ class _Writer:
     def label(self, depth: Depth) -> str:
         return f"{depth.depth} x{depth.width}" if depth.width > 1 else str(depth.depth)
 
+    def path(self, branch: Branch) -> str:
+        """The module path; a long one keeps its end, which tells it from its neighbours."""
+        path = branch.path or "(root)"
+        most = _UNLIMITED if self.screen.width is None else max(8, self.screen.width // 5)
+        return path if len(path) <= most else f"\u2026{path[1 - most :]}"
+
     def branch_row(self, branch: Branch) -> Iterator[Text]:
         short = self.screen.width is not None
-        yield _cut(branch.path or "(root)")
-        yield Text(_count(branch.parameters))
+        yield _cut(self.path(branch))
+        if self.counts:
+            yield Text(_count(branch.parameters))
         yield Text(format_size(branch.parameter_bytes) if branch.parameter_bytes else "-")
         if self.measured:
             yield Text(_count(branch.flops))
@@ -182,7 +193,11 @@ def headline(summary: Summary) -> Text:
     """The model in one line."""
     counts = [_plural(summary.ops, "op"), _plural(summary.branches, "branch"), _plural(summary.tasks, "task")]
     shape = f"depth {summary.depth}, width {summary.width}"
-    size = f"{_count(summary.parameters)} parameters ({format_size(summary.parameter_bytes)})"
+    size = (
+        f"{_count(summary.parameters)} parameters ({format_size(summary.parameter_bytes)})"
+        if summary.parameters
+        else "no state"
+    )
     flops = "" if summary.flops is None else f", {format_count(summary.flops)}"
     made = f"{summary.frontend}, effects {summary.effects}, policy {summary.policy}"
     return Text(f"{summary.model}: {', '.join(counts)}; {shape}; {size}{flops}\n{made}")
@@ -200,7 +215,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    return " ".join(names) if len(names) <= _FEW else f"{names[0]} .. {names[-1]}"
+    return " ".join(names) if len(names) <= _FEW else f"{names[0]}..{names[-1]}"
 
 
 def _count(count: int | None) -> str:
@@ -217,5 +232,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _cut(text: str, style: str = "") -> Text:
-    """A cell that ends in an ellipsis rather than take a second line."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    """A cell that ends in an ellipsis rather than take a second line. Names are the user's, and may hold anything."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return Text(printable, style=style, no_wrap=True, overflow="ellipsis")

@@ -45,8 +45,8 @@ def assert_equal_runs(
         bitwise: whether outputs and state must agree to the last bit; a NaN agrees with any NaN, -0.0 does not with 0.0.
         gradient_bitwise: the same for gradients. None decides for each: to the last bit, unless three or more gradients are
             summed on its way, whose order autograd does not promise. Those, and all with False, may differ by rounding.
-        calls: how often each module is called. A tracer that runs a buffer's update while it traces looks right on the first
-            call and wrong on the second.
+        calls: how often each module is called, at least once. A trace in which a buffer's update ran while tracing is right on
+            the first call and wrong on the second.
         keys: whether both modules must have the same names in their state_dict and among their buffers.
         rtol: where rounding is accepted, the difference allowed as a share of the larger magnitude; for gradients, of the
             largest gradient in the run, because a gradient near zero is often what is left of large ones that cancel.
@@ -55,8 +55,6 @@ def assert_equal_runs(
     Raises:
         AssertionError: something differs. The message names every such thing, and by how much.
 
-    >>> import torch
-    >>> from partitioner.testing import assert_equal_runs
     >>> half, third = torch.nn.Threshold(0.5, 0.0), torch.nn.Threshold(0.3, 0.0)
     >>> assert_equal_runs(half, third, (torch.tensor([0.1, 0.6]),), train=False)
     >>> assert_equal_runs(half, third, (torch.tensor([0.4, 0.6]),), train=False, calls=1)
@@ -65,9 +63,7 @@ def assert_equal_runs(
     AssertionError: Threshold differs from Threshold (eager), train=False, seed=0:
       call 0: output: 1 of 2 elements differ; the most by 0.4 at (0,): 0.0 in eager, 0.4000000059604645 in other
     """
-    if calls < 1:
-        raise ValueError(f"calls={calls}: nothing would be compared; call each module at least once")
-    call = Call(tuple(inputs), dict(kwargs or {}), seed, train, gradients, calls)
+    call = Call(tuple(inputs), dict(kwargs or {}), seed, train, gradients, max(calls, 1))
     expected, actual = run(eager, call), run(other, call)
     faults = [*_forms(expected, actual), *(_names(expected, actual) if keys else ())]
     faults += [*_values(expected, actual, bitwise, rtol, atol), *_generators(expected, actual)]

@@ -71,9 +71,9 @@ def _one_call(module: nn.Module, call: Call, prefix: str, result: Run) -> None:
     result.outputs |= {prefix + name: _seen(value) for name, value in found.items()}
     result.inputs |= {prefix + name: _seen(value) for name, value in given.items()}
     if call.gradients:
-        names = {id(p): n for n, p in module.named_parameters()} | {id(v): n for n, v in wanted.items()}
-        reordered = _backward(list(found.values()), call.seed)
-        result.reorderable |= {names[id(leaf)] for leaf in reordered if id(leaf) in names}
+        reordered = {id(leaf) for leaf in _backward(list(found.values()), call.seed)}
+        named = wanted | dict(module.named_parameters(remove_duplicate=False))
+        result.reorderable |= {name for name, value in named.items() if id(value) in reordered}
         result.gradients |= {name: _seen(value.grad) for name, value in wanted.items()}
 
 

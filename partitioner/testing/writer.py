@@ -121,10 +121,6 @@ class Writer:
         self.do(f"{', '.join(value.name for value in values)} = {expression}")
         self.values.extend(values)
 
-    def fresh(self, shape: tuple[int, ...], offset: int = 0) -> Value:
-        """A value with memory of its own, for `several` to bind; `offset` counts those made before binding."""
-        return Value(self.name(offset), shape, self._storage())
-
     def name(self, offset: int = 0) -> str:
         """The next free local name, or one further on."""
         return f"v{len(self.values) + offset}"

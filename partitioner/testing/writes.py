@@ -21,7 +21,7 @@ def add_(w: Writer, step: Step) -> None:
 
 @kind
 def iadd(w: Writer, step: Step) -> None:
-    """`+=`: the name is bound again, to the same tensor."""
+    """`+=`: a write that every other name of the memory must see. An fx Proxy makes a plain sum of it."""
     a = w.writable(w.any(step.picks[0]))
     b = w.like(a, step.picks[1])
     w.do(f"{a} += {w.apart(b, a)}")

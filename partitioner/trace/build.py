@@ -8,6 +8,7 @@ module (``.half()``, ``load_state_dict``, a swapped parameter) is what the next 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from partitioner.ir.graph import Access, Graph, Op, TensorMeta
 from partitioner.trace.capture import Capture
 from partitioner.trace.effects import Effect, Inputs, static_effect
 from partitioner.trace.observe import Unobservable, attribute, observe
+from partitioner.trace.views import refreshes
 
 
 def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Tensor] | None) -> Graph:
@@ -38,6 +40,8 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
     names = resource_names(module)
     effects = static_effects(capture, module, names) if effects is None else effects
     nodes = [node for node in capture.fx.nodes if is_op(node)]
+    for name, stale in refreshes(nodes, effects).items():
+        effects[name] = replace(effects[name], writes=effects[name].writes | stale)
     results = list(dict.fromkeys(node.name for node in capture.fx.output_node().all_input_nodes))
     return Graph(
         name=type(module).__name__,

@@ -6,11 +6,12 @@ where the model allows that, and whatever did not stay open is a guard that name
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -174,11 +175,11 @@ def _path(node: torch.fx.Node) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Export warns and logs about what it tries; only its final reason matters here."""
+    """Export warns, logs and prints about what it tries; only its final reason matters here."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -70,6 +70,7 @@ def observe(
     Raises:
         Unobservable: an op has no meaning on fake tensors, such as one whose output shape depends on data.
     """
+    tensors = [tensor.detach() for tensor in tensors]  # before the modes, which would ask a tensor for its gradient
     with ExitStack() as stack:
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         state = fake_state(fake, module)
@@ -77,7 +78,7 @@ def observe(
         observer = _Observer(fake, module, constants, state)
         watch = stack.enter_context(observer.watch)
         assert watch is observer.watch
-        return observer.run(graph, [fake.from_tensor(tensor.detach()) for tensor in tensors])
+        return observer.run(graph, [fake.from_tensor(tensor) for tensor in tensors])
 
 
 def fake_state(fake: FakeTensorMode, module: nn.Module) -> dict[str, torch.Tensor]:

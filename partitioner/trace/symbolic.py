@@ -8,7 +8,9 @@ nothing, attributes that forward assigns. Each of these is noticed here and refu
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -73,14 +75,40 @@ def _constants(graph: torch.fx.Graph, tracer: FlatTracer) -> dict[str, Any]:
     return {name: tensor for name, tensor in lifted.items() if name in used}
 
 
+class InPlaceProxy(torch.fx.Proxy):
+    """A proxy on which ``x += y`` and ``x[i] = y`` are the in-place ops that they are on a tensor.
+
+    torch.fx traces the first as ``x = x + y``, which leaves every other view of ``x`` behind, and refuses the second.
+    """
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+def _augmented(function: Callable[..., Any]) -> Callable[[torch.fx.Proxy, Any], torch.fx.Proxy]:
+    def method(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+for _name in "iadd iand ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor".split():
+    setattr(InPlaceProxy, f"__{_name}__", _augmented(getattr(operator, _name)))
+
+
 class FlatTracer(torch.fx.Tracer):
     """A tracer over flattened arguments that notes where each node comes from and notices what it would lose."""
 
     proxy_buffer_attributes = True
 
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        """Proxies that know in-place operators."""
+        return InPlaceProxy(node, self)
+
     def __init__(self, call: Call, leaves: frozenset[str]) -> None:
         super().__init__(param_shapes_constant=False)
         self.call, self.leaf_names = call, leaves
+        self.thread = threading.get_ident()
         self.out_spec: TreeSpec | None = None
         self.sources: dict[str, str] = {}
         self.paths: dict[str, str] = {}
@@ -109,12 +137,22 @@ class FlatTracer(torch.fx.Tracer):
         return module_qualified_name in self.leaf_names or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """As torch.fx does, but remember the innermost module in which tracing failed."""
+        """As torch.fx does, but remember the innermost module in which tracing failed.
+
+        torch.fx patches `nn.Module` for the whole process meanwhile: what other threads call is none of our business.
+        """
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.blame = self.blame or self.path_of_module(m)
             raise
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """As torch.fx does, on the thread that traces."""
+        mine = threading.get_ident() == self.thread
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if mine else attr_val
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """As torch.fx does, but note source and module, and refuse under a mode that the node would not carry."""

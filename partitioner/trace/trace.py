@@ -7,6 +7,7 @@ each did.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,10 @@ MAX_LEAVES = 32
 """Submodules that the last front end gives up before it gives up itself."""
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Front ends patch `nn.Module` and other things that belong to the whole process."""
+
+
 def trace(module: nn.Module, call: Call | None, *, skip: Sequence[str] = (), open_dims: Open = frozenset()) -> Graph:
     """Trace ``module``.
 
@@ -41,6 +46,11 @@ def trace(module: nn.Module, call: Call | None, *, skip: Sequence[str] = (), ope
     Raises:
         TraceError: every front end refused.
     """
+    with _ONE_AT_A_TIME:
+        return _trace(module, call, skip, open_dims)
+
+
+def _trace(module: nn.Module, call: Call | None, skip: Sequence[str], open_dims: Open) -> Graph:
     refusals: list[tuple[str, Refused]] = []
     for name, attempt in _attempts(module, call, open_dims):
         if name in skip:

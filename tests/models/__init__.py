@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import arguments, devices, flow, networks, opaque, rng, state, writes  # noqa: F401  (each registers its models)
+from . import arguments, devices, flow, networks, opaque, rng, sharing, state, writes  # noqa: F401  (each registers its models)
 from .base import EXACT, KEYS, MODELS, OUTCOMES, REFUSED, WRONG, Model, Outcome, make, numbers
 
 __all__ = ["EXACT", "KEYS", "MODELS", "OUTCOMES", "REFUSED", "WRONG", "Model", "Outcome", "make", "numbers"]

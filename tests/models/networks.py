@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from .base import REFUSED, Model, model, numbers
+from .base import Model, model, numbers
 
 
 def tower(inputs: int, outputs: int) -> nn.Sequential:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import REFUSED, Model, model, numbers
+from .base import REFUSED, WRONG, Model, model, numbers
 
 
 class Trunk(Model):
@@ -82,6 +82,17 @@ class OutArgument(Model):
         half = target[:, :3]
         torch.mul(x, 2.0, out=target)
         return half + 1
+
+
+@model(fx=WRONG)
+class AugmentedAssignment(Trunk):
+    """`part += 1` on a view writes its base. A Proxy has no `__iadd__`, so fx records a sum that nobody uses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.trunk(x)
+        part = h[:, :3]
+        part += 1
+        return h
 
 
 @model(fx=REFUSED)

@@ -1,0 +1,131 @@
+"""The corpus: every model that `corpus.py` runs, by name. The test suite's zoo, more of torchvision, and `user_models.py`.
+
+A name is ``<family>/<model>``. Building needs no network: weights are random, the same every time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # zoo.py serves the tests and the benchmarks
+
+from user_models import USER_MODELS  # noqa: E402
+
+import zoo  # noqa: E402
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the corpus. ``build`` gives it in eval mode; ``inputs`` takes ``batch`` and ``seed``."""
+
+    name: str
+    family: str
+    library: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[..., Inputs]
+    large: bool = False
+
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.library) is not None
+
+
+def _images(*shape: int, count: int = 1, batch: int = 2, seed: int = 1) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(batch, *shape, generator=generator) for _ in range(count)), {}
+
+
+def _built(make: Callable[[Any], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make(zoo.import_torchvision().models).eval()
+
+
+def _named(name: str, **options: Any) -> Callable[[Any], nn.Module]:
+    return lambda models: models.get_model(name, weights=None, **options)
+
+
+def _backbone(kind: str, name: str) -> Callable[[Any], nn.Module]:
+    def make(models: Any) -> nn.Module:
+        utils = models.detection.backbone_utils
+        if kind == "mobilenet":
+            return utils.mobilenet_backbone(backbone_name=name, weights=None, fpn=True)
+        return utils.resnet_fpn_backbone(backbone_name=name, weights=None, trainable_layers=5)
+
+    return make
+
+
+SEGMENTATION = """deeplabv3_mobilenet_v3_large deeplabv3_resnet50 deeplabv3_resnet101 fcn_resnet50 fcn_resnet101
+lraspp_mobilenet_v3_large""".split()
+
+VIDEO = {
+    "mc3_18": (3, 4, 32, 32),
+    "r2plus1d_18": (3, 4, 32, 32),
+    "r3d_18": (3, 4, 32, 32),
+    "s3d": (3, 16, 64, 64),
+    "swin3d_t": (3, 4, 32, 32),
+    "mvit_v2_s": (3, 16, 224, 224),
+}
+"""Clips as small as each model takes."""
+
+BACKBONES = {
+    "resnet18_fpn": ("resnet", "resnet18"),
+    "resnet50_fpn": ("resnet", "resnet50"),
+    "mobilenet_v3_large_fpn": ("mobilenet", "mobilenet_v3_large"),
+}
+
+HEADS: dict[str, Callable[[Any], nn.Module]] = {
+    "ssd_vgg16": lambda models: models.detection.ssd._vgg_extractor(models.vgg16(weights=None), False, 5),
+    "ssdlite_mobilenet_v3": lambda models: models.detection.ssdlite._mobilenet_extractor(
+        models.mobilenet_v3_large(weights=None), 6, functools.partial(nn.BatchNorm2d, eps=0.001)
+    ),
+}
+"""Feature extractors of the one-stage detectors."""
+
+
+def _torchvision() -> Iterator[Entry]:
+    """What the zoo, which holds classifiers, leaves out."""
+    for name in SEGMENTATION:
+        auxiliary = {} if name.startswith("lraspp") else {"aux_loss": True}
+        yield _entry("segmentation", name, _named(name, weights_backbone=None, **auxiliary), (3, 64, 64))
+    for name, shape in VIDEO.items():
+        yield _entry("video", name, _named(name), shape)
+    for name, (kind, backbone) in BACKBONES.items():
+        yield _entry("detection", name, _backbone(kind, backbone), (3, 64, 64))
+    for name, make in HEADS.items():
+        yield _entry("detection", name, make, (3, 300, 300))
+    yield _entry("optical-flow", "raft_small", _named("raft_small"), (3, 128, 128), images=2)
+
+
+def _entry(kind: str, name: str, make: Callable[[Any], nn.Module], shape: tuple[int, ...], images: int = 1) -> Entry:
+    inputs = functools.partial(_images, *shape, count=images)
+    return Entry(f"torchvision/{kind}/{name}", kind, "torchvision", functools.partial(_built, make), inputs)
+
+
+def _zoo() -> Iterator[Entry]:
+    for name, model in zoo.ZOO.items():
+        yield Entry(name, model.family, model.family, model.build, model.inputs, "large" in model.tags)
+
+
+def _user() -> Iterator[Entry]:
+    for name, model in USER_MODELS.items():
+        yield Entry(f"user/{name}", "user", "torch", model.build, model.inputs)
+
+
+CORPUS: dict[str, Entry] = {entry.name: entry for entry in (*_user(), *_zoo(), *_torchvision())}
+
+SAMPLE = """user/unet user/dlrm user/nano_gpt user/ensemble user/graph_convolution user/triplet_network user/step_counter
+user/in_place_editing torchvision/squeezenet1_1 transformers/distilbert""".split()
+"""The fixed sample that the quick tests run: both front ends, nested inputs, ties, buffers, random numbers, views."""

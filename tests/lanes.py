@@ -1,0 +1,89 @@
+"""Small models spread over several CPU lanes whatever that costs, and the comparisons that tests make of them.
+
+A model that is small enough for a test is too small for lanes: a plan would rightly put it on one. So these tests plan for a
+machine on which every op takes a millisecond and handing a value over takes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from partitioner import partition
+from partitioner.module import Parallel
+from partitioner.testing import difference
+
+
+def spec(lanes: int = 3) -> dict[str, Any]:
+    """A spec under which each op is worth a lane of its own."""
+    return {"devices": [{"device": "cpu", "lanes": lanes, "handoff": 0, "overhead": 1e-3}], "grain": 1e-9}
+
+
+def spread(model: nn.Module, *inputs: Any, lanes: int = 3, **options: Any) -> Parallel:
+    """``model`` on several CPU lanes, all of them used; planned on ``inputs``."""
+    parallel = partition(model, example_inputs=inputs, spec=spec(lanes), **options)
+    assert len(used_lanes(parallel)) == lanes, f"the test wants {lanes} lanes, the plan uses {used_lanes(parallel)}"
+    return parallel
+
+
+def used_lanes(parallel: Parallel) -> set[int]:
+    """The lanes that run tasks in the program that ran last."""
+    return set(parallel.placement.lane.values())
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    """Two results have one structure and the same bits."""
+    left, form = pytree.tree_flatten(expected)
+    right, other = pytree.tree_flatten(actual)
+    assert form == other, f"{other} in the parallel module, {form} in eager"
+    faults = [fault for pair in zip(left, right, strict=True) if (fault := difference(*pair)) is not None]
+    assert not faults, "; ".join(faults)
+
+
+def assert_same_state(expected: nn.Module, actual: nn.Module) -> None:
+    """Two modules have the same parameters and buffers, to the bit, under the same names."""
+    assert_same(dict(expected.state_dict()), dict(actual.state_dict()))
+
+
+class Tower(nn.Sequential):
+    """A branch: two layers."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+
+class Towers(nn.Module):
+    """A stem, branches of equal depth, a head."""
+
+    def __init__(self, branches: int = 3, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Linear(width, width)
+        self.towers = nn.ModuleList(Tower(width) for _ in range(branches))
+        self.head = nn.Linear(branches * width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, width) to (batch, 2)."""
+        h = self.stem(x)
+        return self.head(torch.cat([tower(h) for tower in self.towers], 1))
+
+
+class NormedTowers(nn.Module):
+    """Branches with batch norm and dropout: what differs between training and eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.ReLU(inplace=True)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, 6) to (batch, 18)."""
+        return torch.cat([tower(x) for tower in self.towers], 1)
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    """Normal numbers, the same every time, that leave torch's own generator alone."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,24 @@
+"""A policy that spreads tasks over lanes as widely as the constraints allow, whether that pays or not. For tests."""
+
+from __future__ import annotations
+
+import zlib
+
+from partitioner.analysis.constraints import Constraints
+from partitioner.analysis.cost import Costs
+from partitioner.ir.placement import Placement
+from partitioner.ir.task import TaskGraph
+from partitioner.machine import Machine
+from partitioner.place.ledger import Ledger
+
+
+def scatter(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+    """Each task goes to a lane that follows from its ops' names, so that a plan is the same each time it is made."""
+    ledger = Ledger(tasks, costs, machine, constraints)
+    lane: dict[str, int] = {}
+    for task in tasks.tasks:
+        allowed = ledger.lanes(task.name)
+        lane[task.name] = allowed[zlib.crc32("".join(task.ops).encode()) % len(allowed)]
+        ledger.take(task.name, lane[task.name])
+    rank = {task.name: float(-number) for number, task in enumerate(tasks.tasks)}
+    return Placement("scatter", lane, rank, dict.fromkeys(lane, "scattered"))

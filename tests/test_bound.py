@@ -1,0 +1,72 @@
+"""The lower bound: drawn by hand, and never above what a plan takes (which test_simulate.py holds for any plan)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partitioner.analysis.bound import Bound, lower_bound
+from partitioner.analysis.cost import Costs, OpCost
+from partitioner.ir.call import Call
+from partitioner.machine import Device, Machine
+from partitioner.trace.trace import trace
+
+GIGA = 10**9
+
+
+class Diamond(nn.Module):
+    """
+    relu -> left  -> add
+         -> right ->
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(x)
+        return self.left(x) + self.right(x)
+
+
+def bound(machine: Machine, module: nn.Module | None = None, **seconds: int) -> Bound:
+    graph = trace(module or Diamond(), Call.of((torch.zeros(1, 2),), {}))
+    costs = {op.name: OpCost(seconds.get(op.name, 0) * GIGA, 0, 0) for op in graph.ops}
+    return lower_bound(graph, Costs(machine, costs, measured_shapes=True))
+
+
+def device(lanes: int, cores: int = 1, place: str = "cpu", speed: float = 1.0) -> Device:
+    """A device on which an op takes as many seconds as it has GFLOPs on one thread."""
+    return Device(place, place, lanes, flops=speed * GIGA, bandwidth=1e9, overhead=0.0, cores=cores)
+
+
+def test_a_long_chain_is_the_bound() -> None:
+    found = bound(Machine((device(2),)), relu=1, left=4, right=2, add=1)
+    assert found == Bound(work=8, critical_path=6, ops=("relu", "left", "add"), seconds=6)
+
+
+def test_much_work_is_the_bound() -> None:
+    found = bound(Machine((device(1),)), relu=1, left=4, right=4, add=1)
+    assert (found.critical_path, found.work, found.seconds) == (6, 10, 10)
+
+
+def test_a_chain_may_use_every_core_and_work_has_no_more_than_they_hold() -> None:
+    found = bound(Machine((device(lanes=2, cores=4),)), left=8, right=8)
+    assert found.critical_path == pytest.approx(8 / 4, rel=1e-3), "an op that is alone has four threads"
+    assert found.seconds == pytest.approx((8 + 8) / 4, rel=1e-3)
+
+
+def test_each_op_is_where_it_is_fastest() -> None:
+    machine = Machine((device(1), device(1, place="cuda:0", speed=10.0)))
+    assert bound(machine, relu=10, left=10, right=0, add=10).critical_path == pytest.approx(3)
+
+
+def test_a_generator_orders_nothing_on_accelerators() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.rand_like(x) + torch.rand_like(x)
+
+    times = {"rand_like": 3, "rand_like_1": 3}
+    assert bound(Machine((device(2, place="cuda:0"),)), Noise(), **times).critical_path == 3
+    assert bound(Machine((device(2),)), Noise(), **times).critical_path == 6

@@ -1,0 +1,454 @@
+"""The command line: what it prints, where, and with which exit code, whatever it is given."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+import partitioner
+from partitioner import cli, console
+
+MODEL = """
+import torch
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(256, 256)
+        self.left, self.right = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return torch.cat([self.left(x), self.right(x)], dim=1)
+
+print("a model may print what it likes")
+model = Towers()
+example_inputs = torch.zeros(64, 256)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model's file in a new working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    return "model.py"
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli.app, list(args))
+
+
+def assert_refused(result: Result, *words: str, code: int = 2) -> None:
+    """One error on stderr, and nothing else anywhere."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("error: ") == 1
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def subprocess_of(*args: str, **options: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "partitioner", *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+# Reports --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table(model: str) -> None:
+    result = run("inspect", model, "--devices", "cuda:0,cuda:1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Towers: 4 ops, 4 branches")
+    assert "left" in result.stdout and "this plan" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert result.stderr == "a model may print what it likes\n", "so that a pipe holds the report alone"
+
+
+def test_json_holds_every_depth(model: str) -> None:
+    result = run("inspect", model, "--format", "json", "--devices", "cuda:0, cuda:1")
+    document = json.loads(result.stdout)
+    assert [depth["depth"] for depth in document["depths"]] == [0, 1, 2]
+    assert document["summary"]["model"] == "Towers"
+
+
+@pytest.mark.parametrize(("text", "depths"), [("1:", [1, 2]), ("0:2", [0, 1]), (":", [0, 1, 2]), ("1", [1]), ("2:99", [2])])
+def test_some_depths(model: str, text: str, depths: list[int]) -> None:
+    document = json.loads(run("inspect", model, "--format", "json", "--depth", text).stdout)
+    assert [depth["depth"] for depth in document["depths"]] == depths
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("dot", "digraph "), ("mermaid", "flowchart TD"), ("json", "{"), ("table", "Towers")]
+)
+def test_formats_go_to_files(model: str, name: str, start: str) -> None:
+    result = run("inspect", model, "--format", name, "--output", "report.out")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert Path("report.out").read_text().startswith(start)
+
+
+def test_inputs_policy_and_spec(model: str) -> None:
+    Path("spec.yaml").write_text("devices: [{device: cuda:0, name: gpu, lanes: 2}]\n")
+    options = ("--spec", "spec.yaml", "--policy", "single", "--input", "float32[8,256]", "--format", "json")
+    document = json.loads(run("inspect", f"{model}:Towers", *options).stdout)
+    assert document["summary"]["policy"] == "single"
+    assert document["depths"][0]["branches"][0]["output_bytes"] == 8 * 256 * 4
+    assert [lane["name"] for lane in document["summary"]["devices"][0]["lanes"]] == ["gpu/0", "gpu/1"]
+
+
+def test_without_inputs(model: str) -> None:
+    Path(model).write_text(MODEL.replace("example_inputs", "something_else"))
+    result = run("inspect", model)
+    assert result.exit_code == 0 and "No shapes are known" in result.stdout
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"partitioner {partitioner.__version__}\n"
+    for args in ([], ["--help"]):
+        result = run(*args)
+        assert result.exit_code == 0 and "inspect" in result.stdout and "verify" in result.stdout
+    assert "--depth" in run("inspect", "--help").stdout
+
+
+def test_help_names_every_format_and_policy() -> None:
+    from partitioner.place import POLICIES
+    from partitioner.report import FORMATS
+
+    shown = " ".join(run("inspect", "--help").stdout.split())
+    assert all(name in shown for name in (*FORMATS, *POLICIES))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """At the top of these files, only typer and what they share may be imported."""
+    for module in (cli, console):
+        body = ast.parse(Path(str(module.__file__)).read_text()).body
+        names = {name for node in body if isinstance(node, ast.ImportFrom) for name in [node.module or ""]}
+        names |= {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+        outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+        assert outside <= {"typer", "typer.core", "partitioner.console", "partitioner.errors"}
+
+
+# Verify ---------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """program P
+lane 0 cpu/0 cpu
+lane 1 cpu/1 cpu
+value a cpu 4 a
+value b cpu 4 b
+output b
+0 run t0 () -> (a) w:a
+0 record e0
+1 wait e0
+1 run t1 (a) -> (b) r:a w:b
+1 record e1
+0 wait e1
+0 free a
+"""
+
+
+def test_verify_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "program.txt"
+    path.write_text(PROGRAM)
+    result = run("verify", str(path))
+    assert (result.exit_code, result.stdout) == (0, "no faults: 7 instructions on 2 lanes\n")
+
+
+def test_verify_a_program_with_a_race(tmp_path: Path) -> None:
+    path = tmp_path / "program.txt"
+    path.write_text(PROGRAM.replace("1 wait e0\n", ""))
+    result = run("verify", str(path))
+    assert result.exit_code == 1 and result.stderr == ""
+    assert "race" in result.stdout and "1 run t1 (a) -> (b)" in result.stdout
+
+
+def test_verify_a_model(model: str) -> None:
+    result = run("verify", model, "--devices", "cuda:0,cuda:1")
+    assert result.exit_code == 0 and result.stdout.startswith("no faults: ")
+
+
+def test_a_printed_plan_can_be_verified(model: str) -> None:
+    from partitioner.compile import make_plan
+    from partitioner.discover import build_machine
+    from partitioner.loading import load_target
+    from partitioner.spec import load_spec
+
+    plan = make_plan(load_target(model).module, None, build_machine(load_spec(), ["cuda:0", "cuda:1"]), load_spec())
+    Path("plan.txt").write_text(str(plan.program))
+    assert run("verify", "plan.txt").exit_code == 0
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["inspect"], ["TARGET"]),
+        (["nonsense"], ["nonsense"]),
+        (["--nonsense"], ["--nonsense"]),
+        (["inspect", "model.py", "--nonsense"], ["--nonsense"]),
+        (["inspect", "model.py", "extra"], ["extra"]),
+        (["inspect", "missing.py"], ["no such file: 'missing.py'"]),
+        (["inspect", "."], ["is a directory"]),
+        (["inspect", "model.py", "--devices", "cuda:0,foo"], ['devices[1]: "foo" is not a device']),
+        (["inspect", "model.py", "--devices", ""], ["device"]),
+        (["inspect", "model.py", "--policy", "best"], ["policy 'best' is not known", "by_level"]),
+        (["inspect", "model.py", "--format", "svg"], ["format 'svg' is not known", "mermaid"]),
+        (["inspect", "model.py", "--depth", "8:3"], ["'8:3' holds no depth"]),
+        (["inspect", "model.py", "--depth", "some"], ["'some' is no range of depths"]),
+        (["inspect", "model.py", "--depth", "30:40"], ["the depths are 0 to 2"]),
+        (["inspect", "model.py", "--input", "float[2]"], ["'float[2]' is no input"]),
+        (["inspect", "model.py", "--spec", "missing.yaml"], ["missing.yaml"]),
+        (["inspect", "model.py", "--spec", "model.py"], ["model.py"]),
+        (["inspect", "model.py", "--output", "missing/report"], ["cannot write to missing/report"]),
+        (["inspect", "model.py", "--output", "."], ["cannot write to ."]),
+        (["verify", "missing.txt"], ["no such file or module: 'missing.txt'"]),
+        (["verify", "notes.txt"], ["not a printed program"]),
+    ],
+)
+def test_mistakes(model: str, args: list[str], words: list[str]) -> None:
+    Path("notes.txt").write_text("hello")
+    Path(model).write_text(MODEL.replace("print", "str"))
+    assert_refused(run(*args), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("def forward(self, x):\n        raise ValueError('not today')", "not today"),
+        ("def forward(self, x):\n        raise SystemExit(3)", "sys.exit(3)"),
+        ("def forward(self, x, y):\n        return x + y", "y"),
+        ("pass", "Net"),
+    ],
+)
+def test_models_that_cannot_be_traced(model: str, text: str, word: str) -> None:
+    source = f"import torch\nclass Net(torch.nn.Module):\n    {text}\nmodel, example_inputs = Net(), torch.zeros(2)\n"
+    Path(model).write_text(source)
+    assert_refused(run("inspect", model), word)
+
+
+def test_a_model_that_no_front_end_takes(model: str) -> None:
+    """torch.export prints to stderr what it had when it gave up; our error comes after that."""
+    source = "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x): return x if x.sum() > 0 else -x\n"
+    Path(model).write_text(source + "model, example_inputs = Net(), torch.zeros(2)\n")
+    result = run("inspect", model)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error: Net cannot be traced.\n  symbolic_trace: " in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_model_is_compared_with_its_trace(model: str) -> None:
+    assert "compared with eager" in run("inspect", model).stdout
+    assert "compared with eager" not in run("inspect", model, "--no-check").stdout
+
+
+def test_a_bad_spec_lists_its_faults(model: str) -> None:
+    Path(model).write_text(MODEL.replace("print", "str"))
+    Path("spec.yaml").write_text("polcy: by_level\ndevices: [{device: cuda:0, memory: 3XB}]\n")
+    assert_refused(run("inspect", model, "--spec", "spec.yaml"), "2 faults", "polcy", "3XB")
+
+
+def test_debug_shows_the_traceback(model: str) -> None:
+    result = run("inspect", "missing.py", "--debug")
+    assert result.exit_code == 2 and "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: no such file")
+
+
+def _raise_key_error(*_: object) -> None:
+    raise KeyError("gone")
+
+
+def test_our_own_faults_say_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(model).write_text(MODEL.replace("print", "str"))
+    monkeypatch.setattr("partitioner.simulate.simulate", _raise_key_error)
+    assert_refused(run("inspect", model), "a fault of partitioner", "KeyError: 'gone'", "--debug", code=3)
+
+
+# Pipes and processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_pipe_is_silent(model: str) -> None:
+    process = subprocess_of("inspect", model)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), errors) == (0, b"a model may print what it likes\n")
+
+
+def test_a_pipe_gets_plain_lines_of_any_length(model: str) -> None:
+    environment = {**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
+    out, _ = subprocess_of("inspect", model, env=environment).communicate()
+    assert b"\x1b" not in out and b"..." not in out
+    (row,) = [line for line in out.decode("ascii").splitlines() if line.startswith("0 ")]
+    assert row.split()[1] == "stem"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error(model: str) -> None:
+    Path(model).write_text(MODEL.replace("print", "str"))
+    assert_refused(run("inspect", model, "--output", "/dev/full"), "cannot write to /dev/full")
+
+
+def test_a_terminal_gets_colours_in_its_width(model: str) -> None:
+    pty = pytest.importorskip("pty")
+    outer, inner = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm", "PYTHONUTF8": "1"}
+    environment.pop("NO_COLOR", None)
+    command = [sys.executable, "-m", "partitioner", "inspect", model, "--devices", "cuda:0,cuda:1"]
+    with subprocess.Popen(command, stdout=inner, stderr=subprocess.DEVNULL, env=environment):
+        os.close(inner)
+        out = b""
+        with contextlib.suppress(OSError):  # a terminal whose other side is gone ends with EIO
+            while data := os.read(outer, 65536):
+                out += data
+    os.close(outer)
+    text = out.decode()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert "\x1b[36mcuda:0/0" in text and "\u2500" * 40 in text and max(map(len, lines)) <= 100
+
+
+# Anything at all ------------------------------------------------------------------------------------------------------
+
+FUZZ = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+WORDS = st.sampled_from(
+    [
+        *(
+            "inspect",
+            "verify",
+            "model.py",
+            "model.py:Towers",
+            "spec.yaml",
+            "program.txt",
+            "--input",
+            "float32[64,256]",
+            "--devices",
+        ),
+        *(
+            "cuda:0,cuda:0",
+            "cpu:0,cpu:1",
+            "--policy",
+            "single",
+            "--spec",
+            "--depth",
+            "1:2",
+            "--format",
+            "json",
+            "--output",
+            "--debug",
+        ),
+        *("--help", "--version", "--", "-", "", "torch.nn:ReLU", "torch:nn", "--input=", "--depth=1"),
+    ]
+)
+LINES = st.one_of(
+    st.sampled_from(PROGRAM.splitlines()),
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                [
+                    *(
+                        "program",
+                        "lane",
+                        "value",
+                        "input",
+                        "output",
+                        "run",
+                        "copy",
+                        "record",
+                        "wait",
+                        "free",
+                        "0",
+                        "1",
+                        "2",
+                        "-1",
+                    ),
+                    *(
+                        "e0",
+                        "e1",
+                        "e9",
+                        "a",
+                        "b",
+                        "a@cuda:0",
+                        "cuda:0",
+                        "cpu",
+                        "->",
+                        "()",
+                        "(a)",
+                        "(a,",
+                        "b)",
+                        "r:a",
+                        "w:b",
+                        "w:*",
+                        "''",
+                    ),
+                ]
+            ),
+            st.text(max_size=4),
+        ),
+        max_size=7,
+    ).map(" ".join),
+)
+
+
+def assert_graceful(result: Result, *codes: int) -> None:
+    assert result.exit_code in codes, result.output
+    assert "Traceback" not in result.stderr
+    assert result.exit_code in (0, 1) or result.stderr.startswith("error: ")
+
+
+@pytest.fixture
+def quiet(model: str) -> Iterator[None]:
+    Path(model).write_text(MODEL.replace("print", "str"))
+    Path("spec.yaml").write_text("{}")
+    Path("program.txt").write_text(PROGRAM)
+    yield
+
+
+@FUZZ
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
+def test_any_model_file(quiet: None, data: bytes) -> None:
+    Path("fuzzed.py").write_bytes(data)
+    assert_graceful(run("inspect", "fuzzed.py"), 2)
+
+
+@FUZZ
+@given(st.binary(max_size=80), st.sampled_from(["yaml", "json", "toml"]))
+def test_any_spec(quiet: None, data: bytes, suffix: str) -> None:
+    Path(f"fuzzed.{suffix}").write_bytes(data)
+    assert_graceful(run("inspect", "model.py", "--spec", f"fuzzed.{suffix}"), 0, 2)
+
+
+@FUZZ
+@given(st.lists(LINES, max_size=12), st.booleans())
+def test_any_program(quiet: None, lines: list[str], begun: bool) -> None:
+    text = "\n".join([*(PROGRAM.splitlines()[:6] if begun else ()), *lines])
+    Path("fuzzed.txt").write_bytes(text.encode(errors="replace"))
+    assert_graceful(run("verify", "fuzzed.txt"), 0, 1, 2)
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_program(quiet: None, data: bytes) -> None:
+    Path("fuzzed.txt").write_bytes(data)
+    assert_graceful(run("verify", "fuzzed.txt"), 2)
+
+
+@FUZZ
+@given(st.lists(st.one_of(WORDS, WORDS, WORDS, st.text(max_size=8)), max_size=6))
+def test_any_arguments(quiet: None, args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code in (0, 1, 2), result.output
+    assert "--debug" in args or "Traceback" not in result.stderr
