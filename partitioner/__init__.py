@@ -17,19 +17,26 @@ free of races, and an ordinary module comes out in which independent branches ru
 True
 """
 
-from partitioner.api import partition
-from partitioner.errors import (
-    DifferenceError,
-    InputError,
-    PartitionerError,
-    PlacementError,
-    SpecError,
-    TraceError,
-    VerifyError,
-)
-from partitioner.module import Parallel
-from partitioner.spec import Spec, load_spec
-from partitioner.verify import verify
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partitioner.api import partition
+    from partitioner.errors import (
+        DifferenceError,
+        InputError,
+        PartitionerError,
+        PlacementError,
+        SpecError,
+        TraceError,
+        VerifyError,
+    )
+    from partitioner.ir.program import parse
+    from partitioner.module import Parallel
+    from partitioner.spec import Spec, load_spec
+    from partitioner.verify import verify
 
 __version__ = "0.1.0"
 
@@ -43,8 +50,26 @@ __all__ = [
     "SpecError",
     "TraceError",
     "VerifyError",
-    "__version__",
     "load_spec",
+    "parse",
     "partition",
     "verify",
 ]
+
+_HOME = {
+    "partition": "api",
+    "Parallel": "module",
+    "Spec": "spec",
+    "load_spec": "spec",
+    "parse": "ir.program",
+    "verify": "verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: `python -m partitioner --help` needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
+    value = getattr(import_module(f"partitioner.{_HOME.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value

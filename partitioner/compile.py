@@ -28,7 +28,7 @@ from partitioner.analysis.cost import estimate
 from partitioner.backends import BACKENDS, Executable, default_backend
 from partitioner.check import compare, try_eager
 from partitioner.coarsen import coarsen
-from partitioner.errors import DifferenceError, InputError, SpecError, TraceError
+from partitioner.errors import DifferenceError, InputError, PlacementError, SpecError, TraceError
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
 from partitioner.lower import LOWERINGS
@@ -41,7 +41,7 @@ from partitioner.state import state_bytes, state_keys, state_tensors
 from partitioner.trace.exporting import Open
 from partitioner.trace.trace import trace
 from partitioner.units import format_duration
-from partitioner.verify import verify
+from partitioner.verify import Case, capacity, verify
 
 T = TypeVar("T")
 
@@ -82,8 +82,21 @@ def make_plan(
     for lowering in LOWERINGS:
         program = lowering(program)
     plan = Plan(graph, machine, costs, tasks, placement, program)
-    verify(program, tasks=tasks, memory=caps(machine), resident=resident_bytes(plan, state))
+    check_memory(plan, resident_bytes(plan, state))
+    verify(program, tasks=tasks)
     return plan
+
+
+def check_memory(plan: Plan, resident: Mapping[str, int]) -> None:
+    """Policies count state; what the values between tasks add is known only now.
+
+    Raises:
+        PlacementError: the caps do not hold parameters, buffers and live values.
+    """
+    found = list(capacity(Case(plan.program, memory=caps(plan.machine), resident=resident)))
+    if found:
+        advice = "Raise the cap, add a device, pin parts of the model elsewhere, or plan for a smaller batch."
+        raise PlacementError("\n".join([*(fault.message for fault in found), advice]))
 
 
 def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset()) -> Graph:
