@@ -26,7 +26,7 @@ from torch import nn
 from partitioner.analysis.constraints import constrain
 from partitioner.analysis.cost import estimate
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.check import compare, try_eager
+from partitioner.check import blame, compare, try_eager
 from partitioner.coarsen import coarsen
 from partitioner.errors import DifferenceError, InputError, PlacementError, SpecError, TraceError
 from partitioner.ir.call import Call
@@ -121,12 +121,12 @@ def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset())
             ) from error
         start = time.perf_counter()
         with naming_the_model(module):
-            difference = compare(graph, module, call)
-        if difference is None:
+            comparison = compare(graph, module, call)
+        if comparison.difference is None:
             note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
-            notes = (f"{name} differed from eager in {what}" for name, what in differing.items())
-            return replace(graph, notes=(*graph.notes, *notes, note))
-        differing[graph.frontend] = str(difference)
+            notes = [f"{name} differed from eager in {what}" for name, what in differing.items()]
+            return replace(graph, notes=(*graph.notes, *notes, *(comparison.notes or (note,))))
+        differing[graph.frontend] = f"{comparison.difference}. {blame(graph, module, call)}".strip()
 
 
 @contextmanager

@@ -119,9 +119,13 @@ def insert_syncs(program: Program) -> Program:
 
 
 def prune_waits(program: Program) -> Program:
-    """Drop each Wait whose event the lane has already seen the far side of, then each Record that nobody waits for."""
+    """Drop each Wait for work that its lane knows to be done already, then each Record that nobody waits for.
+
+    A clock here counts work only: what a lane knows of events is of no use to it.
+    """
     lanes = len(program.lanes)
     now = [[0] * lanes for _ in range(lanes)]
+    now[0][0] = 1  # what the caller did before, which no other lane knows of until it waits for event 0
     events: dict[int, list[int]] = {}
     kept: list[Instruction] = []
     for item in program.instructions:
@@ -132,9 +136,10 @@ def prune_waits(program: Program) -> Program:
                 continue
             if seen is not None:
                 clock[:] = map(max, clock, seen)
-        clock[item.lane] += 1
-        if isinstance(item, Record):
+        elif isinstance(item, Record):
             events[item.event] = list(clock)
+        else:
+            clock[item.lane] += 1
         kept.append(item)
     waited = {item.event for item in kept if isinstance(item, Wait)}
     kept = [item for item in kept if not isinstance(item, Record) or item.event in waited]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from partitioner.ir.graph import Graph
 
@@ -115,11 +117,18 @@ def untouched(module: nn.Module) -> Iterator[list[Assigned]]:
     """
     assigned: list[Assigned] = []
     before = [(name, child, [dict(part) for part in _parts(child)]) for name, child in module.named_modules()]
+    contents = [
+        (f"{name}.{key}".lstrip("."), value, copy.copy(value))
+        for name, child in module.named_modules()
+        for key, value in child.__dict__.items()
+        if type(value) in (list, dict, set) and not key.startswith("_")
+    ]
     generator = torch.get_rng_state()
     try:
         yield assigned
     finally:
         torch.set_rng_state(generator)
+        assigned += (Assigned(name, held) for name, value, old in contents for held in _refill(value, old))
         for name, child, old in before:
             for now, then in zip(_parts(child), old, strict=True):
                 assigned += (Assigned(f"{name}.{key}".lstrip("."), tensor) for key, tensor in _restore(now, then))
@@ -145,6 +154,21 @@ def _restore(now: dict[str, Any], then: dict[str, Any]) -> list[tuple[str, bool]
     return [(key, held) for key, held in zip(keys, tensor, strict=True) if key not in rebuilt]
 
 
+def _refill(value: Any, old: Any) -> Iterator[bool]:
+    """Put the old items back into a list, dict or set that was changed in place; whether the change held a tensor."""
+    now, then = (list(each.items()) if isinstance(each, dict) else list(each) for each in (value, old))
+    if len(now) != len(then) or any(not _same_item(one, other) for one, other in zip(now, then, strict=True)):
+        yield any(isinstance(leaf, _TENSORS) for leaf in tree_leaves([now, then]))
+        value.clear()
+        getattr(value, "extend" if isinstance(value, list) else "update")(old)
+
+
+def _same_item(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same_item, one, other))
+    return one is other or _equal(one, other)
+
+
 def _equal(one: Any, other: Any) -> bool:
     """Whether two attributes that are not the same object are equal; export rebuilds containers, for instance."""
     if isinstance(one, _TENSORS) or isinstance(other, _TENSORS):
@@ -156,3 +180,18 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
+
+
+@contextmanager
+def state_kept(module: nn.Module) -> Iterator[list[Assigned]]:
+    """Put back buffers, tensor attributes and assigned attributes, whatever runs inside; tell as `untouched` does."""
+    attributes = [value for child in module.modules() for value in child.__dict__.values() if isinstance(value, torch.Tensor)]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *attributes)]
+    with untouched(module) as assigned:
+        try:
+            yield assigned
+        finally:
+            with torch.no_grad():
+                for tensor, value in kept:
+                    if tensor.shape == value.shape and not torch.equal(tensor, value):
+                        tensor.detach().copy_(value)

@@ -43,7 +43,8 @@ def test_users_and_makers(lowered: Lowered) -> None:
 
 def test_only_a_generator_on_accelerators_is_ordered_by_issue() -> None:
     """A kernel gets its random numbers from the host when it is issued; on a CPU lane the op itself draws them."""
-    drawn = program("0 run a () -> () w:rng r:s\n1 run b () -> () w:rng r:s\n2 run c () -> () w:rng\n1 run d () -> () w:rng w:s")
+    text = "0 run a () -> () w:rng r:s\n1 run b () -> () w:rng r:s\n2 run c () -> () w:rng\n1 run d () -> () w:rng w:s"
+    drawn = program(text)
     assert issued_in_order(drawn, 0, 1)
     assert not issued_in_order(drawn, 0, 2), "a CPU lane"
     assert not issued_in_order(drawn, 0, 3), "a storage besides"

@@ -75,8 +75,8 @@ def test_the_quotient_by_branches_is_a_dag(dag: nx.DiGraph[int]) -> None:
 def test_rank_is_the_longest_way_to_the_end(dag: nx.DiGraph[int], times: list[int], delays: list[int]) -> None:
     rank = upward_rank(dag, times.__getitem__, lambda a, b: delays[a])
     for node in dag:
-        lengths = [sum(map(times.__getitem__, path)) + sum(map(delays.__getitem__, path[:-1])) for path in paths_from(dag, node)]
-        assert rank[node] == max(lengths)
+        ways = paths_from(dag, node)
+        assert rank[node] == max(sum(times[n] for n in path) + sum(delays[n] for n in path[:-1]) for path in ways)
 
 
 @given(DAGS, TIMES)

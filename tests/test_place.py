@@ -81,8 +81,7 @@ def test_every_policy_keeps_to_pins_and_groups(policy: str, rng: Random) -> None
     costs, constraints = random_costs(rng, graph, machine), random_constraints(rng, graph, machine)
     tasks = random_tasks(rng, graph, costs, constraints)
     placement = {**POLICIES, "scattered": scattered(rng)}[policy](tasks, costs, machine, constraints)
-    assert list(placement.lane) == list(placement.rank) or set(placement.lane) == set(placement.rank)
-    assert set(placement.lane) == set(placement.reason) == {task.name for task in tasks.tasks}
+    assert set(placement.lane) == set(placement.rank) == set(placement.reason) == {task.name for task in tasks.tasks}
     devices = defaultdict(set)
     for known in graph.ops:
         device = machine.lanes[placement.lane[tasks.task_of[known.name]]].device
@@ -166,26 +165,32 @@ def test_a_pin_leaves_one_lane_and_the_reason_says_so() -> None:
     assert placement.reason["t2"] == "the only lane that may have it"
 
 
-def test_the_gate_falls_back_to_one_lane_with_its_reason() -> None:
-    """Branches of a second, hand-offs of ten: lanes would lose, and `inspect` must be able to say why they are not used."""
+def test_branches_shorter_than_a_hand_off_stay_where_they_are() -> None:
     graph = fork(2)
     placement = place("by_level", graph, seconds(graph, lanes_of(2, handoff=10.0)))
     assert set(placement.lane.values()) == {0}
-    (reason,) = set(placement.reason.values())
-    assert "was free first" not in reason
-    chain = make_graph([op("a", "x"), op("b", "a")], outputs=["b"])
-    assert set(place("by_level", chain, seconds(chain, lanes_of(2))).lane.values()) == {0}
+
+
+def test_the_gate_falls_back_to_one_lane_with_its_reason() -> None:
+    """Two lanes end each branch a little sooner, at 2.98 s and not at 3 s, and the join a second later: 4.96 s and not 4 s.
+
+    lane 0   | a | b0 | . . . . |join|
+    lane 1         .  | b1 | .
+    """
+    graph = fork(2)
+    placement = place("by_level", graph, seconds(graph, lanes_of(2, handoff=0.98)))
+    assert set(placement.lane.values()) == {0}
+    assert set(placement.reason.values()) == {
+        f"serial, because lanes were predicted to give 0.81x and {GATE:.2f}x is the least that counts"
+    }
 
 
 def test_a_gain_within_the_error_of_the_estimate_does_not_count() -> None:
     """100 s on one lane or 98 s on two: the second is less than a factor of GATE better."""
     graph = make_graph([op("long", "x"), op("short", "x")], outputs=["long", "short"])
     placement = place("by_level", graph, seconds(graph, lanes_of(2), long=98, short=2))
-    assert 100 / 98 < GATE
+    assert GATE > 100 / 98
     assert set(placement.lane.values()) == {0}
-    assert set(placement.reason.values()) == {
-        f"serial, because lanes were predicted to give 1.02x and {GATE:.2f}x is the least that counts"
-    }
     better = place("by_level", graph, seconds(graph, lanes_of(2), long=90, short=10))
     assert set(better.lane.values()) == {0, 1}
 
@@ -242,5 +247,5 @@ def test_ops_of_one_task_pinned_apart_are_refused() -> None:
     machine = Machine((Device("a", "cuda:0"), Device("b", "cuda:1")))
     graph = make_graph([op("one", "x"), op("two", "one")], outputs=["two"])
     constraints: Constraints = constrain(graph, machine, [("one", "a"), ("two", "b")], [], {}, {})
-    with pytest.raises(PlacementError, match="t0 .* is pinned to b and to a"):
+    with pytest.raises(PlacementError, match=r"t0 .* is pinned to b and to a"):
         POLICIES["single"](group(graph, [["one", "two"]]), seconds(graph, machine), machine, constraints)

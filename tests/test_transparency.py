@@ -7,6 +7,7 @@ meet in one tensor; where more meet, autograd sums them in the order of its sequ
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,14 +24,12 @@ from partitioner.spec import load_spec
 from partitioner.testing import GeneratedModule, assert_equal_runs, device_lists, fake_device_lists, modules, policies
 from scatter import scatter
 
-POLICIES["scatter"] = scatter  # no sensible plan would spread models this small, so lanes would never be tried
-
 TINY_GRAIN = 1e-9
 """Seconds. The generated modules take microseconds; this keeps their ops from being gathered into one task."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Bits of a reduction depend on how many threads share it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -38,7 +37,17 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@given(model=modules(), devices=device_lists(), policy=policies(POLICIES), train=st.booleans(), spread=st.booleans())
+@pytest.fixture(autouse=True, scope="module")
+def scattering() -> Iterator[None]:
+    """No sensible plan would spread models this small, so lanes would never be tried."""
+    POLICIES["scatter"] = scatter
+    yield
+    del POLICIES["scatter"]
+
+
+@given(
+    model=modules(), devices=device_lists(), policy=policies([*POLICIES, "scatter"]), train=st.booleans(), spread=st.booleans()
+)
 @settings(max_examples=150)
 def test_emitted_module_equals_eager(
     model: GeneratedModule, devices: list[str], policy: str, train: bool, spread: bool

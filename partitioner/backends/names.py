@@ -91,7 +91,7 @@ class Names:
             return f"{self.module(target)}({', '.join(texts)})"
         if node.op == "call_method":
             return f"{texts[0]}.{target}({', '.join(texts[1:])})"
-        return f"{self.object(target, _label(target))}({', '.join(texts)})"
+        return f"{self.object(_callable(target), _label(target))}({', '.join(texts)})"
 
     def argument(self, value: Any, local: Mapping[str, str]) -> str:
         """The text of one argument."""
@@ -132,6 +132,11 @@ def _infix(target: Any, texts: list[str]) -> str | None:
     if form.count("{}") != len(texts):
         return None
     return form.format(*(text if _SIMPLE.fullmatch(text) else f"({text})" for text in texts))
+
+
+def _callable(target: Any) -> Any:
+    """What to call. An OpOverload only forwards to the dispatcher's function, at the price of a Python frame for each op."""
+    return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
 def _label(target: Any) -> str:

@@ -80,20 +80,36 @@ def guess_call(module: nn.Module) -> Call:
     return Call.of(args, kwargs)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+
+
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
-    """The tensors of a call, and a hashable description of everything else in it."""
-    if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
-        return args, len(args)
+    """The tensors of a call, and a hashable description of everything else in it.
+
+    On every call's way, so arguments that hold no structure are not sent through pytree.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> flatten_call((x,), {"flag": True})[1] == flatten_call((x,), {"flag": 1})[1]
+        False
+    """
+    tensors: list[torch.Tensor] = []
+    constants: list[tuple[int, type, Any]] = []
+    for position, value in enumerate((*args, *kwargs.values())):
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif type(value) in _PLAIN:
+            constants.append((position, type(value), value))
+        else:
+            return _flatten_tree(args, kwargs)
+    return tuple(tensors), ((len(args), *kwargs), tuple(constants))
+
+
+def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
     leaves, spec = tree_flatten((args, kwargs))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     constants = tuple((n, *_frozen(leaf)) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
-    if not constants and _is_positional(spec, len(tensors)):
-        return tensors, len(tensors)
     return tensors, (spec, constants)
-
-
-def _is_positional(spec: TreeSpec, count: int) -> bool:
-    return bool(spec == tree_flatten(((0,) * count, {}))[1])
 
 
 def is_traced(structure: Any) -> bool:
@@ -102,7 +118,7 @@ def is_traced(structure: Any) -> bool:
     Args:
         structure: what `flatten_call` gave.
     """
-    return isinstance(structure, tuple) and any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
+    return any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
 
 
 def _frozen(value: Any) -> tuple[Any, ...]:

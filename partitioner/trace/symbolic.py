@@ -11,7 +11,8 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,13 +45,13 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     """
     tracer = FlatTracer(call, leaves)
     try:
-        with untouched(module) as assigned:
+        with untouched(module) as assigned, _functions_whole():
             graph = tracer.trace(module)
     except Refused:
         raise
     except Exception as error:  # forward is the user's code and may raise anything on a proxy
         raise Refused(_reason(error), tracer.blame, user_line(error)) from error
-    _refuse_lost([attribute.name for attribute in assigned if not attribute.name.startswith("_tensor_constant")])
+    _refuse_lost(sorted(item.name for item in assigned if not item.name.startswith("_tensor_constant")))
     assert tracer.out_spec is not None
     return Capture(
         fx=graph,
@@ -63,9 +64,30 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     )
 
 
+@contextmanager
+def _functions_whole() -> Iterator[None]:
+    """Trace a call of a `torch.autograd.Function` as one op, for tracing into it would lose its backward."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        proxies: list[torch.fx.Proxy] = []
+        torch.fx.node.map_aggregate((args, kwargs), lambda a: proxies.append(a) if isinstance(a, torch.fx.Proxy) else None)
+        function = plain.__get__(None, cls)
+        if not proxies:
+            return function(*args, **kwargs)
+        return proxies[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+    setattr(torch.autograd.Function, "apply", classmethod(apply))  # noqa: B010  (a type checker would object)
+    try:
+        yield
+    finally:
+        setattr(torch.autograd.Function, "apply", plain)  # noqa: B010
+
+
 def _refuse_lost(assigned: list[str]) -> None:
     if assigned:
-        raise Refused(f"forward assigns {', '.join(sorted(assigned)[:3])}, and the trace would lose that")
+        owner = assigned[0].rpartition(".")[0]
+        raise Refused(f"forward changes {', '.join(assigned[:3])}, and the trace would lose that", owner)
 
 
 def _constants(graph: torch.fx.Graph, tracer: FlatTracer) -> dict[str, Any]:

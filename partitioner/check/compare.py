@@ -10,8 +10,7 @@ and emission do is proved by the verifier and needs no run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +18,27 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from partitioner.check.interpret import interpret
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
-from partitioner.state import untouched
+from partitioner.state import Assigned, state_kept
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave: flat outputs, buffers afterwards, gradients of parameters and inputs."""
+    """What one call gave: flat outputs, buffers afterwards, gradients of parameters and inputs."""
 
     outputs: list[Any]
     buffers: dict[str, torch.Tensor]
     gradients: list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What two calls gave, one after the other, and the attributes that they left changed."""
+
+    calls: list[Outcome]
+    assigned: list[Assigned]
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,18 @@ class Difference:
         return f"{self.what}: {self.detail}"
 
 
-def compare(graph: Graph, module: nn.Module, call: Call) -> Difference | None:
-    """Compare the graph with the module on the call's inputs and on a second draw of the same shapes.
+@dataclass(frozen=True)
+class Comparison:
+    """The first difference, if there is one, and what else a user should know."""
+
+    difference: Difference | None = None
+    notes: tuple[str, ...] = ()
+
+
+def compare(graph: Graph, module: nn.Module, call: Call) -> Comparison:
+    """Compare the graph with the module on the call's inputs and then on a second draw of the same shapes.
+
+    The second call follows on the first, so that state which a forward carries from call to call shows.
 
     Args:
         graph: the traced program.
@@ -53,28 +71,34 @@ def compare(graph: Graph, module: nn.Module, call: Call) -> Difference | None:
         call: the example inputs.
 
     Returns:
-        The first difference, or ``None``. Costs two eager calls, with a backward each in training mode.
+        The comparison. Costs two eager calls, with a backward each in training mode.
 
     Raises:
         Exception: whatever the model raises on the call.
     """
     if _is_meta(module, call):
-        return None
-    for second, tensors in enumerate((call.tensors, [redraw(tensor) for tensor in call.tensors])):
-        try:
-            wanted = _run(module, lambda inputs: _eager(module, call, inputs), tensors)
-        except Exception:  # a second draw may be outside of the model's domain, and then eager says nothing about it
-            if not second:
-                raise
-            return None
-        try:
-            found = _run(module, lambda inputs: interpret(graph, module, inputs), tensors)
-        except Exception as error:  # any op may raise anything
-            return Difference("the program fails", f"{type(error).__name__}: {error}")
-        difference = differs(wanted, found)
+        return Comparison(notes=("not compared with eager, for there are no values on the meta device",))
+    draws = [list(call.tensors), [redraw(tensor) for tensor in call.tensors]]
+    wanted = _calls(module, lambda inputs: _eager(module, call, inputs), draws)
+    try:
+        found = _calls(module, lambda inputs: interpret(graph, module, inputs), draws[: len(wanted.calls)])
+    except Exception as error:  # any op may raise anything
+        return Comparison(Difference("the program fails", f"{type(error).__name__}: {error}"))
+    for mine, theirs in zip(wanted.calls, found.calls, strict=False):
+        difference = differs(mine, theirs)
         if difference is not None:
-            return difference
-    return None
+            return Comparison(difference)
+    return _compare_assigned(module, wanted, found)
+
+
+def _compare_assigned(module: nn.Module, wanted: Outcomes, found: Outcomes) -> Comparison:
+    """Attributes that the model's forward changes and the program does not. Buffers have been compared by value."""
+    kept = {name for name, _ in module.named_buffers()} | {item.name for item in found.assigned}
+    lost = [item for item in wanted.assigned if item.name not in kept]
+    tensors = sorted(item.name for item in lost if item.tensor)
+    if tensors:
+        return Comparison(Difference("attributes", f"forward puts tensors into {', '.join(tensors[:3])}, the program does not"))
+    return Comparison(notes=tuple(f"forward changes {item.name}; the program does not" for item in lost))
 
 
 def try_eager(module: nn.Module, call: Call) -> None:
@@ -84,7 +108,7 @@ def try_eager(module: nn.Module, call: Call) -> None:
         Exception: whatever the model raises on the call.
     """
     if not _is_meta(module, call):
-        _run(module, lambda inputs: _eager(module, call, inputs), call.tensors)
+        _calls(module, lambda inputs: _eager(module, call, inputs), [list(call.tensors)])
 
 
 def _is_meta(module: nn.Module, call: Call) -> bool:
@@ -107,56 +131,35 @@ def _eager(module: nn.Module, call: Call, tensors: Sequence[torch.Tensor]) -> li
     return tree_flatten(module.forward(*args, **kwargs))[0]
 
 
-def interpret(graph: Graph, module: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Run the traced graph node by node on the module's state."""
-    return _Interpreter(graph, module).run(tensors)
+def _calls(
+    module: nn.Module, function: Callable[[Sequence[torch.Tensor]], list[Any]], draws: Sequence[Sequence[torch.Tensor]]
+) -> Outcomes:
+    """Call ``function`` on each draw; a later draw that is outside of its domain ends the list.
+
+    Raises:
+        Exception: whatever the first call raises.
+    """
+    calls: list[Outcome] = []
+    with state_kept(module) as assigned, torch.random.fork_rng(devices=[], device_type="cpu"):
+        torch.manual_seed(0)
+        for tensors in draws:
+            try:
+                calls.append(_one_call(module, function, tensors))
+            except Exception:
+                if not calls:
+                    raise
+                break
+    return Outcomes(calls, assigned)
 
 
-class _Interpreter:
-    def __init__(self, graph: Graph, module: nn.Module) -> None:
-        self.graph, self.module = graph, module
-        self.values: dict[torch.fx.Node, Any] = {}
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        inputs = iter(tensors)
-        for node in self.graph.fx.nodes:
-            if node.op == "output":
-                return list(torch.fx.node.map_arg(node.args[0], self.values.__getitem__))
-            self.values[node] = next(inputs) if node.op == "placeholder" else self._call(node)
-        raise AssertionError("a graph ends with its output")
-
-    def _call(self, node: torch.fx.Node) -> Any:
-        if node.op == "get_attr":
-            return self._state(str(node.target))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        if node.op == "call_module":
-            return self.module.get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
-
-    def _state(self, path: str) -> Any:
-        if path in self.graph.constants:
-            return self.graph.constants[path]
-        value: Any = self.module
-        for part in path.split("."):
-            value = getattr(value, part)
-        return value
-
-
-def _run(
+def _one_call(
     module: nn.Module, function: Callable[[Sequence[torch.Tensor]], list[Any]], tensors: Sequence[torch.Tensor]
 ) -> Outcome:
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    training = module.training and torch.is_grad_enabled()
-    with _state_kept(module), torch.random.fork_rng(devices=[], device_type="cpu"):
-        torch.manual_seed(0)
-        given = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
-        outputs = function(given)
-        gradients = _gradients(module, inputs, outputs) if training else []
-        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        return Outcome(tree_map(_detached, outputs), buffers, gradients)
+    outputs = function([tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs])
+    gradients = _gradients(module, inputs, outputs) if module.training and torch.is_grad_enabled() else []
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    return Outcome(tree_map(_detached, outputs), buffers, gradients)
 
 
 def _detached(leaf: Any) -> Any:
@@ -171,21 +174,6 @@ def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]
     # Weights that differ from entry to entry, so that swapped or transposed values do not cancel.
     weights = [torch.linspace(0.5, 1.5, root.numel(), device=root.device).to(root.dtype).reshape(root.shape) for root in roots]
     return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
-
-
-@contextmanager
-def _state_kept(module: nn.Module) -> Iterator[None]:
-    """Put back buffers, tensor attributes and assigned attributes, whatever runs inside."""
-    attributes = [value for child in module.modules() for value in child.__dict__.values() if isinstance(value, torch.Tensor)]
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *attributes)]
-    with untouched(module):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in kept:
-                    if tensor.shape == value.shape and not torch.equal(tensor, value):
-                        tensor.detach().copy_(value)
 
 
 def differs(wanted: Outcome, found: Outcome) -> Difference | None:

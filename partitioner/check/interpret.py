@@ -1,0 +1,58 @@
+"""A traced graph, run node by node on the model's state, where that lies at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.ir.graph import Graph
+
+
+def interpret(
+    graph: Graph,
+    module: nn.Module,
+    tensors: Sequence[torch.Tensor],
+    look: Callable[[torch.fx.Node, Any], None] | None = None,
+) -> list[Any]:
+    """The graph's results.
+
+    Args:
+        graph: the traced program.
+        module: whose state it runs on.
+        tensors: the graph's inputs.
+        look: called with each node and its value.
+    """
+    inputs = iter(tensors)
+    values: dict[torch.fx.Node, Any] = {}
+    for node in graph.fx.nodes:
+        if node.op == "output":
+            break
+        values[node] = next(inputs) if node.op == "placeholder" else _call(graph, module, node, values)
+        if look is not None:
+            look(node, values[node])
+    results: Any = torch.fx.node.map_arg(graph.fx.output_node().args[0], values.__getitem__)
+    return list(results)
+
+
+def _call(graph: Graph, module: nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return _state(graph, module, str(node.target))
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    if node.op == "call_module":
+        return module.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _state(graph: Graph, module: nn.Module, path: str) -> Any:
+    if path in graph.constants:
+        return graph.constants[path]
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
