@@ -53,7 +53,8 @@ def partition(
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         copy: partition a deep copy.
         check: with example inputs, compare the traced program with eager once, on the examples and on a second draw of the
-            same shapes: outputs, buffers and, in training mode, gradients. Costs two eager calls. Skipped on the meta device.
+            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two eager calls and a backward.
+            Skipped on the meta device.
         **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -183,10 +183,16 @@ _TENSORS = (torch.Tensor, torch.fx.Proxy)
 
 
 @contextmanager
-def state_kept(module: nn.Module) -> Iterator[list[Assigned]]:
-    """Put back buffers, tensor attributes and assigned attributes, whatever runs inside; tell as `untouched` does."""
+def state_kept(module: nn.Module, written: Collection[str] = ()) -> Iterator[list[Assigned]]:
+    """Put back buffers, tensor attributes and assigned attributes, whatever runs inside; tell as `untouched` does.
+
+    Args:
+        module: whose state.
+        written: parameters to put back as well. All of them would take as much memory as the model.
+    """
     attributes = [value for child in module.modules() for value in child.__dict__.values() if isinstance(value, torch.Tensor)]
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *attributes)]
+    parameters = (parameter for name, parameter in module.named_parameters() if name in written)
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *parameters, *attributes)]
     with untouched(module) as assigned:
         try:
             yield assigned

@@ -35,9 +35,7 @@ from partitioner.place import POLICIES
 from partitioner.place.ledger import Ledger
 from partitioner.schedule import schedule
 
-KINDS = (
-    "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()
-)
+KINDS = "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()
 STATE = ("w0", "w1", "b0", "b1")
 
 

@@ -129,9 +129,7 @@ def test_ops_without_a_path_do_not_conflict(rng: Random, graph: Graph) -> None:
 
 def test_a_graph_prints_what_each_op_touches() -> None:
     """The drawing in the docstring of `partitioner.ir.graph`, with what the op is called with."""
-    graph = make_graph(
-        [Op("r", "relu_", ("x",), (Access("x", True),), ("x",), path="act", source="model.py:3")], outputs=["r"]
-    )
+    graph = make_graph([Op("r", "relu_", ("x",), (Access("x", True),), ("x",), path="act", source="model.py:3")], outputs=["r"])
     assert str(graph).splitlines() == ["graph Toy", "  in  x  float32[16]", "  r = relu_(x)  w:x", "  out r"]
     assert graph.by_name["r"].where == "in act at model.py:3"
     assert Op("a", "f").where == ""

@@ -1,8 +1,8 @@
 """Does the traced program compute what the model computes? Run both once and compare.
 
 Tracers can be silently wrong: they burn in what a forward decided on the example, and drop what they do not see. So a traced
-graph is interpreted beside eager, on the examples and on a second draw of the same shapes: outputs, buffers afterwards and, in
-training mode, gradients. Both start from one random state, and all state is put back.
+graph is interpreted beside eager, on the examples and then on a second draw of the same shapes: outputs, buffers afterwards
+and, where gradients are enabled, gradients. Both start from one random state, and all state is put back.
 
 The graph is interpreted node by node, where the model's state lies at the moment, before anything is placed. What placement
 and emission do is proved by the verifier and needs no run.
@@ -10,7 +10,7 @@ and emission do is proved by the verifier and needs no run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def compare(graph: Graph, module: nn.Module, call: Call) -> Comparison:
         call: the example inputs.
 
     Returns:
-        The comparison. Costs two eager calls, with a backward each in training mode.
+        The comparison. Costs two eager calls, and a backward where gradients are enabled.
 
     Raises:
         Exception: whatever the model raises on the call.
@@ -79,9 +79,10 @@ def compare(graph: Graph, module: nn.Module, call: Call) -> Comparison:
     if _is_meta(module, call):
         return Comparison(notes=("not compared with eager, for there are no values on the meta device",))
     draws = [list(call.tensors), [redraw(tensor) for tensor in call.tensors]]
-    wanted = _calls(module, lambda inputs: _eager(module, call, inputs), draws)
+    written = written_state(graph)
+    wanted = _calls(module, lambda inputs: _eager(module, call, inputs), draws, written)
     try:
-        found = _calls(module, lambda inputs: interpret(graph, module, inputs), draws[: len(wanted.calls)])
+        found = _calls(module, lambda inputs: interpret(graph, module, inputs), draws[: len(wanted.calls)], written)
     except Exception as error:  # any op may raise anything
         return Comparison(Difference("the program fails", f"{type(error).__name__}: {error}"))
     for mine, theirs in zip(wanted.calls, found.calls, strict=False):
@@ -99,6 +100,12 @@ def _compare_assigned(module: nn.Module, wanted: Outcomes, found: Outcomes) -> C
     if tensors:
         return Comparison(Difference("attributes", f"forward puts tensors into {', '.join(tensors[:3])}, the program does not"))
     return Comparison(notes=tuple(f"forward changes {item.name}; the program does not" for item in lost))
+
+
+def written_state(graph: Graph) -> set[str]:
+    """Qualified names of the parameters and buffers that the program writes."""
+    accesses = (access for op in graph.ops for access in op.accesses if access.write)
+    return {access.resource.removeprefix("self.") for access in accesses if access.resource.startswith("self.")}
 
 
 def try_eager(module: nn.Module, call: Call) -> None:
@@ -132,19 +139,22 @@ def _eager(module: nn.Module, call: Call, tensors: Sequence[torch.Tensor]) -> li
 
 
 def _calls(
-    module: nn.Module, function: Callable[[Sequence[torch.Tensor]], list[Any]], draws: Sequence[Sequence[torch.Tensor]]
+    module: nn.Module,
+    function: Callable[[Sequence[torch.Tensor]], list[Any]],
+    draws: Sequence[Sequence[torch.Tensor]],
+    written: Collection[str] = (),
 ) -> Outcomes:
-    """Call ``function`` on each draw; a later draw that is outside of its domain ends the list.
+    """Call ``function`` on each draw, with gradients on the first; a later draw that is outside of its domain ends the list.
 
     Raises:
         Exception: whatever the first call raises.
     """
     calls: list[Outcome] = []
-    with state_kept(module) as assigned, torch.random.fork_rng(devices=[], device_type="cpu"):
+    with state_kept(module, written) as assigned, torch.random.fork_rng(devices=[], device_type="cpu"):
         torch.manual_seed(0)
         for tensors in draws:
             try:
-                calls.append(_one_call(module, function, tensors))
+                calls.append(_one_call(module, function, tensors, gradients=not calls))
             except Exception:
                 if not calls:
                     raise
@@ -153,13 +163,16 @@ def _calls(
 
 
 def _one_call(
-    module: nn.Module, function: Callable[[Sequence[torch.Tensor]], list[Any]], tensors: Sequence[torch.Tensor]
+    module: nn.Module,
+    function: Callable[[Sequence[torch.Tensor]], list[Any]],
+    tensors: Sequence[torch.Tensor],
+    gradients: bool,
 ) -> Outcome:
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     outputs = function([tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs])
-    gradients = _gradients(module, inputs, outputs) if module.training and torch.is_grad_enabled() else []
+    found = _gradients(module, inputs, outputs) if gradients and torch.is_grad_enabled() else []
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    return Outcome(tree_map(_detached, outputs), buffers, gradients)
+    return Outcome(tree_map(_detached, outputs), buffers, found)
 
 
 def _detached(leaf: Any) -> Any:

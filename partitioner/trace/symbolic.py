@@ -87,7 +87,9 @@ def _functions_whole() -> Iterator[None]:
 def _refuse_lost(assigned: list[str]) -> None:
     if assigned:
         owner = assigned[0].rpartition(".")[0]
-        raise Refused(f"forward changes {', '.join(assigned[:3])}, and the trace would lose that", owner)
+        names = ", ".join(assigned[:3])
+        hint = "a buffer that is written in place, as in self.n.add_(1), would be kept"
+        raise Refused(f"forward changes {names}, and the trace would lose that; {hint}", owner)
 
 
 def _constants(graph: torch.fx.Graph, tracer: FlatTracer) -> dict[str, Any]:
