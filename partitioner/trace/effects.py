@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._library.custom_ops import OPDEFS
 from torch.nn import functional
 
 from partitioner.ir.graph import ANY, RNG, TensorMeta
@@ -176,7 +177,13 @@ def _schema_effect(node: torch.fx.Node, op: torch._ops.OpOverload, inputs: Input
 
 
 def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """The arguments that a call of ``op`` writes, by its schema; batch norms write statistics without saying so."""
+    """The arguments that a call of ``op`` writes: by its schema, if that is to be trusted, and all of them otherwise.
+
+    Batch norms write their statistics without saying so.
+    """
+    if not _is_trusted(op):
+        yield from (*args, *kwargs.values())
+        return
     silent = op._schema.name.partition("::")[2] in _BATCH_NORMS
     values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
     for argument in op._schema.arguments:
@@ -188,6 +195,17 @@ def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
             )
             if running or (argument.alias_info is not None and argument.alias_info.is_write):
                 yield values[argument.name]
+
+
+_TRUSTED = frozenset({"aten", "prims", "prim", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"})
+
+
+def _is_trusted(op: torch._ops.OpOverload) -> bool:
+    """Whether an op's schema can be believed: torch's own, or made by `torch.library.custom_op`, which asks what it mutates.
+
+    A schema written by hand is easily wrong, and nothing in torch compares it with what the kernel does.
+    """
+    return op.namespace in _TRUSTED or op._schema.name in OPDEFS
 
 
 def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
