@@ -51,8 +51,7 @@ def coarsen(graph: Graph, costs: Costs, constraints: Constraints, grain: float |
     partition.chain()
     if grain > 0 and len(costs.machine.lanes) > 1:
         partition.gather(grain)
-        partition.absorb(grain)
-        partition.chain()
+        partition.settle(grain)
     return group(graph, partition.groups(graph))
 
 
@@ -142,6 +141,14 @@ class _Partition:
                     self.merge(current, cluster)
                 else:
                     current = cluster
+
+    def settle(self, grain: float) -> None:
+        """Absorb, and contract the chains that this makes, which can leave a short task with one neighbour, and so on."""
+        count = 0
+        while len(self.roots()) != count:
+            count = len(self.roots())
+            self.absorb(grain)
+            self.chain()
 
     def absorb(self, grain: float) -> None:
         """Let short tasks join their only neighbour on one side, shortest first, until none can."""

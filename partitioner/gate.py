@@ -6,13 +6,14 @@
 
 A change waits for the calls that are under way, and calls wait for a change. A change that waits goes first, so that it is not
 held off for ever where calls never pause; that is politeness, and gives up after a while. A thread that is inside already, or
-in a lane of some call, is let in at once: others may be waiting for it.
+in a lane of some call, does not wait for others: they may be waiting for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,41 +21,42 @@ PATIENCE = 5.0
 """Seconds for which a call lets a waiting change go first."""
 
 
+class Visit:
+    """One call or change. The gate refers to it weakly: one that Ctrl-C cut off anywhere is over when its frame is gone."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
 class Gate:
     """One module's gate."""
 
     def __init__(self) -> None:
-        self.condition = threading.Condition(threading.Lock())
-        self.inside: dict[int, int] = {}
-        self.owner: int | None = None
+        self.lock = threading.Lock()  # taken by itself, for Ctrl-C may come between a Condition's lines
+        self.moved = threading.Condition(self.lock)
+        self.inside: weakref.WeakSet[Visit] = weakref.WeakSet()
+        self.owner: weakref.ref[Visit] | None = None
         self.waiting = 0
 
-    def enter(self, hurried: bool) -> None:
-        """Begin a call.
+    def enter(self, hurried: bool) -> Visit:
+        """Begin a call; pass what it gives to `leave`.
 
         Args:
             hurried: whether others may be waiting for this thread.
         """
-        me = threading.get_ident()
-        with self.condition:
+        visit = Visit()
+        with self.lock:
             if self.waiting or self.owner is not None:
-                self._wait(me, hurried)
-            self.inside[me] = self.inside.get(me, 0) + 1
+                self._let_pass(visit.thread, hurried)
+            self.inside.add(visit)
+        return visit
 
-    def _wait(self, me: int, hurried: bool) -> None:
-        until = time.monotonic() + (0 if hurried or me in self.inside else PATIENCE)
-        while self.owner not in (None, me) or (self.waiting and time.monotonic() < until):
-            self.condition.wait(0.1)
-
-    def leave(self) -> None:
+    def leave(self, visit: Visit) -> None:
         """End a call."""
-        me = threading.get_ident()
-        with self.condition:
-            self.inside[me] -= 1
-            if not self.inside[me]:
-                del self.inside[me]
-                if self.waiting:
-                    self.condition.notify_all()
+        with self.lock:
+            self.inside.discard(visit)
+            if self.waiting:
+                self.moved.notify_all()
 
     @contextmanager
     def alone(self, hurried: bool) -> Iterator[None]:
@@ -63,18 +65,33 @@ class Gate:
         Args:
             hurried: whether such a call may be waiting for this thread; then there is no waiting for it.
         """
-        me = threading.get_ident()
-        with self.condition:
+        visit = Visit()
+        with self.lock:
             self.waiting += 1
             try:
-                while self.owner not in (None, me) or (not hurried and self.inside.keys() - {me}):
-                    self.condition.wait(0.1)
+                while self._taken(visit.thread) or (not hurried and self._others(visit.thread)):
+                    self.moved.wait(0.1)
             finally:
                 self.waiting -= 1
-            before, self.owner = self.owner, me
+            before, self.owner = self.owner, weakref.ref(visit)
         try:
             yield
         finally:
-            with self.condition:
+            with self.lock:
                 self.owner = before
-                self.condition.notify_all()
+                self.moved.notify_all()
+
+    def _let_pass(self, me: int, hurried: bool) -> None:
+        inside = any(visit.thread == me for visit in self.inside)
+        until = time.monotonic() + (0 if hurried or inside else PATIENCE)
+        while self._taken(me) or (self.waiting and time.monotonic() < until):
+            self.moved.wait(0.1)
+
+    def _taken(self, me: int) -> bool:
+        """Whether another thread is changing the module."""
+        owner = self.owner() if self.owner is not None else None
+        return owner is not None and owner.thread != me
+
+    def _others(self, me: int) -> bool:
+        """Whether a call of another thread is under way."""
+        return any(visit.thread != me for visit in self.inside)

@@ -87,16 +87,8 @@ class Parallel(nn.Module):
         super().__init__()
         for name in self.__dict__.keys() & original.__dict__.keys():  # the very same parameters, buffers, modules and hooks
             self.__dict__[name] = original.__dict__[name]
-        own = {
-            "_original": original,
-            "_make": make,
-            "_entries": [entry],
-            "_chosen": {},
-            "_epoch": 0,
-            "_lock": threading.RLock(),
-            "_gate": Gate(),
-        }
-        self.__dict__.update(own)
+        self.__dict__.update(_original=original, _make=make, _entries=[entry], _chosen={}, _epoch=0)
+        self.__dict__.update(_lock=threading.RLock(), _gate=Gate())
         self._look_at_tree()
 
     @property
@@ -140,7 +132,7 @@ class Parallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original's forward gives."""
         tensors, structure = flatten_call(args, kwargs)
-        if torch.compiler.is_compiling() or is_traced(structure):  # tracers are to see the model itself
+        if is_traced(structure):  # tracers are to see the model itself
             return self.original.forward(*args, **kwargs)
         entry = self._choose(tensors, structure, args, kwargs)
         values = entry.plan.program.by_name
@@ -148,11 +140,11 @@ class Parallel(nn.Module):
         placed = [
             tensor if str(tensor.device) == place else tensor.to(place) for tensor, place in zip(tensors, places, strict=True)
         ]
-        self._gate.enter(in_a_lane())
+        visit = self._gate.enter(in_a_lane())
         try:
             leaves = entry.execute(self.original, placed)
         finally:
-            self._gate.leave()
+            self._gate.leave(visit)
         spec = entry.plan.graph.signature.out_spec
         return leaves[0] if spec.is_leaf() else tree_unflatten(leaves, spec)
 
@@ -272,7 +264,7 @@ class Parallel(nn.Module):
         )
 
     def __repr__(self) -> str:
-        return summary(self.plan, self.original)
+        return self.plan.summary()
 
 
 def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:
@@ -300,19 +292,3 @@ def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device | 
         f"{type(module.original).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} "
         "would break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed."
     )
-
-
-def summary(plan: Plan, original: nn.Module) -> str:
-    """A partitioned module in a few lines."""
-    used = sorted({item.lane for item in plan.program.instructions})
-    lanes = ", ".join(plan.machine.lanes[lane].name for lane in used) or "no lane"
-    tasks = len(plan.tasks.tasks)
-    lines = [
-        f"Parallel({type(original).__name__}): {len(plan.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''} on {lanes}"
-    ]
-    lines.append(f"  traced by {plan.graph.frontend}, placed by {plan.placement.policy}")
-    reasons = set(plan.placement.reason.values())
-    if len(reasons) == 1 and len(used) == 1:
-        lines.append(f"  {reasons.pop()}")
-    lines += (f"  note: {note}" for note in plan.graph.notes)
-    return "\n".join(lines)

@@ -35,3 +35,17 @@ class Plan:
     def __str__(self) -> str:
         parts = (self.graph, self.costs, self.tasks, self.placement, self.program)
         return "\n\n".join(map(str, parts))
+
+    def summary(self) -> str:
+        """What was made, in a few lines."""
+        used = sorted({item.lane for item in self.program.instructions})
+        lanes = ", ".join(self.machine.lanes[lane].name for lane in used) or "no lane"
+        tasks = len(self.tasks.tasks)
+        counted = f"{len(self.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''}"
+        lines = [f"Parallel({self.graph.name}): {counted} on {lanes}"]
+        lines.append(f"  traced by {self.graph.frontend}, placed by {self.placement.policy}")
+        reasons = set(self.placement.reason.values())
+        if len(reasons) == 1 and len(used) == 1:
+            lines.append(f"  {reasons.pop()}")
+        lines += (f"  note: {note}" for note in self.graph.notes)
+        return "\n".join(lines)

@@ -80,6 +80,17 @@ def test_short_equal_branches_are_gathered_up_to_the_grain() -> None:
     assert sorted(len(task) for task in tasks) == [1, 1, 4, 4]
 
 
+def test_a_short_task_whose_neighbours_become_one_joins_them() -> None:
+    """
+    a: 1 s --.---------.
+              u: 9 s -- v: 9 s         ``a`` has two neighbours, until ``side`` has joined ``u`` and u, v are a chain
+    b: 9 s --'  `- side: 1 s
+    """
+    ops = [op("a", "x"), op("b", "x"), op("u", "a", "b"), op("side", "u"), op("v", "u", "a")]
+    graph = make_graph(ops, outputs=["side", "v"])
+    assert groups(graph, 4.0, costing(graph, b=9, u=9, v=9)) == [["a", "b", "u", "side", "v"]]
+
+
 def test_a_size_is_asked_where_its_tensor_is() -> None:
     """Even if its tensor has other users, who would be held up by a task of its own for ``size``."""
     ops = [op("a", "x"), op("size", "a", tensor=False), op("b", "a"), op("c", "b", "size"), op("d", "a")]

@@ -46,6 +46,8 @@ class Code:
         events: number of events that one call needs.
         slots: number of values that cross hosts.
         ops: the op that each line of the source calls, by line number.
+        shared_inputs: positions of the inputs that several hosts read.
+        shared_state: parameters that several hosts use, by qualified name.
     """
 
     source: str
@@ -54,6 +56,8 @@ class Code:
     events: int
     slots: int
     ops: Mapping[int, Op]
+    shared_inputs: tuple[int, ...]
+    shared_state: tuple[str, ...]
 
 
 @dataclass
@@ -96,7 +100,8 @@ def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
     file = f"<partitioner {plan.graph.name} {next(_numbers)}>"
     exec(compile(source, file, "exec"), context.names.namespace)  # our own text, made from a verified program
     functions = tuple(context.names.namespace[f"host_{host}"] for host in range(max(context.hosts) + 1))
-    code = Code(source, file, functions, context.events, len(context.slots), lines.ops)
+    shared = context.shared()
+    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, *shared)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(code, linecache.cache.pop, file, None)
     return code
@@ -134,6 +139,20 @@ class _Context:
             crossing.update((name, None) for name in read(item) if self.home[name] != self.hosts[item.lane])
         crossing.update((name, None) for name in self.program.outputs if self.home[name] != 0)
         return {name: number for number, name in enumerate(crossing)}
+
+    def shared(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Inputs, by position, and state, by name, that several hosts use."""
+        users: defaultdict[str, set[int]] = defaultdict(set)
+        for item in self.program.instructions:
+            names = [*read(item)]
+            if isinstance(item, Run):
+                names += (f"self.{name}" for op in self.ops(item.task) for name in self.plan.graph.by_name[op].state)
+            for name in names:
+                users[name].add(self.hosts[item.lane])
+        several = [name for name, hosts in users.items() if len(hosts) > 1]
+        inputs = tuple(number for number, name in enumerate(self.program.inputs) if name in several)
+        state = (name.removeprefix("self.") for name in several if name.startswith("self."))
+        return inputs, tuple(name for name in state if name not in self.plan.graph.constants)
 
     def reference(self, value: str, host: int) -> str:
         """How ``host`` reads a value."""

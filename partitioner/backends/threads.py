@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from partitioner.backends.codegen import Code, generate
-from partitioner.backends.nodes import move
+from partitioner.backends.nodes import load_state, move
 from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.plan import Plan
@@ -137,6 +137,7 @@ class Threads:
 
     def _run(self, code: Code, call: Call, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
         done = [threading.Lock() for _ in code.hosts[1:]]
+        held = gradient_edges(code, root, tensors) if done else []
         result: list[Any] = []
         try:
             call.enter()
@@ -146,6 +147,7 @@ class Threads:
         except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
             call.fail(error)
         _finish(call, done)
+        del held
         if call.error is not None:
             failure, call.error = call.error, None  # or it would hold itself, and the call's tensors, by its own traceback
             try:
@@ -173,6 +175,20 @@ class Threads:
                 done.release()
 
         return job
+
+
+def gradient_edges(code: Code, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of everything that several hosts read, to be held while they run; each holds a gradient accumulator.
+
+    The first op that reads a leaf makes its gradient accumulator under a lock of the leaf, and needs the interpreter lock for
+    that. An indexing op on another thread holds the interpreter lock while it waits for the leaf's: both wait for good. An
+    accumulator that exists already, and that Python has never seen, is only looked up. (`tests/test_bugs.py` has the story.)
+    """
+    if not torch.is_grad_enabled():
+        return []
+    state = (load_state(root, path, {}) for path in code.shared_state)
+    shared = (*(tensors[number] for number in code.shared_inputs), *state)
+    return [tensor.view_as(tensor) for tensor in shared if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
 
 
 def _finish(call: Call, done: list[threading.Lock]) -> None:

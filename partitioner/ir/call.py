@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
@@ -113,12 +114,14 @@ def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
 
 
 def is_traced(structure: Any) -> bool:
-    """Whether a call's arguments are the proxies of a tracer.
+    """Whether this call is made by a tracer: torch.fx, torch.compile or torch.export, which says so for the whole process.
 
     Args:
         structure: what `flatten_call` gave.
     """
-    return any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
+    if torch.compiler.is_dynamo_compiling() or (torch.compiler.is_exporting() and get_proxy_mode() is not None):
+        return True
+    return isinstance(structure, tuple) and any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
 
 
 def _frozen(value: Any) -> tuple[Any, ...]:

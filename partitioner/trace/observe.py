@@ -96,6 +96,7 @@ class _Observer:
         self.fake, self.module, self.constants = fake, module, constants
         self.watch = Watch()
         self.owner: dict[int, str] = {}
+        self.shared: dict[str, frozenset[str]] = {}  # what a storage that was made by a copy may be instead
         self.env: dict[torch.fx.Node, Any] = {}  # keeps every storage alive, so that none is met twice by chance
         for name, tensor in state.items():
             self._own(tensor, f"self.{name}")
@@ -132,9 +133,9 @@ class _Observer:
         reads = frozenset(self._known(arguments))
         outputs = list(_tensors(self.env[node]))
         name = f"self.{node.target}" if node.op == "get_attr" else node.name
-        storages = frozenset(self._own(tensor, name) for tensor in outputs)
         if _may_alias(node):
-            storages |= reads
+            self.shared[name] = reads
+        storages = frozenset(known for tensor in outputs for known in self._maybe(self._own(tensor, name)))
         written = frozenset(self._known(self.watch.written)) - {name}
         touched = reads | self._module_state(node)
         metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, t.numel() * t.element_size()) for t in outputs)
@@ -154,7 +155,11 @@ class _Observer:
         for tensor in tensors:
             name = self.owner.get(tensor.untyped_storage()._cdata)
             if name is not None:
-                yield name
+                yield from self._maybe(name)
+
+    def _maybe(self, storage: str) -> frozenset[str]:
+        """A storage, and those that it would be on inputs on which a copy is a view."""
+        return frozenset({storage}) | self.shared.get(storage, frozenset())
 
 
 def attribute(root: nn.Module, path: str) -> Any:

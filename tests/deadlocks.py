@@ -1,0 +1,63 @@
+"""Two models that PyTorch itself can block for good when two threads run their branches. Run as a program; see `test_bugs.py`.
+
+python tests/deadlocks.py shared-leaf|stale-view CALLS
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from partitioner import partition
+from partitioner.analysis.constraints import Constraints
+from partitioner.analysis.cost import Costs
+from partitioner.ir.placement import Placement
+from partitioner.ir.task import TaskGraph
+from partitioner.machine import Machine
+from partitioner.place import POLICIES
+
+
+class SharedLeaf(torch.nn.Module):
+    """One lane makes the leaf's gradient accumulator while the other one indexes the leaf."""
+
+    def forward(self, x: torch.Tensor, late: torch.Tensor) -> list[torch.Tensor]:
+        # By the end of the product the other lane is awake, and in the middle of its slices.
+        return [late @ late, x.mean(), *(x[:, number:] for number in range(60))]
+
+
+class StaleView(torch.nn.Module):
+    """One lane makes the view a new grad_fn, for its base was written, while the other one indexes the view."""
+
+    def forward(self, x: torch.Tensor, late: torch.Tensor) -> list[torch.Tensor]:
+        base, factor = x.clone(), x * 2
+        view = base[:, :60]
+        view.mul_(factor[:, :60].exp())
+        base[:, :].mul_(factor)
+        return [late @ late, view.mean(), *(view[:, number:] for number in range(50))]
+
+
+def slices_elsewhere(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+    """Slices on lane 1, everything else on lane 0."""
+    targets = {task.name: {tasks.graph.by_name[op].target for op in task.ops} for task in tasks.tasks}
+    lane = {name: int(found == {"getitem"}) for name, found in targets.items()}
+    return Placement("slices_elsewhere", lane, {name: -float(number) for number, name in enumerate(lane)}, {})
+
+
+def main(which: str, calls: int) -> None:
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-6)  # give the interpreter lock away as often as can be
+    POLICIES["slices_elsewhere"] = slices_elsewhere
+    model = {"shared-leaf": SharedLeaf, "stale-view": StaleView}[which]()
+    lanes = ["cpu:0", "cpu:1"]
+    late = [torch.randn(size, size) for size in range(8, 168, 8)]
+    parallel = partition(model, lanes, example_inputs=(torch.randn(3, 64), late[0]), grain=1e-9, policy="slices_elsewhere")
+    for number in range(calls):
+        parallel(torch.randn(3, 64, requires_grad=True), late[number % len(late)])
+        if number % 100 == 0:
+            print(number, flush=True)
+    print("done")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

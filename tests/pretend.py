@@ -1,0 +1,470 @@
+"""Accelerators that are not there: CPU tensors that say they lie on ``cuda:1``, and streams that only write down who waits.
+
+Every op really runs, on the CPU, at the moment at which it is issued, so results can be compared with eager. Beside that the
+world keeps vector clocks of streams and host threads, and writes down which storages each op touched on which stream. So it can
+tell afterwards what a GPU would have been free to reorder:
+
+    actors       one for each stream, one for each host thread
+    issue        what a host puts on a stream comes after what the host has done
+    wait_*       a stream comes after another one, or after an event
+    synchronize  a host comes after an event
+
+It shares no code with the package: what an op touches is seen on the tensors (storages, version counters), and not told by a
+graph. `World.faults` are pairs of accesses that nothing orders, and memory that may be reused while somebody reads it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from partitioner.api import accelerators_first
+from partitioner.backends import nodes
+from partitioner.backends.codegen import Code
+from partitioner.backends.streams import StreamCall, Streams
+from partitioner.compile import make_plan, state_devices
+from partitioner.discover import build_machine
+from partitioner.ir.call import Call
+from partitioner.plan import Plan
+from partitioner.spec import load_spec
+
+Clock = dict[str, int]
+
+
+def joined(one: Clock, other: Clock) -> Clock:
+    """What either knows."""
+    return {actor: max(one.get(actor, 0), other.get(actor, 0)) for actor in {**one, **other}}
+
+
+# -- streams and events ----------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Stands for `torch.Stream`. ``clock[a]`` is how much of actor ``a`` has ended before what is issued here next."""
+
+    def __init__(self, world: World, name: str, device: str) -> None:
+        self.world, self.name, self.device, self.clock = world, name, torch.device(device), Clock()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.world.order(self, other.clock)
+
+    def wait_event(self, event: Event) -> None:
+        assert event.clock is not None, f"{self.name} waits for an event that was never recorded"
+        self.world.order(self, event.clock)
+
+    def record_event(self, event: Event) -> None:
+        assert not event.spare, "an event is recorded that was given back"
+        event.clock = dict(self.clock)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Event:
+    """Stands for `torch.Event`."""
+
+    def __init__(self, world: World, device: str) -> None:
+        self.world, self.device, self.spare = world, torch.device(device), False
+        self.clock: Clock | None = None
+
+    def synchronize(self) -> None:
+        assert self.clock is not None
+        self.world.order(self.world.host(), self.clock)
+
+
+class Host(Stream):
+    """A thread that issues work, and runs ops on CPU tensors itself."""
+
+
+class Recorder:
+    """Takes the place of `backends.streams.Hardware`."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.made = world, 0
+        self.spare: list[Event] = []
+
+    def current_stream(self, device: str) -> Stream:
+        return self.world.current(device)
+
+    def side_stream(self, device: str, index: int) -> Stream:
+        return self.world.stream(f"{device}/{index}", device)
+
+    def set_stream(self, stream: Stream) -> None:
+        self.world.now[threading.get_ident(), str(stream.device)] = stream
+        self.world.device[threading.get_ident()] = stream.device.index
+
+    def current_device(self) -> int:
+        return self.world.device[threading.get_ident()]
+
+    def set_device(self, index: int) -> None:
+        self.world.device[threading.get_ident()] = index
+
+    def take_event(self, device: str) -> Event:
+        for event in self.spare:
+            if str(event.device) == device:
+                self.spare.remove(event)
+                event.spare = False
+                return event
+        self.made += 1
+        return Event(self.world, device)
+
+    def give_back(self, event: Event) -> None:
+        assert not event.spare, "an event is given back twice"
+        event.spare = True
+        self.spare.append(event)
+
+
+# -- what happens ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Access:
+    """One op's use of a storage."""
+
+    actor: str
+    tick: int
+    clock: Clock
+    write: bool
+    what: str
+
+
+@dataclass
+class Storage:
+    """One piece of memory: where it was allocated, who touched it, and who was announced to the allocator."""
+
+    serial: int
+    device: str
+    allocated: str
+    accesses: list[Access] = field(default_factory=list)
+    announced: set[str] = field(default_factory=set)
+    tensors: int = 0
+
+
+class World:
+    """Streams, clocks, and every access to every storage."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.streams: dict[str, Stream] = {}
+        self.now: dict[tuple[int, str], Stream] = {}
+        self.device: defaultdict[int, int] = defaultdict(int)
+        self.alive: dict[int, Storage] = {}
+        self.storages: list[Storage] = []
+        self.seen: set[int] = set()
+        self.references: dict[int, weakref.ref[Tensor]] = {}
+        self.issued: list[tuple[str, str]] = []
+        self.early: list[str] = []
+        self.freed: defaultdict[str, list[Storage]] = defaultdict(list)
+        self.watch_memory = True
+
+    def stream(self, name: str, device: str) -> Stream:
+        return self.streams.setdefault(name, Stream(self, name, device))
+
+    def host(self) -> Stream:
+        name = f"host {threading.get_ident()}"
+        return self.streams.setdefault(name, Host(self, name, "cpu"))
+
+    def current(self, device: str) -> Stream:
+        """The calling thread's stream on a device; the thread itself for the CPU."""
+        if device == "cpu":
+            return self.host()
+        default = self.stream(f"{device}/caller", device)
+        return self.now.get((threading.get_ident(), device), default)
+
+    def order(self, later: Stream, clock: Clock) -> None:
+        """What ``later`` does next comes after everything in ``clock``."""
+        with self.lock:
+            later.clock = joined(joined(later.clock, self.host().clock), clock)
+
+    def note(self, actor: Stream, what: str, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """An op that ``actor`` runs."""
+        with self.lock:
+            clock = joined(actor.clock, self.host().clock)
+            tick = clock.get(actor.name, 0) + 1
+            actor.clock = {**clock, actor.name: tick}
+            self.issued.append((actor.name, what))
+            if self.watch_memory:
+                self.early += self._reuse(actor.name, clock)
+            for write, tensors in ((False, reads), (True, writes)):
+                for tensor in tensors:
+                    self.storage(tensor).accesses.append(Access(actor.name, tick, clock, write, what))
+
+    def storage(self, tensor: Tensor) -> Storage:
+        return self.alive[key(tensor)]
+
+    def adopt(self, tensor: Tensor, device: str) -> None:
+        """Begin to watch a tensor: its memory is given back when the last tensor on it is gone."""
+        with self.lock:
+            storage = self.alive.get(key(tensor))
+            if storage is None:
+                storage = Storage(len(self.storages), device, self.current(device).name)
+                self.alive[key(tensor)] = storage
+                self.storages.append(storage)
+            storage.tensors += 1
+            place = key(tensor)
+            number = id(tensor)
+            self.references[number] = weakref.ref(tensor, lambda _: self._gone(number, place, storage))
+
+    def _gone(self, number: int, place: int, storage: Storage) -> None:
+        with self.lock:
+            self.references.pop(number, None)
+            storage.tensors -= 1
+            if storage.tensors == 0 and self.alive.get(place) is storage:
+                del self.alive[place]
+                self.freed[storage.allocated].append(storage)
+
+    def _reuse(self, actor: str, known: Clock) -> Iterator[str]:
+        """What is issued next on a stream may get any memory that was given back there. Who may still be reading it?"""
+        for storage in self.freed.pop(actor, ()):
+            for access in storage.accesses:
+                told = access.actor in (actor, *storage.announced)
+                if storage.device != "cpu" and not told and known.get(access.actor, 0) < access.tick:
+                    yield f"{actor} may use memory again that {access.what} on {access.actor} may still be using"
+
+    def faults(self) -> list[str]:
+        """Pairs of accesses, at least one of them a write, that nothing orders; and memory given back too early."""
+        return [*(fault for storage in self.storages for fault in _unordered(storage)), *self.early]
+
+
+def _unordered(storage: Storage) -> Iterator[str]:
+    for number, later in enumerate(storage.accesses):
+        for earlier in storage.accesses[:number]:
+            conflict = (earlier.write or later.write) and earlier.actor != later.actor
+            if conflict and later.clock.get(earlier.actor, 0) < earlier.tick:
+                yield f"{earlier.what} on {earlier.actor} and {later.what} on {later.actor} both touch storage {storage.serial}"
+
+
+def key(tensor: Tensor) -> int:
+    """What tells storages apart while they are alive."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return int(tensor.untyped_storage()._cdata)
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+WORLD: list[World] = []
+"""The world in which tensors live now, if there is one."""
+
+
+class Placed(Tensor):
+    """A CPU tensor that says it lies somewhere else."""
+
+    where: str
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(self.where)
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _move(self, *args, **kwargs)
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        return _move(self, "cpu")
+
+    def record_stream(self, stream: Any) -> None:
+        WORLD[-1].storage(self).announced.add(stream.name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not WORLD or getattr(func, "__name__", "") in ("__get__", "__set__", "__repr__", "detach", "requires_grad_"):
+            return _tagged(super().__torch_function__(func, types, args, kwargs), place_of((args, kwargs)), None)
+        return _issue(lambda: super(Placed, cls).__torch_function__(func, types, args, kwargs), func, args, kwargs)
+
+
+def place_of(tree: Any) -> str:
+    """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere."""
+    found = {leaf.where for leaf in tree_leaves(tree) if isinstance(leaf, Placed)}
+    if not found or any(isinstance(leaf, Tensor) and not isinstance(leaf, Placed) and leaf.dim() for leaf in tree_leaves(tree)):
+        found.add("cpu")
+    if len(found) != 1:
+        raise RuntimeError(f"an op mixes tensors of {', '.join(sorted(found))}")
+    return found.pop()
+
+
+def _issue(run: Callable[[], Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op, on the current stream of its tensors' device."""
+    world, where = WORLD[-1], place_of((args, kwargs))
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    with torch._C.DisableTorchFunctionSubclass():
+        versions = [tensor._version if not tensor.is_inference() else 0 for tensor in given]
+    _watch(world, given, where)
+    result = _tagged(run(), where, world)
+    with torch._C.DisableTorchFunctionSubclass():
+        written = [
+            tensor for tensor, old in zip(given, versions, strict=True) if not tensor.is_inference() and tensor._version != old
+        ]
+    written += _statistics(func, args, kwargs)
+    known = {*map(key, given)}
+    made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and key(leaf) not in known]
+    world.note(world.current(where), getattr(func, "__name__", str(func)), given, [*written, *made])
+    return result
+
+
+def _statistics(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Batch norm writes its running statistics without a word, and without counting up their versions."""
+    if func is not F.batch_norm or not (kwargs.get("training") or (len(args) > 5 and args[5])):
+        return []
+    return [value for value in (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")) if value is not None]
+
+
+def _watch(world: World, tensors: list[Tensor], where: str) -> None:
+    for tensor in tensors:
+        reference = world.references.get(id(tensor))
+        if reference is None or reference() is not tensor:
+            world.adopt(tensor, getattr(tensor, "where", where))
+
+
+def _tagged(result: Any, where: str, world: World | None) -> Any:
+    """Let the tensors of a result lie where its op ran."""
+
+    def tag(tensor: Tensor) -> Tensor:
+        placed = tensor if isinstance(tensor, Placed) else tensor.as_subclass(Placed)
+        placed.where = where
+        if world is not None:
+            _watch(world, [placed], where)
+        return placed
+
+    return tree_map_only(Tensor, tag, result)
+
+
+def _move(tensor: Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+    """`Tensor.to`: a copy between devices runs where CUDA runs it; anything else is an op like any other."""
+    target = next((str(arg) for arg in args if isinstance(arg, str | torch.device)), str(kwargs.get("device", "")))
+    source = getattr(tensor, "where", "cpu")
+    if target in ("", source):
+        args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
+        kwargs.pop("device", None)
+        if not args and not kwargs:
+            return tensor
+        return _issue(lambda: _plain(Tensor.to, tensor, *args, **kwargs), Tensor.to, (tensor, *args), kwargs)
+    world = WORLD[-1]
+    _watch(world, [tensor], source)
+    moved = _tagged(_plain(Tensor.clone, tensor), target, world)
+    stream = world.current(source if source != "cpu" else target)
+    if "cpu" not in (source, target):
+        world.order(stream, world.current(target).clock)
+    world.note(stream, f"copy to {target}", [tensor], [moved])
+    if "cpu" not in (source, target):
+        world.order(world.current(target), stream.clock)
+    elif not non_blocking:
+        world.order(world.host(), stream.clock)
+    return moved
+
+
+def _plain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+class Factories(TorchFunctionMode):
+    """Lets functions that make tensors from nothing make them on devices that are not there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if given or torch.device(kwargs.get("device") or "cpu").type == "cpu" or not WORLD:
+            return func(*args, **kwargs)
+        where = str(kwargs.pop("device"))
+        made = _tagged(func(*args, **kwargs), where, WORLD[-1])
+        WORLD[-1].note(WORLD[-1].current(where), func.__name__, [], tree_leaves(made))
+        return made
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def put(tensor: Tensor, where: str) -> Tensor:
+    """A copy of a tensor on a device."""
+    placed = tensor.detach().clone().as_subclass(Placed)
+    placed.where = where
+    return placed
+
+
+def plan_for(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int]) -> Plan:
+    """A plan for so many lanes on each device, on which every op is worth a lane of its own."""
+    devices = [{"device": name, "lanes": count, "handoff": 0, "overhead": 1e-3} for name, count in lanes.items()]
+    links = [
+        {"source": one, "target": other, "latency": 0, "bandwidth": 1e15} for one in lanes for other in lanes if one != other
+    ]
+    document = load_spec({"devices": devices, "links": links, "grain": 1e-9})
+    machine = accelerators_first(build_machine(document))
+    return make_plan(model, Call.of(inputs, {}), machine, document)
+
+
+def place_state(model: nn.Module, plan: Plan) -> None:
+    """Give a model parameters and buffers that say they lie where the plan wants them. Ties stay."""
+    devices = state_devices(plan.graph, plan)
+    made: dict[int, Tensor] = {}
+    for path, module in model.named_modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is not None:
+                    where = devices.get(f"{path}.{name}".lstrip("."), plan.machine.lanes[0].torch_device)
+                    held[name] = made.setdefault(id(old), _state(old, where))
+
+
+def _state(old: Tensor, where: str) -> Tensor:
+    new = put(old, where)
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+class WatchedCall(StreamCall):
+    """Tells the world what locks between host threads order."""
+
+    def __init__(self, code: Code, hosts: int, plan: Plan, hardware: Any) -> None:
+        super().__init__(code, hosts, plan, hardware)
+        self.world: World = hardware.world
+        self.marks: dict[int, Clock] = {}
+        self.caller_host = self.world.host()
+        self.hosts = {self.caller_host.name: self.caller_host}
+
+    def record(self, event: int, lane: int) -> None:
+        self.marks[event] = dict(self.world.host().clock)
+        super().record(event, lane)
+
+    def wait(self, event: int, lane: int) -> None:
+        host = self.world.host()
+        self.hosts[host.name] = host
+        super().wait(event, lane)
+        self.world.order(host, self.marks[event])
+
+    def end(self) -> None:
+        for host in list(self.hosts.values()):
+            self.world.order(self.caller_host, host.clock)
+        super().end()
+
+
+class WatchedStreams(Streams):
+    """The streams backend in a world of its own."""
+
+    def __init__(self, plan: Plan, world: World) -> None:
+        super().__init__(plan, Recorder(world))  # type: ignore[arg-type]
+
+    def begin(self, code: Code, hosts: int) -> WatchedCall:
+        return WatchedCall(code, hosts, self.plan, self.hardware)
+
+
+@contextmanager
+def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world for the length of a test."""
+    monkeypatch.setattr(
+        nodes, "place_constant", lambda value, device: put(value, device) if isinstance(value, Tensor) else value
+    )
+    WORLD.append(World())
+    try:
+        yield WORLD[-1]
+    finally:
+        WORLD.pop()
