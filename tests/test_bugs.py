@@ -236,7 +236,7 @@ class SometimesAView(nn.Module):
 
 
 def test_a_copy_that_might_be_a_view_is_written_through_its_views() -> None:
-    """Found by interpreting plans on buffers: on a square example ``h.t()`` is copied, so the write seemed to touch only the copy.
+    """Found by interpreting plans on buffers: on a square example ``h.t()`` is copied, so the write seemed to miss ``h``.
 
     On an input of one row ``h.t()`` is contiguous, and the write goes through to ``h``. That a copy may be a view must hold for
     the views of the copy, too.
