@@ -36,7 +36,7 @@ from partitioner.testing import difference
 from partitioner.testing.runs import Call, Run, run
 from scatter import scatter
 
-POLICIES.setdefault("scatter", scatter)
+POLICIES.setdefault("corpus_scatter", scatter)
 
 LANES = 3
 GPUS = 8
@@ -47,7 +47,7 @@ BEYOND_FAKES = (DynamicOutputShapeException, DataDependentOutputException, Unsup
 """Without values nothing can be said: a shape or a Python number depends on them, or an op has no fake kernel."""
 
 FREE = {"handoff": 0, "overhead": 1e-3}
-CPU_SPEC: dict[str, Any] = {"devices": [{"device": "cpu", "lanes": LANES, **FREE}], "grain": 1e-9, "policy": "scatter"}
+CPU_SPEC: dict[str, Any] = {"devices": [{"device": "cpu", "lanes": LANES, **FREE}], "grain": 1e-9, "policy": "corpus_scatter"}
 
 
 def gpu_spec(policy: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _other_batch(row: Row, entry: _corpus_models.Entry, model: nn.Module) -> Non
 def _fake(row: Row, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Run) -> None:
     """PyTorch itself looks for ops whose inputs lie on two devices. Balanced in eval mode, scattered in train mode."""
     row.fake = "no"
-    spec = load_spec(gpu_spec("by_level" if row.mode == "eval" else "scatter"))
+    spec = load_spec(gpu_spec("by_level" if row.mode == "eval" else "corpus_scatter"))
     call = example_call(model, args, kwargs)
     assert call is not None
     plan = make_plan(model, call, build_machine(spec), spec)

@@ -261,11 +261,11 @@ WORLD: list[World] = []
 class Placed(Tensor):
     """A CPU tensor that says it lies somewhere else."""
 
-    where: str
+    place: str
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(self.where)
+        return torch.device(self.place)
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         return _move(self, *args, **kwargs)
@@ -280,13 +280,13 @@ class Placed(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not WORLD or getattr(func, "__name__", "") in ("__get__", "__set__", "__repr__", "detach", "requires_grad_"):
-            return _tagged(super().__torch_function__(func, types, args, kwargs), place_of((args, kwargs)), None)
-        return _issue(lambda: super(Placed, cls).__torch_function__(func, types, args, kwargs), func, args, kwargs)
+            return _tagged(_plain(func, *args, **kwargs), place_of((args, kwargs)), WORLD[-1] if WORLD else None)
+        return _issue(lambda: _plain(func, *args, **kwargs), func, args, kwargs)
 
 
 def place_of(tree: Any) -> str:
     """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere."""
-    found = {leaf.where for leaf in tree_leaves(tree) if isinstance(leaf, Placed)}
+    found = {leaf.place for leaf in tree_leaves(tree) if isinstance(leaf, Placed)}
     if not found or any(isinstance(leaf, Tensor) and not isinstance(leaf, Placed) and leaf.dim() for leaf in tree_leaves(tree)):
         found.add("cpu")
     if len(found) != 1:
@@ -324,7 +324,7 @@ def _watch(world: World, tensors: list[Tensor], where: str) -> None:
     for tensor in tensors:
         reference = world.references.get(id(tensor))
         if reference is None or reference() is not tensor:
-            world.adopt(tensor, getattr(tensor, "where", where))
+            world.adopt(tensor, getattr(tensor, "place", where))
 
 
 def _tagged(result: Any, where: str, world: World | None) -> Any:
@@ -332,7 +332,7 @@ def _tagged(result: Any, where: str, world: World | None) -> Any:
 
     def tag(tensor: Tensor) -> Tensor:
         placed = tensor if isinstance(tensor, Placed) else tensor.as_subclass(Placed)
-        placed.where = where
+        placed.place = where
         if world is not None:
             _watch(world, [placed], where)
         return placed
@@ -343,7 +343,7 @@ def _tagged(result: Any, where: str, world: World | None) -> Any:
 def _move(tensor: Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> Tensor:
     """`Tensor.to`: a copy between devices runs where CUDA runs it; anything else is an op like any other."""
     target = next((str(arg) for arg in args if isinstance(arg, str | torch.device)), str(kwargs.get("device", "")))
-    source = getattr(tensor, "where", "cpu")
+    source = getattr(tensor, "place", "cpu")
     if target in ("", source):
         args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
         kwargs.pop("device", None)
@@ -389,7 +389,7 @@ class Factories(TorchFunctionMode):
 def put(tensor: Tensor, where: str) -> Tensor:
     """A copy of a tensor on a device."""
     placed = tensor.detach().clone().as_subclass(Placed)
-    placed.where = where
+    placed.place = where
     return placed
 
 
@@ -409,9 +409,9 @@ def place_state(model: nn.Module, plan: Plan) -> None:
     devices = state_devices(plan.graph, plan)
     made: dict[int, Tensor] = {}
     for path, module in model.named_modules():
-        for held in (module._parameters, module._buffers):
+        for held in (module._parameters, module._buffers, module.__dict__):
             for name, old in held.items():
-                if old is not None:
+                if isinstance(old, Tensor):
                     where = devices.get(f"{path}.{name}".lstrip("."), plan.machine.lanes[0].torch_device)
                     held[name] = made.setdefault(id(old), _state(old, where))
 

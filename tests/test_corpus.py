@@ -26,6 +26,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+CHAINS = {"user/unet"}
+"""Nothing in these runs beside anything else: a U-Net's skips only wait for the way down and up again."""
+
+
 @pytest.mark.parametrize("mode", corpus.MODES)
 @pytest.mark.parametrize("name", _corpus_models.SAMPLE)
 def test_the_sample_is_equal(name: str, mode: str) -> None:
@@ -33,7 +37,7 @@ def test_the_sample_is_equal(name: str, mode: str) -> None:
         pytest.skip(f"{_corpus_models.CORPUS[name].library} is not installed")
     row = _judge.judge(name, mode)
     assert row.verdict in ("equal", "rounding"), row
-    assert row.lanes > 1, "spreading was not forced"
+    assert row.lanes > 1 or name in CHAINS, "spreading was not forced"
     assert row.keys == "yes"
 
 

@@ -127,10 +127,12 @@ def test_accelerators_come_before_the_cpu(two_gpus: list[str]) -> None:
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lanes", "flops"), [(1, 3e11), (2, 1.5e11), (4, 5e10), (6, 5e10), (12, 5e10)])
-def test_cpu_lanes_share_the_cores(cores: int, lanes: int, flops: float) -> None:
+@pytest.mark.parametrize(("lanes", "share"), [(1, 6), (2, 3), (4, 1), (6, 1), (12, 1)])
+def test_cpu_lanes_share_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch, lanes: int, share: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     device = build_machine(Spec(), ["cpu"] * lanes).devices[0]
-    assert (device.flops, device.bandwidth, device.overhead, device.handoff) == (flops, 1e10, 4e-6, 5e-5)
+    assert (device.flops, device.bandwidth, device.overhead, device.handoff) == (5e10, 1e10, 4e-6, 5e-5)
+    assert (device.cores, device.threads_per_lane) == (cores, share)
     assert device.memory is None
 
 
