@@ -7,6 +7,7 @@ hand-offs cost nothing, and the policy `scatter` sends tasks to lanes by their n
 from __future__ import annotations
 
 import math
+import random
 import time
 import warnings
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import _corpus_models  # puts tests/ on the path
+import numpy
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -33,7 +35,8 @@ from partitioner.module import Parallel
 from partitioner.place import POLICIES
 from partitioner.spec import load_spec
 from partitioner.testing import difference
-from partitioner.testing.runs import Call, Run, run
+from partitioner.testing.runs import Call, Run
+from partitioner.testing.runs import run as run_with_torch_seeded
 from scatter import scatter
 
 POLICIES.setdefault("corpus_scatter", scatter)
@@ -128,6 +131,13 @@ def _judge(entry: _corpus_models.Entry, row: Row) -> None:
     if row.mode == "eval":
         attempt(row, "another batch", lambda: _other_batch(row, entry, model))
     attempt(row, "fake GPUs", lambda: _fake(row, model, args, kwargs, wanted))
+
+
+def run(module: nn.Module, call: Call) -> Run:
+    """What a caller can see of a run. Some models draw from Python's and NumPy's generators; those start alike here too."""
+    random.seed(0)
+    numpy.random.seed(0)
+    return run_with_torch_seeded(module, call)
 
 
 def attempt(row: Row, what: str, act: Any) -> Any:

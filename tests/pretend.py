@@ -94,6 +94,7 @@ class Recorder:
     def __init__(self, world: World) -> None:
         self.world, self.made = world, 0
         self.spare: list[Event] = []
+        self.broken: set[tuple[str, str]] = set()
 
     def current_stream(self, device: str) -> Stream:
         return self.world.current(device)
@@ -110,6 +111,9 @@ class Recorder:
 
     def set_device(self, index: int) -> None:
         self.world.device[threading.get_ident()] = index
+
+    def pair_works(self, source: str, target: str) -> bool:
+        return (source, target) not in self.broken
 
     def take_event(self, device: str) -> Event:
         for event in self.spare:
@@ -407,13 +411,19 @@ def plan_for(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int]
 def place_state(model: nn.Module, plan: Plan) -> None:
     """Give a model parameters and buffers that say they lie where the plan wants them. Ties stay."""
     devices = state_devices(plan.graph, plan)
+    slots = [
+        (held, name, old, f"{path}.{name}".lstrip("."))
+        for path, module in model.named_modules()
+        for held in (module._parameters, module._buffers, module.__dict__)
+        for name, old in held.items()
+        if isinstance(old, Tensor)
+    ]
+    home = {id(old): devices[full] for _, _, old, full in slots if full in devices}
     made: dict[int, Tensor] = {}
-    for path, module in model.named_modules():
-        for held in (module._parameters, module._buffers, module.__dict__):
-            for name, old in held.items():
-                if isinstance(old, Tensor):
-                    where = devices.get(f"{path}.{name}".lstrip("."), plan.machine.lanes[0].torch_device)
-                    held[name] = made.setdefault(id(old), _state(old, where))
+    for held, name, old, _ in slots:
+        if id(old) not in made:
+            made[id(old)] = _state(old, home.get(id(old), plan.machine.lanes[0].torch_device))
+        held[name] = made[id(old)]
 
 
 def _state(old: Tensor, where: str) -> Tensor:

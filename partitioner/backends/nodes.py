@@ -38,6 +38,8 @@ def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], di
         args = tuple(here if _is_device(arg, text and n == 1) else arg for n, arg in enumerate(args))
     if kwargs.get("device") is not None:
         kwargs["device"] = here
+    if target is torch.ops.aten.view.default and here.type != "cpu":
+        target = torch.ops.aten.reshape.default  # export saw the CPU's strides; attention, for one, has others elsewhere
     return target, args, kwargs
 
 

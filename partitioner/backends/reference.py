@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from partitioner.backends.nodes import constants_for, load_state, move, results, retarget
+from partitioner.ir.graph import fill
 from partitioner.ir.program import Copy, Free, Run
 from partitioner.plan import Plan
 
@@ -64,7 +65,7 @@ class Reference:
         if node.op == "get_attr":
             return load_state(root, str(node.target), self.constants)
         target, raw_args, raw_kwargs = retarget(node, self.device[node.name])
-        args, kwargs = torch.fx.node.map_arg((raw_args, raw_kwargs), value)
+        args, kwargs = fill((raw_args, raw_kwargs), value)
         if node.op == "call_module":
             return root.get_submodule(target)(*args, **kwargs)
         if node.op == "call_method":

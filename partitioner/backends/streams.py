@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.codegen import Code
 from partitioner.backends.nodes import move
+from partitioner.backends.probe import pair_works
 from partitioner.backends.threads import Call, Threads
 from partitioner.plan import Plan
 
@@ -58,6 +59,10 @@ class Hardware:
     def set_device(self, index: int) -> None:
         """Make a device the current one, on whichever of its streams."""
         torch.accelerator.set_device_index(index)
+
+    def pair_works(self, source: str, target: str) -> bool:
+        """Whether copies between two devices arrive intact; probed once per process."""
+        return pair_works(source, target)
 
     def take_event(self, device: str) -> torch.Event:
         """An event nobody is using."""
@@ -148,7 +153,10 @@ class StreamCall(Call):
             made.synchronize()
 
     def copy(self, value: Any, lane: int) -> Any:
-        """Copy to the lane's device, leaving the source device on a stream of its own, so that none of its lanes is held."""
+        """Copy to the lane's device, leaving the source device on a stream of its own, so that none of its lanes is held.
+
+        Between two accelerators whose copies do not arrive intact, the host stands in between.
+        """
         device = self.lanes[lane].torch_device
         source = next((str(leaf.device) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), "cpu")
         if source in self.caller and source != device:
@@ -156,6 +164,8 @@ class StreamCall(Call):
             transfer.wait_stream(self.caller[source])
             self.hardware.set_stream(transfer)
         if lane in self.streams:
+            if source in self.caller and source != device and not self.hardware.pair_works(source, device):
+                value = move(value, "cpu")
             self.use(lane)
             return move(value, device, non_blocking=True)
         result = move(value, device)

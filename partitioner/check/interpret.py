@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, fill
 
 
 def interpret(
@@ -33,14 +33,13 @@ def interpret(
         values[node] = next(inputs) if node.op == "placeholder" else _call(graph, module, node, values)
         if look is not None:
             look(node, values[node])
-    results: Any = torch.fx.node.map_arg(graph.fx.output_node().args[0], values.__getitem__)
-    return list(results)
+    return list(fill(graph.fx.output_node().args[0], values.__getitem__))
 
 
 def _call(graph: Graph, module: nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
     if node.op == "get_attr":
         return _state(graph, module, str(node.target))
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
     if node.op == "call_module":
         return module.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":

@@ -218,6 +218,25 @@ def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[s
             yield earlier, name
 
 
+def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
+    """Arguments of a torch.fx node with values in the nodes' places.
+
+    Lists and dicts come out as plain ones: a function may change those that it is given, and torch.fx's refuse that.
+    """
+    if isinstance(arguments, torch.fx.Node):
+        return value(arguments)
+    if isinstance(arguments, tuple):
+        items = [fill(item, value) for item in arguments]
+        return type(arguments)(*items) if hasattr(arguments, "_fields") else tuple(items)
+    if isinstance(arguments, list):
+        return [fill(item, value) for item in arguments]
+    if isinstance(arguments, dict):
+        return {key: fill(item, value) for key, item in arguments.items()}
+    if isinstance(arguments, slice):
+        return slice(*(fill(part, value) for part in (arguments.start, arguments.stop, arguments.step)))
+    return arguments
+
+
 def conflict(one: Iterable[Access], other: Iterable[Access]) -> str | None:
     """The resource on which two sets of accesses conflict, or ``None``.
 

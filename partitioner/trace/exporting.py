@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import Assigned, untouched
+from partitioner.state import Assigned, lookup, untouched
 from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.symbolic import is_user_code, user_line
 
@@ -79,7 +79,7 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
     _refuse_lost_tensors(assigned)
     assert result.spec is not None
     names = call.names(module.forward)
-    constants, accepts = _clean(unlifted, names)
+    constants, accepts = _clean(unlifted, names, module)
     return Capture(
         fx=unlifted.graph,
         signature=Signature(call.spec, call.constants, result.spec, accepts),
@@ -116,7 +116,9 @@ def _refuse_lost_tensors(assigned: list[Assigned]) -> None:
         raise Refused(f"forward assigns tensors to {', '.join(lost[:3])}, and the program would lose that")
 
 
-def _clean(unlifted: torch.fx.GraphModule, names: list[str]) -> tuple[dict[str, Any], Callable[..., str | None]]:
+def _clean(
+    unlifted: torch.fx.GraphModule, names: list[str], module: nn.Module
+) -> tuple[dict[str, Any], Callable[..., str | None]]:
     """Take the wrapper's traces out of the graph; its lifted constants and its guard are returned."""
     constants: dict[str, Any] = {}
     guard: Callable[..., Any] | None = None
@@ -131,10 +133,11 @@ def _clean(unlifted: torch.fx.GraphModule, names: list[str]) -> tuple[dict[str, 
             unlifted.graph.erase_node(node)  # it asserts dtypes and devices that .half() and placement change
         elif node.op == "get_attr" and not node.users:
             unlifted.graph.erase_node(node)
-        elif node.op == "get_attr" and str(node.target).startswith(_PREFIX):
-            node.target = str(node.target).removeprefix(_PREFIX)
         elif node.op == "get_attr":
-            constants[str(node.target)] = _attribute(unlifted, str(node.target))
+            lifted = _attribute(unlifted, str(node.target))
+            node.target = str(node.target).removeprefix(_PREFIX)
+            if lookup(module, node.target) is None:  # a tensor literal, or the body of a region
+                constants[node.target] = lifted
     return constants, _acceptance(guard, names)
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from partitioner.ir.graph import RNG, TensorMeta
+from partitioner.ir.graph import RNG, TensorMeta, fill
 from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments
 
 
@@ -120,7 +120,7 @@ class _Observer:
             value = self.constants.get(str(node.target), None)
             value = attribute(self.module, str(node.target)) if value is None else value
             return self.fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _is_fake(value) else value
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        args, kwargs = fill((node.args, node.kwargs), self.env.__getitem__)
         if node.op == "call_module":
             return self.module.get_submodule(str(node.target))(*args, **kwargs)
         if node.op == "call_method":
