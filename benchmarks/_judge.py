@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 import warnings
 from collections.abc import Mapping
@@ -153,7 +154,7 @@ def attempt(row: Row, what: str, act: Any) -> Any:
 
 def brief(error: BaseException, most: int = 400) -> str:
     """An exception in one line."""
-    text = " ".join(str(error).split())
+    text = re.sub(r"(/[^\s/:'\"]+)+/(site-packages|benchmarks|partitioner)/", "", " ".join(str(error).split()))
     notes = " ".join(getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {text[:most]}{'...' if len(text) > most else ''} {notes[:200]}".strip()
 

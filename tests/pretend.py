@@ -64,6 +64,9 @@ class Stream:
         assert event.clock is not None, f"{self.name} waits for an event that was never recorded"
         self.world.order(self, event.clock)
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Event) -> None:
         assert not event.spare, "an event is recorded that was given back"
         event.clock = dict(self.clock)
@@ -92,7 +95,7 @@ class Recorder:
     """Takes the place of `backends.streams.Hardware`."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.made = world, 0
+        self.world, self.made, self.intact = world, 0, True
         self.spare: list[Event] = []
         self.broken: set[tuple[str, str]] = set()
 
@@ -114,6 +117,9 @@ class Recorder:
 
     def pair_works(self, source: str, target: str) -> bool:
         return (source, target) not in self.broken
+
+    def pair_works(self, source: str, target: str) -> bool:
+        return self.intact
 
     def take_event(self, device: str) -> Event:
         for event in self.spare:
@@ -379,9 +385,9 @@ class Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if given or torch.device(kwargs.get("device") or "cpu").type == "cpu" or not WORLD:
+        if given or not WORLD or "device" not in kwargs:
             return func(*args, **kwargs)
-        where = str(kwargs.pop("device"))
+        where = str(torch.device(kwargs.pop("device") or "cpu"))
         made = _tagged(func(*args, **kwargs), where, WORLD[-1])
         WORLD[-1].note(WORLD[-1].current(where), func.__name__, [], tree_leaves(made))
         return made

@@ -316,6 +316,19 @@ def test_without_gradients_only_outputs_are_announced(world: World, lanes: dict[
     assert {serial for serial, _ in announced(world)} <= returned
 
 
+@EACH
+def test_callers_on_streams_of_their_own(world: World, lanes: dict[str, int]) -> None:
+    """Side streams are everybody's. A value that the first caller's stream was the last to read goes back to a side stream, which
+    the next caller, on another stream, uses without waiting for the first one's.
+    """
+    bench = Bench(world, Towers(), (X,), lanes)
+    with torch.no_grad():
+        for number in range(3):
+            bench.hardware.set_stream(world.stream(f"cuda:0/user{number}", "cuda:0"))
+            bench(X)
+    assert bench.faults == []
+
+
 def test_memory_is_not_reused_too_early(world: World) -> None:
     """Without gradients the program frees values on the lane that allocated them, after every reader. The world checks that.
 
@@ -348,6 +361,19 @@ def test_copies_towards_the_cpu_block(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(streams, "move", lambda value, device, **options: original(value, device, non_blocking=True))
     bench(X)
     assert any("host" in fault for fault in bench.faults)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_copies_through_the_host(world: World, grad: bool) -> None:
+    """Where copies between two GPUs do not arrive intact: the host must not read before the lane that makes the value is done."""
+    model, inputs = Mixed(), (X, numbers(4, 6, seed=2))
+    bench = Bench(world, model, inputs, {"cuda:0": 2, "cuda:1": 3})
+    bench.hardware.intact = False
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            assert_same(pytree.tree_map(Tensor.detach, model(*inputs)), bench(*inputs))
+    assert {what for _, what in world.issued if what.startswith("copy")} == {"copy to cpu", "copy to cuda:0", "copy to cuda:1"}
+    assert bench.faults == []
 
 
 def test_copies_leave_no_lane_waiting(world: World) -> None:

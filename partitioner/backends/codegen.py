@@ -174,8 +174,8 @@ class _Host:
                 self.lines.add(f"S.record({event}, {lane})")
             case Wait(lane=lane, event=event) if self.context.needs_event(event):
                 self.lines.add(f"S.wait({event}, {lane})")
-            case Free(value=value):
-                self._free(value)
+            case Free(lane=lane, value=value):
+                self._free(lane, value)
         self._to_slots(made(item))
 
     def _to_slots(self, values: tuple[str, ...]) -> None:
@@ -231,10 +231,12 @@ class _Host:
             gone[op].append(variable(name))
         return gone
 
-    def _free(self, value: str) -> None:
+    def _free(self, lane: int, value: str) -> None:
         if value in self.context.slots:
             self.lines.add(f"S.slots[{self.context.slots[value]}] = None")
         if self.context.home[value] == self.host and not self.context.belongs_to_no_lane(value):
+            if self.context.is_late(lane, value):
+                self.lines.add(f"S.late.append({variable(value)})")
             self.lines.add(f"del {variable(value)}")
 
     def _drop(self, index: int, item: Instruction) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from partitioner.analysis.concurrency import runs_alone
+from partitioner.analysis.conflicts import maker
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import constants_for
 from partitioner.ir.program import Record, Run, Wait, made, read
@@ -22,6 +23,7 @@ class Context:
         values = (*self.nodes, *(value.name for value in self.program.values))
         self.names = Names(values, constants_for(plan.graph, self.device.__getitem__))
         self.maker = {name: item.lane for item in self.program.instructions for name in made(item)}
+        self.allocator = maker(self.program)
         self.home = {name: hosts[self.maker.get(name, 0)] for name in (*self.program.inputs, *self.maker)}
         self.event_lanes = self._event_lanes()
         self.events = max(self.event_lanes, default=-1) + 1
@@ -71,6 +73,10 @@ class Context:
     def belongs_to_no_lane(self, value: str) -> bool:
         """Memory of the CPU, and what is no tensor: a name may go after its last use, wherever the Free stands."""
         return self.program.by_name[value].device in ("", "cpu")
+
+    def is_late(self, lane: int, value: str) -> bool:
+        """Whether a lane frees what another one allocated. Only lane 0 does, at the end, for all the others."""
+        return any(self.allocator.get(storage, lane) != lane for storage in self.program.by_name[value].storages)
 
     def ops(self, task: str) -> tuple[str, ...]:
         """The ops of a task."""

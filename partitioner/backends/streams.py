@@ -92,6 +92,7 @@ class StreamCall(Call):
         super().__init__(code, hosts)
         self.lanes, self.hardware = plan.program.lanes, hardware
         self.recorded: dict[int, torch.Event] = {}
+        self.late: list[Any] = []
         self.grad = torch.is_grad_enabled()
         accelerators = {number: lane.torch_device for number, lane in enumerate(self.lanes) if lane.kind != "cpu"}
         self.device = hardware.current_device()
@@ -113,10 +114,19 @@ class StreamCall(Call):
                 stream.wait_stream(self.caller[device])
 
     def end(self) -> None:
-        """Let what the caller issues next come after everything, on every device; give streams and events back."""
+        """Let what the caller issues next come after everything, on every device; give streams and events back.
+
+        Side streams are everybody's. Memory of theirs that lane 0 was the last to read is given back when they have waited
+        for it: another thread may issue on them at any moment.
+        """
         for number, stream in self.streams.items():
             if number != 0:
                 self.streams[0].wait_stream(stream)
+        if self.late and not self.streams[0].is_capturing():  # memory of a graph is its own, and streams must end joined
+            for number, stream in self.streams.items():
+                if number != 0:
+                    stream.wait_stream(self.streams[0])
+        self.late.clear()
         for stream in reversed(self.caller.values()):
             if stream is not self.streams[0]:
                 stream.wait_stream(self.streams[0])
@@ -165,6 +175,7 @@ class StreamCall(Call):
             self.hardware.set_stream(transfer)
         if lane in self.streams:
             if source in self.caller and source != device and not self.hardware.pair_works(source, device):
+                transfer.wait_stream(self.streams[lane])  # which a copy between accelerators does by itself
                 value = move(value, "cpu")
             self.use(lane)
             return move(value, device, non_blocking=True)

@@ -1,0 +1,244 @@
+"""Bugs that were found in what runs a plan: each test tells the story of one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from lanes import Towers, assert_same, numbers, spec, spread
+from torch import Tensor, nn
+
+from partitioner import partition
+from partitioner.backends.codegen import Code
+from partitioner.backends.threads import Call
+from partitioner.errors import InputError
+from partitioner.gate import Gate
+
+X = numbers(4, 6)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Bits depend on how many threads an op has."""
+    torch.set_num_threads(1)
+
+
+def empty_call(events: int) -> Call:
+    """A call of code that needs so many events."""
+    return Call(Code("", "", (), events, 0, {}, *[()] * (len(Code.__dataclass_fields__) - 6)), 2)
+
+
+class Contended:
+    """A lock that somebody else opens between any two of our lines."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        return False
+
+    def release(self) -> None:
+        raise RuntimeError("release unlocked lock")
+
+
+def test_two_lanes_that_fail_at_once() -> None:
+    """Each opened every event's lock: tried to take it, then released it. Two lanes at it at once could both find a lock held and
+    both release it; the second release raised, out of a worker's last line of defence. The worker was gone, and every later call
+    waited for it for ever.
+    """
+    call = empty_call(2)
+    call.events = [Contended(), Contended()]  # type: ignore[list-item]
+    call.fail(ValueError("first"))
+    call.fail(ValueError("second"))
+    assert str(call.error) == "first"
+
+
+def test_a_lane_that_goes_on_while_another_fails() -> None:
+    """It records an event that the failing lane has opened already, and that raised: an error about a lock hid the real one."""
+    call = empty_call(1)
+    call.fail(ValueError("first"))
+    call.record(0, 0)
+    assert str(call.error) == "first"
+
+
+def test_an_error_that_held_itself() -> None:
+    """The call kept the error that it raised, the error its traceback, the traceback the frames, and these the call, with every
+    tensor in it: memory that only a full garbage collection gave back, and after an out-of-memory error that is too late.
+    """
+    parallel = spread(Towers(), X)
+    parallel.head.register_forward_pre_hook(lambda module, args: 1 / 0)
+    argument = X.clone()
+    alive = weakref.ref(argument)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError) as raised:
+            parallel(argument)
+        del argument, raised
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_call_inside_a_lane_of_another() -> None:
+    """The caller's own lane called another partitioned module, from a hook. Its jobs queued up behind those of the outer call,
+    which waited for an event of this very lane: nobody could go on.
+    """
+    inner, parallel = spread(Towers(), X, copy=True), spread(Towers(), X, copy=True)
+    parallel.stem.register_forward_hook(lambda module, args, output: inner(X) and None if False else None)
+    found: list[Tensor] = []
+    parallel.stem.register_forward_pre_hook(lambda module, args: found.append(inner(X)))
+    thread = threading.Thread(target=parallel, args=(X,), daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive() and len(found) == 1
+
+
+def test_a_module_that_runs_while_another_is_traced() -> None:
+    """torch.fx patches `nn.Module` for the whole process while it traces, so a model that another thread just called was sent to
+    the tracer, which did not know it: `NameError: module is not installed as a submodule`.
+    """
+    other, tracing, called = nn.Linear(6, 6), threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    class Slow(Towers):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x, torch.fx.Proxy):
+                tracing.set()
+                assert called.wait(timeout=30)
+            return super().forward(x)
+
+    def call() -> None:
+        assert tracing.wait(timeout=30)
+        try:
+            other(X)
+        except BaseException as error:
+            failures.append(error)
+        called.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    spread(Slow(), X)
+    thread.join()
+    assert failures == []
+
+
+def test_a_call_while_a_further_program_is_traced() -> None:
+    """Effects are observed on the model with fake tensors for parameters. A call on another thread computed with the fakes."""
+    gate, order = Gate(), []
+    visit = gate.enter(hurried=False)
+
+    def change() -> None:
+        with gate.alone(hurried=False):
+            order.append("change")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join(timeout=0.2)
+    order.append("call ends")
+    gate.leave(visit)
+    thread.join()
+    assert order == ["call ends", "change"]
+
+
+def test_a_visit_that_was_cut_off() -> None:
+    """Ctrl-C may come before a call can say that it has ended; no later change may wait for it."""
+    gate = Gate()
+
+    def interrupted() -> None:
+        visit = gate.enter(hurried=False)
+        assert visit
+        raise KeyboardInterrupt
+
+    thread = threading.Thread(target=lambda: pytest.raises(KeyboardInterrupt, interrupted))
+    thread.start()
+    thread.join()
+    with gate.alone(hurried=False):
+        pass
+
+
+class Holder(nn.Module):
+    """Holds a partitioned module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.side = inner, nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.side(x)
+
+
+def test_a_partitioned_module_that_is_traced() -> None:
+    """It took the tracer's proxies for constants, and made itself a program that burned them in."""
+    inner = spread(Towers(), X)
+    plain = Holder(copy.deepcopy(inner.original))
+    model = Holder(inner)
+    plain.load_state_dict(model.state_dict())
+    parallel = spread(model, X)
+    assert parallel.graph.frontend == "symbolic_trace" and len(inner._entries) == 1
+    assert_same(plain(X), parallel(X))
+
+
+def test_compiled() -> None:
+    """`torch.compile` met threads and locks, and broke the graph there. It sees the model itself now."""
+    model = Towers()
+    parallel = spread(model, X, copy=True)
+    compiled = torch.compile(parallel, backend="eager", fullgraph=True)
+    assert_same(model(X), compiled(X))
+
+
+def test_exported() -> None:
+    """So does `torch.export`, and another thread's export does not make calls on this one skip their lanes."""
+    model = Towers()
+    parallel = spread(model, X, copy=True)
+    assert_same(model(X), torch.export.export(parallel, (X,)).module()(X))
+
+
+def test_a_replaced_branch() -> None:
+    """The program went on calling the layers by the names that they had, and never noticed those that were new."""
+    model = Towers()
+    parallel = spread(model, X, copy=True)
+    new = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
+    model.towers[1], parallel.towers[1] = new, copy.deepcopy(new)
+    assert_same(model(X), parallel(X))
+
+
+def test_a_training_flag_of_its_own() -> None:
+    """The wrapper and the model each had one; whoever set only one of them got the other's program."""
+    parallel = spread(nn.Sequential(nn.Linear(6, 6), nn.Dropout()), X, lanes=1)
+    parallel.original.eval()
+    assert not parallel.training
+    parallel.training = True
+    assert parallel.original.training
+
+
+def test_examples_that_eager_does_not_take() -> None:
+    """What the model raised on the examples was swallowed as if it came from the second draw, and a note said `equal`."""
+    with pytest.raises(InputError, match="mat1 and mat2 shapes cannot be multiplied"):
+        partition(Towers(), example_inputs=numbers(4, 7), spec=spec())
+
+
+def test_tracing_in_the_middle_of_a_graph() -> None:
+    """A module inside another one gets inputs that are no leaves, and reading such a tensor's `.grad` warns. With warnings as
+    errors, a new program could not be made there.
+    """
+    parent = nn.Sequential(nn.Linear(6, 6), spread(Towers(), X))
+    parent.eval()
+    assert parent(X).shape == (4, 2)
+
+
+def test_a_mutable_argument() -> None:
+    """What has no hash was told apart by its address: changed in place, it still got the program made for what it was."""
+
+    class Scaled(Towers):
+        def forward(self, x: Tensor, options: Any) -> Tensor:
+            return super().forward(x) * len(options)
+
+    model = Scaled()
+    parallel = spread(model, X, {1})
+    options = {1}
+    assert_same(model(X, options), parallel(X, options))
+    options.add(2)
+    assert_same(model(X, options), parallel(X, options))
