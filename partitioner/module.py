@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,6 +61,12 @@ class Entry:
     def plan(self) -> Plan:
         """What was planned."""
         return self.execute.plan
+
+    @cached_property
+    def homes(self) -> tuple[torch.device, ...]:
+        """Where the program wants each input."""
+        values = self.plan.program.by_name
+        return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
 
     def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Whether the program computes the right thing for tensors of these shapes and dtypes."""
@@ -135,11 +142,8 @@ class Parallel(nn.Module):
         if is_traced(structure):  # tracers are to see the model itself
             return self.original.forward(*args, **kwargs)
         entry = self._choose(tensors, structure, args, kwargs)
-        values = entry.plan.program.by_name
-        places = (values[name].device for name in entry.plan.program.inputs)
-        placed = [
-            tensor if str(tensor.device) == place else tensor.to(place) for tensor, place in zip(tensors, places, strict=True)
-        ]
+        homes = zip(tensors, entry.homes, strict=True)
+        placed = [tensor if tensor.device == home else tensor.to(home) for tensor, home in homes]
         visit = self._gate.enter(in_a_lane())
         try:
             leaves = entry.execute(self.original, placed)

@@ -95,7 +95,7 @@ class Recorder:
     """Takes the place of `backends.streams.Hardware`."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.made, self.intact = world, 0, True
+        self.world, self.made = world, 0
         self.spare: list[Event] = []
         self.broken: set[tuple[str, str]] = set()
 
@@ -117,9 +117,6 @@ class Recorder:
 
     def pair_works(self, source: str, target: str) -> bool:
         return (source, target) not in self.broken
-
-    def pair_works(self, source: str, target: str) -> bool:
-        return self.intact
 
     def take_event(self, device: str) -> Event:
         for event in self.spare:

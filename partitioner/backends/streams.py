@@ -122,7 +122,8 @@ class StreamCall(Call):
         for number, stream in self.streams.items():
             if number != 0:
                 self.streams[0].wait_stream(stream)
-        if self.late and not self.streams[0].is_capturing():  # memory of a graph is its own, and streams must end joined
+        handed_over = self.late or self.error is not None  # a failed call's values die with its traceback
+        if handed_over and not self.streams[0].is_capturing():  # memory of a graph is its own, and streams must end joined
             for number, stream in self.streams.items():
                 if number != 0:
                     stream.wait_stream(self.streams[0])
