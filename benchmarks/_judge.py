@@ -30,10 +30,11 @@ from partitioner import partition
 from partitioner.api import example_call
 from partitioner.compile import make_plan
 from partitioner.discover import build_machine
-from partitioner.errors import PartitionerError
+from partitioner.errors import PartitionerError, PlacementError
 from partitioner.fake import run_on_fake_devices
 from partitioner.module import Parallel
 from partitioner.place import POLICIES
+from partitioner.plan import Plan
 from partitioner.spec import load_spec
 from partitioner.testing import difference
 from partitioner.testing.runs import Call, Run
@@ -54,11 +55,12 @@ FREE = {"handoff": 0, "overhead": 1e-3}
 CPU_SPEC: dict[str, Any] = {"devices": [{"device": "cpu", "lanes": LANES, **FREE}], "grain": 1e-9, "policy": "corpus_scatter"}
 
 
-def gpu_spec(policy: str) -> dict[str, Any]:
-    """Eight GPUs between which copies are free."""
+def gpu_spec(policy: str, memory: int | None = None) -> dict[str, Any]:
+    """Eight GPUs between which copies are free. With a cap on their memory, chains are cut into parts as well."""
     names = [f"cuda:{index}" for index in range(GPUS)]
     links = [{"source": a, "target": b, "latency": 0, "bandwidth": 1e15} for a in names for b in names if a != b]
-    return {"devices": [{"device": name, **FREE} for name in names], "links": links, "grain": 1e-9, "policy": policy}
+    devices = [{"device": name, "memory": memory, **FREE} for name in names]
+    return {"devices": devices, "links": links, "grain": 1e-9, "policy": policy}
 
 
 @dataclass
@@ -282,13 +284,25 @@ def _other_batch(row: Row, entry: _corpus_models.Entry, model: nn.Module) -> Non
         row.note(verdict, reason and f"batch of {batch}: {reason}")
 
 
+def _gpu_plan(model: nn.Module, call: Any, policy: str) -> Plan:
+    """A plan for GPUs of which each has room for the state twice, or for anything where what is computed needs more."""
+    state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    for memory in (max(2 * state, 1), None):
+        spec = load_spec(gpu_spec(policy, memory))
+        try:
+            return make_plan(model, call, build_machine(spec), spec)
+        except PlacementError:
+            if memory is None:
+                raise
+    raise AssertionError("the last plan has no cap")
+
+
 def _fake(row: Row, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Run) -> None:
     """PyTorch itself looks for ops whose inputs lie on two devices. Balanced in eval mode, scattered in train mode."""
     row.fake = "no"
-    spec = load_spec(gpu_spec("by_level" if row.mode == "eval" else "corpus_scatter"))
     call = example_call(model, args, kwargs)
     assert call is not None
-    plan = make_plan(model, call, build_machine(spec), spec)
+    plan = _gpu_plan(model, call, "by_level" if row.mode == "eval" else "corpus_scatter")
     try:
         results = run_on_fake_devices(plan, model, call.tensors)
     except (*BEYOND_FAKES, NotImplementedError) as error:

@@ -136,6 +136,14 @@ class Parallel(nn.Module):
         entry: Entry = self.__dict__.get("_last", self._entries[0])
         return entry.execute.code
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As for any module.
+
+        But past what a tracer on another thread has put in the place of `nn.Module.__call__`, for the whole process: this call
+        is no part of what it traces. A tracer on this thread is noticed in `forward`.
+        """
+        return self._wrapped_call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original's forward gives."""
         tensors, structure = flatten_call(args, kwargs)

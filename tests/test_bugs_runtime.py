@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from partitioner import partition
 from partitioner.backends.codegen import Code
 from partitioner.backends.threads import Call
-from partitioner.errors import InputError
+from partitioner.errors import InputError, SpecError
 from partitioner.gate import Gate
 
 X = numbers(4, 6)
@@ -30,7 +30,7 @@ def _one_thread() -> None:
 
 def empty_call(events: int) -> Call:
     """A call of code that needs so many events."""
-    return Call(Code("", "", (), events, 0, {}, *[()] * (len(Code.__dataclass_fields__) - 6)), 2)
+    return Call(Code("", "", (), events, 0, {}, (), ()), 2)
 
 
 class Contended:
@@ -44,12 +44,12 @@ class Contended:
 
 
 def test_two_lanes_that_fail_at_once() -> None:
-    """Each opened every event's lock: tried to take it, then released it. Two lanes at it at once could both find a lock held and
-    both release it; the second release raised, out of a worker's last line of defence. The worker was gone, and every later call
-    waited for it for ever.
+    """Each opened every event's lock: tried to take it, then released it. Two lanes at it at once could both find a lock held
+    and both release it; the second release raised, out of a worker's last line of defence. The worker was gone, and every
+    later call waited for it for ever.
     """
     call = empty_call(2)
-    call.events = [Contended(), Contended()]  # type: ignore[list-item]
+    call.events = [Contended(), Contended()]
     call.fail(ValueError("first"))
     call.fail(ValueError("second"))
     assert str(call.error) == "first"
@@ -87,7 +87,6 @@ def test_a_call_inside_a_lane_of_another() -> None:
     which waited for an event of this very lane: nobody could go on.
     """
     inner, parallel = spread(Towers(), X, copy=True), spread(Towers(), X, copy=True)
-    parallel.stem.register_forward_hook(lambda module, args, output: inner(X) and None if False else None)
     found: list[Tensor] = []
     parallel.stem.register_forward_pre_hook(lambda module, args: found.append(inner(X)))
     thread = threading.Thread(target=parallel, args=(X,), daemon=True)
@@ -97,8 +96,8 @@ def test_a_call_inside_a_lane_of_another() -> None:
 
 
 def test_a_module_that_runs_while_another_is_traced() -> None:
-    """torch.fx patches `nn.Module` for the whole process while it traces, so a model that another thread just called was sent to
-    the tracer, which did not know it: `NameError: module is not installed as a submodule`.
+    """torch.fx patches `nn.Module` for the whole process while it traces, so a model that another thread just called was sent
+    to the tracer, which did not know it: `NameError: module is not installed as a submodule`.
     """
     other, tracing, called = nn.Linear(6, 6), threading.Event(), threading.Event()
     failures: list[BaseException] = []
@@ -152,7 +151,11 @@ def test_a_visit_that_was_cut_off() -> None:
         assert visit
         raise KeyboardInterrupt
 
-    thread = threading.Thread(target=lambda: pytest.raises(KeyboardInterrupt, interrupted))
+    def work() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     with gate.alone(hurried=False):
@@ -190,7 +193,7 @@ def test_compiled() -> None:
 
 
 def test_exported() -> None:
-    """So does `torch.export`, and another thread's export does not make calls on this one skip their lanes."""
+    """So does `torch.export`. That speaks for the whole process; calls on other threads stay with their lanes."""
     model = Towers()
     parallel = spread(model, X, copy=True)
     assert_same(model(X), torch.export.export(parallel, (X,)).module()(X))
@@ -227,6 +230,20 @@ def test_tracing_in_the_middle_of_a_graph() -> None:
     parent = nn.Sequential(nn.Linear(6, 6), spread(Towers(), X))
     parent.eval()
     assert parent(X).shape == (4, 2)
+
+
+def test_a_device_context_around_a_first_call() -> None:
+    """Where a program was made inside of `with torch.device("meta")`, the second draw of inputs was shuffled on that device."""
+    model = Towers()
+    parallel = spread(model, X, copy=True)
+    with torch.device("meta"):
+        assert_same(model.eval()(X), parallel.eval()(X))
+
+
+def test_a_plan_without_accelerators_on_the_streams_backend() -> None:
+    """It failed deep inside of torch, at the first call: `Cannot access accelerator device when none is available`."""
+    with pytest.raises(SpecError, match=r"backend 'streams' is for accelerators"):
+        spread(Towers(), X, backend="streams")
 
 
 def test_a_mutable_argument() -> None:

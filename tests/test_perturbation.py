@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch
 from lanes import assert_same, spec, used_lanes
-from models import make
 from torch import nn
 
+from models import make
 from partitioner import partition
 from partitioner.backends import BACKENDS, codegen
 from partitioner.backends.codegen import Code, hosts_of
@@ -105,8 +105,9 @@ def perturbed(model: nn.Module, inputs: Sequence[Any]) -> tuple[Parallel, Pertur
 
 
 HAZARDS = """
-ChunksOfBase CopyInto DetachedWrite DropoutBranches EncoderHeads Expanded GaussianLatent InplaceAfterFork Inception KeyValueCache
-OutputsShareMemory ParityCounter RandomBranches RunningMean RunningStatistics SharedNorm TwoTowers TwoViews ViewOfView
+Attention CalledTwice ChunksOfBase CopyInto DeclaredMutation DropoutBranches Ensemble GatedExperts GaussianLatent Inception
+InplaceDraw InputWritten KeyValueCache LocalContainers LoopOverBatch MaybeView NewZeros NonPersistent ParityCounter
+RandomBranches Recurrent RunningMean RunningStatistics SetItem SharedNorm TiedWeights ToDevice TwoViews
 """.split()
 """Models of `tests/models` that use several lanes: views, in-place ops, buffers, random numbers, modules called twice."""
 

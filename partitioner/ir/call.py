@@ -114,14 +114,17 @@ def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
 
 
 def is_traced(structure: Any) -> bool:
-    """Whether this call is made by a tracer: torch.fx, torch.compile or torch.export, which says so for the whole process.
+    """Whether this call is made by a tracer: torch.fx, torch.compile or torch.export.
 
     Args:
         structure: what `flatten_call` gave.
     """
-    if torch.compiler.is_dynamo_compiling() or (torch.compiler.is_exporting() and get_proxy_mode() is not None):
+    if torch.compiler.is_dynamo_compiling():
         return True
-    return isinstance(structure, tuple) and any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
+    # Export says for the whole process that it is going on; only the modes of this thread tell whether it is here.
+    if torch.compiler.is_exporting() and torch._C._len_torch_dispatch_stack() and get_proxy_mode() is not None:
+        return True
+    return bool(structure[1]) and any(issubclass(kind, torch.fx.Proxy) for _, kind, _ in structure[1])
 
 
 def _frozen(value: Any) -> tuple[Any, ...]:

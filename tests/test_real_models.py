@@ -1,0 +1,183 @@
+"""Real models, with random weights, on three CPU lanes and on eight GPUs that are not there.
+
+On lanes: what eager gives, to the bit, for the batch that was planned and for another one; in training mode the gradients and
+buffers as well. On fake devices: every op of a plan in which ops are spread as far as they can be finds all that it touches on
+its own device.
+
+`make test-all` does it for the whole zoo.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from lanes import assert_same, spec, used_lanes
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import zoo
+from partitioner import partition
+from partitioner.compile import make_plan
+from partitioner.discover import build_machine
+from partitioner.errors import PartitionerError
+from partitioner.fake import run_on_fake_devices, stand_in
+from partitioner.ir.call import Call
+from partitioner.machine import Link, Machine
+from partitioner.plan import Plan
+from partitioner.spec import load_spec
+from partitioner.testing import assert_equal_runs
+
+QUICK = zoo.zoo("quick")
+REST = [entry for entry in zoo.ZOO.values() if "quick" not in entry.tags]
+
+PARALLEL = {
+    "torchvision/googlenet",
+    "torchvision/inception_v3",
+    "transformers/bert",
+    "transformers/clip",
+    "transformers/lxmert",
+}
+"""Models whose branches must not end up on one lane."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Bits depend on how many threads an op has. And a large model should be gone before the next one is built."""
+    torch.set_num_threads(1)
+    yield
+    gc.collect()
+
+
+@functools.lru_cache(maxsize=1)
+def built(name: str) -> nn.Module:
+    """The model in eval mode; tests copy it, or leave it as it was."""
+    return zoo.ZOO[name].build()
+
+
+def model_of(entry: zoo.ZooModel) -> nn.Module:
+    if not entry.installed:
+        pytest.skip(f"{entry.family} is not installed")
+    return built(entry.name)
+
+
+def on_lanes(entry: zoo.ZooModel, model: nn.Module) -> Any:
+    """A copy of the model on three CPU lanes."""
+    args, kwargs = entry.inputs()
+    try:
+        return partition(model, example_inputs=args, example_kwargs=kwargs, spec=spec(3), copy=True)
+    except PartitionerError:
+        if "untraceable" in entry.tags:
+            pytest.skip("torch's tracers refuse it, and so does partition")
+        raise
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """The tensors of a result."""
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def check_eval(entry: zoo.ZooModel) -> None:
+    """Keys, structure and bits, for two batch sizes and one program."""
+    model = model_of(entry)
+    parallel = on_lanes(entry, model)
+    assert list(parallel.state_dict()) == list(model.state_dict())
+    assert entry.name not in PARALLEL or len(used_lanes(parallel)) > 1
+    with torch.no_grad():
+        for batch in (zoo.BATCH, 3):
+            args, kwargs = entry.inputs(batch=batch, seed=batch)
+            expected, found = model(*args, **kwargs), parallel(*args, **kwargs)
+            assert type(found) is type(expected)
+            assert_same(tensors(expected), tensors(found))
+
+
+def check_train(entry: zoo.ZooModel) -> None:
+    """Outputs, buffers, gradients and random numbers over two calls."""
+    model = copy.deepcopy(model_of(entry)).train()
+    args, kwargs = entry.inputs()
+    assert_equal_runs(model, on_lanes(entry, model), args, kwargs, train=True, rtol=1e-4, atol=1e-5)
+
+
+def eight_gpus() -> Machine:
+    """A machine on which nothing speaks against spreading: hand-offs and links cost nothing."""
+    machine = build_machine(load_spec(), [f"cuda:{index}" for index in range(8)])
+    devices = tuple(replace(device, handoff=0.0, overhead=1e-3) for device in machine.devices)
+    links = tuple(Link(link.source, link.target, bandwidth=1e15, latency=0.0) for link in machine.links)
+    return Machine(devices, links)
+
+
+def check_fake(entry: zoo.ZooModel, train: bool) -> Plan:
+    """Torch itself looks for ops whose inputs lie on two devices, while shapes and dtypes come out as in eager."""
+    model = model_of(entry)
+    args, kwargs = entry.inputs()
+    call = Call.of(args, kwargs)
+    model.train(train)
+    try:
+        plan = make_plan(model, call, eight_gpus(), load_spec({"grain": 1e-9}))
+        with torch.no_grad():
+            found = run_on_fake_devices(plan, model, call.tensors)
+            state = copy.deepcopy(model.state_dict())
+            expected = pytree.tree_leaves(model(*args, **kwargs))
+            model.load_state_dict(state)
+    except PartitionerError:
+        if "untraceable" in entry.tags:
+            pytest.skip("torch's tracers refuse it, and so does partition")
+        raise
+    finally:
+        model.eval()
+    for mine, theirs in zip(expected, found, strict=True):
+        if isinstance(mine, Tensor):
+            assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+    homes = {name: stand_in(value.device) for name, value in plan.program.by_name.items() if name in plan.program.outputs}
+    assert {str(leaf.device) for leaf in tensors(found)} <= set(homes.values())
+    return plan
+
+
+@pytest.fixture(scope="module", params=QUICK, ids=str)
+def quick(request: pytest.FixtureRequest) -> zoo.ZooModel:
+    """One model after the other, each through all of its tests."""
+    entry: zoo.ZooModel = request.param
+    return entry
+
+
+def skip_if_eval_only(entry: zoo.ZooModel) -> None:
+    if "eval-only" in entry.tags:
+        pytest.skip("takes these inputs in eval mode only")
+
+
+def test_eval_on_lanes(quick: zoo.ZooModel) -> None:
+    check_eval(quick)
+
+
+def test_training_on_lanes(quick: zoo.ZooModel) -> None:
+    skip_if_eval_only(quick)
+    if quick.name == "torchvision/vit_b_16":
+        pytest.skip("a chain, and by far the largest of these; test_the_rest_of_the_zoo has others of its kind")
+    check_train(quick)
+
+
+def test_eval_on_eight_fake_gpus(quick: zoo.ZooModel) -> None:
+    plan = check_fake(quick, train=False)
+    assert quick.name not in PARALLEL or len({plan.machine.lanes[lane].device for lane in plan.placement.lane.values()}) > 2
+
+
+def test_training_on_eight_fake_gpus(quick: zoo.ZooModel) -> None:
+    skip_if_eval_only(quick)
+    check_fake(quick, train=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", REST, ids=str)
+def test_the_rest_of_the_zoo(entry: zoo.ZooModel) -> None:
+    """All four checks for each; the model is built once."""
+    check_eval(entry)
+    check_fake(entry, train=False)
+    if "eval-only" not in entry.tags:
+        check_train(entry)
+        check_fake(entry, train=True)
