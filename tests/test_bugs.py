@@ -21,6 +21,7 @@ from partitioner.backends.threads import gradient_edges
 from partitioner.coarsen import coarsen
 from partitioner.compile import make_plan
 from partitioner.errors import PartitionerError
+from partitioner.fake import run_on_fake_devices
 from partitioner.ir.call import Call
 from partitioner.ir.graph import ANY, Access, Graph, Op
 from partitioner.ir.placement import Placement
@@ -224,6 +225,59 @@ def test_nothing_hangs(which: str) -> None:
     script = Path(__file__).parent / "deadlocks.py"
     done = subprocess.run([sys.executable, script, which, "10000"], capture_output=True, text=True, timeout=120)
     assert done.stdout.endswith("done\n"), done.stderr
+
+
+class FromNothing(nn.Module):
+    """Factory ops that say no device: on a GPU the model's author would see them on the CPU, and eager would mix devices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = torch.meshgrid(torch.arange(x.shape[0]), torch.arange(x.shape[1]), indexing="ij")
+        return x + rows + columns * torch.ones(())
+
+
+def test_a_factory_op_without_a_device_makes_its_tensor_where_it_lands() -> None:
+    """A detection head's anchors lay on the CPU, whatever the plan said; `meshgrid` met both kinds on fake GPUs."""
+    spec = Spec(policy="single")
+    machine = Machine((Device("cuda:1", "cuda:1"),))
+    x = torch.randn(3, 3)
+    plan = make_plan(FromNothing(), Call.of((x,), {}), machine, spec)
+    (result,) = run_on_fake_devices(plan, FromNothing(), [x])
+    assert str(result.device) == "lazy:1"
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        raise AssertionError("this model is not trained")
+
+
+class Untrained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = NoBackward.apply(self.layer(x))
+        return result
+
+
+def test_a_model_whose_backward_raises_is_compared_without_it() -> None:
+    """Reformer in eval mode was refused, because the comparison with eager ran a backward that only training can take."""
+    x = torch.randn(2, 3)
+    model = Untrained().eval()
+    assert torch.equal(partition(model, ["cpu"], example_inputs=x, copy=True)(x), model(x))
+
+
+def test_pins_may_call_a_device_as_torch_does() -> None:
+    """``cuda`` passed the spec, which knows that it means ``cuda:0``, and then no device was called so."""
+    graph = make_graph([op("a", "x")], outputs=["a"])
+    machine = Machine((Device("gpu", "cuda:0"), Device("host", "cpu")))
+    for text, name in (("cuda", "gpu"), ("cuda:0", "gpu"), ("gpu", "gpu"), ("cpu:1", "host")):
+        assert constrain(graph, machine, [("a", text)], [], {}, {}).pinned("a") == name
 
 
 class SometimesAView(nn.Module):

@@ -17,6 +17,7 @@ from networkx.utils import UnionFind
 from partitioner.errors import PlacementError
 from partitioner.ir.graph import ANY, Graph, Op
 from partitioner.machine import Machine
+from partitioner.units import parse_device
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,18 @@ def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) 
 
 def _device_name(machine: Machine, device: str, pattern: str) -> str:
     for candidate in machine.devices:
-        if device in (candidate.name, candidate.torch_device):
+        if device == candidate.name or candidate.torch_device in (device, _spelled_out(device)):
             return candidate.name
     known = ", ".join(candidate.name for candidate in machine.devices)
     raise PlacementError(f"pin {pattern!r} names device {device!r}, which this machine does not have. It has: {known}.")
+
+
+def _spelled_out(device: str) -> str:
+    """``cuda`` as ``cuda:0`` and ``cpu:1`` as ``cpu``; what is no torch device is left as it is."""
+    try:
+        return parse_device(device)
+    except ValueError:
+        return device
 
 
 def matches(op: Op, pattern: str) -> bool:

@@ -36,11 +36,27 @@ def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], di
     else:
         text = target == "to"  # a string is a device there, and only there
         args = tuple(here if _is_device(arg, text and n == 1) else arg for n, arg in enumerate(args))
-    if kwargs.get("device") is not None:
+    if kwargs.get("device") is not None or (here.type != "cpu" and makes_from_nothing(node, args)):
         kwargs["device"] = here
     if target is torch.ops.aten.view.default and here.type != "cpu":
         target = torch.ops.aten.reshape.default  # export saw the CPU's strides; attention, for one, has others elsewhere
     return target, args, kwargs
+
+
+_FACTORIES = frozenset(
+    """arange empty eye full hamming_window hann_window linspace logspace ones rand randint randn randperm tensor tril_indices
+    triu_indices zeros""".split()
+)
+
+
+def makes_from_nothing(node: torch.fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether an op makes a tensor from numbers alone, and would put it on the default device unless it is told another."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        arguments = node.target._schema.arguments
+        takes = any(argument.name == "device" for argument in arguments[len(args) :])
+        return takes and not any("Tensor" in str(argument.type) for argument in arguments)
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and name in _FACTORIES and getattr(torch, name, None) is node.target
 
 
 def _is_device(argument: Any, text: bool) -> bool:

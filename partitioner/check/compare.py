@@ -26,11 +26,11 @@ from partitioner.state import Assigned, state_kept
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call gave: flat outputs, buffers afterwards, gradients of parameters and inputs."""
+    """What one call gave: flat outputs, buffers afterwards, gradients of parameters and inputs (``None``: backward failed)."""
 
     outputs: list[Any]
     buffers: dict[str, torch.Tensor]
-    gradients: list[torch.Tensor | None]
+    gradients: list[torch.Tensor | None] | None
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,17 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]) -> list[torch.Tensor | None]:
+def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]) -> list[torch.Tensor | None] | None:
     roots = [leaf for leaf in outputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     wanted = [tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad]
     if not roots or not wanted:
         return []
     # Weights that differ from entry to entry, so that swapped or transposed values do not cancel.
     weights = [torch.linspace(0.5, 1.5, root.numel(), device=root.device).to(root.dtype).reshape(root.shape) for root in roots]
-    return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
+    try:
+        return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
+    except Exception:  # a backward of the user's own may raise anything, and a model in eval mode need not have one
+        return None
 
 
 def differs(wanted: Outcome, found: Outcome) -> Difference | None:
@@ -198,10 +201,11 @@ def differs(wanted: Outcome, found: Outcome) -> Difference | None:
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))
     ]
     named += _by_name("buffer", wanted.buffers, found.buffers)
-    named += [
-        (f"gradient {number}", mine, theirs)
-        for number, (mine, theirs) in enumerate(zip(wanted.gradients, found.gradients, strict=False))
-    ]
+    if wanted.gradients is not None:
+        if found.gradients is None or len(found.gradients) != len(wanted.gradients):
+            return Difference("gradients", "backward runs through the model, and not alike through the program")
+        gradients = zip(wanted.gradients, found.gradients, strict=True)
+        named += [(f"gradient {number}", mine, theirs) for number, (mine, theirs) in enumerate(gradients)]
     for what, mine, theirs in named:
         detail = _unlike(mine, theirs)
         if detail is not None:
