@@ -12,10 +12,11 @@ from torch import nn
 
 from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
+from partitioner.entry import Entry
 from partitioner.errors import InputError, PlacementError
 from partitioner.ir.call import Call, flatten_call, guess_call
 from partitioner.machine import Machine
-from partitioner.module import Entry, Parallel
+from partitioner.module import Parallel
 from partitioner.plan import Plan
 from partitioner.spec import Spec, load_spec
 from partitioner.state import move_state

@@ -12,17 +12,15 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_unflatten
 
-from partitioner.backends import Executable
 from partitioner.backends.workers import in_a_lane
+from partitioner.entry import Entry, Make, moving
 from partitioner.errors import InputError, PartitionerError, PlacementError
 from partitioner.gate import Gate
 from partitioner.ir.call import Call, flatten_call, is_traced
@@ -30,55 +28,12 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
 from partitioner.plan import Plan
-from partitioner.trace.exporting import Open
 
 MANY_PROGRAMS = 8
 """Programs of one module after which a warning says what keeps changing."""
 
 MOST_PROGRAMS = 64
 """Programs that one module keeps; the oldest goes first."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One program, and the calls it is for.
-
-    Args:
-        execute: the program.
-        structure: structure and constants of the arguments.
-        flags: training flag of every submodule.
-        epoch: how often the module's dtypes had changed.
-        shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
-    """
-
-    execute: Executable
-    structure: Any
-    flags: tuple[bool, ...]
-    epoch: int
-    shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
-
-    @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self.execute.plan
-
-    @cached_property
-    def homes(self) -> tuple[torch.device, ...]:
-        """Where the program wants each input."""
-        values = self.plan.program.by_name
-        return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
-
-    def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the program computes the right thing for tensors of these shapes and dtypes."""
-        if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):
-            return True
-        if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:
-            return False
-        return self.plan.graph.signature.accepts(tensors) is None
-
-
-Make = Callable[[nn.Module, Call, Plan, Open], Executable]
-"""Makes a further program: model, call, first plan (whose placement of state holds), dimensions to leave open."""
 
 
 class Parallel(nn.Module):
@@ -277,16 +232,6 @@ class Parallel(nn.Module):
 
     def __repr__(self) -> str:
         return self.plan.summary()
-
-
-def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:
-    """The dimensions in which a call differs from the programs there are: the next program leaves them open."""
-    found: set[tuple[int, int]] = set()
-    for entry in siblings:
-        for number, ((new, _), (old, _)) in enumerate(zip(shapes, entry.shapes or (), strict=False)):
-            if len(new) == len(old):
-                found.update((number, dim) for dim in range(len(new)) if new[dim] != old[dim])
-    return frozenset(found)
 
 
 def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device | str:

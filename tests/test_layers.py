@@ -29,7 +29,7 @@ LAYERS = (
     {"analysis"},
     {"plan", "state"},
 )
-DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "fake", "inspect", "module", "testing"}
+DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "entry", "fake", "inspect", "module", "testing"}
 # Every other unit is a verb.
 
 MOST_LINES_IN_A_FILE = 300

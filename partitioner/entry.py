@@ -1,0 +1,68 @@
+"""One program of a partitioned module, and the calls it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.backends import Executable
+from partitioner.ir.call import Call
+from partitioner.plan import Plan
+from partitioner.trace.exporting import Open
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One program, and the calls it is for.
+
+    Args:
+        execute: the program.
+        structure: structure and constants of the arguments.
+        flags: training flag of every submodule.
+        epoch: how often the module's dtypes had changed.
+        shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
+    """
+
+    execute: Executable
+    structure: Any
+    flags: tuple[bool, ...]
+    epoch: int
+    shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self.execute.plan
+
+    @cached_property
+    def homes(self) -> tuple[torch.device, ...]:
+        """Where the program wants each input."""
+        values = self.plan.program.by_name
+        return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
+
+    def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the program computes the right thing for tensors of these shapes and dtypes."""
+        if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):
+            return True
+        if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:
+            return False
+        return self.plan.graph.signature.accepts(tensors) is None
+
+
+Make = Callable[[nn.Module, Call, Plan, Open], Executable]
+"""Makes a further program: model, call, first plan (whose placement of state holds), dimensions to leave open."""
+
+
+def moving(siblings: Iterable[Entry], shapes: tuple[tuple[torch.Size, torch.dtype], ...]) -> Open:
+    """The dimensions in which a call differs from the programs there are: the next program leaves them open."""
+    found: set[tuple[int, int]] = set()
+    for entry in siblings:
+        for number, ((new, _), (old, _)) in enumerate(zip(shapes, entry.shapes or (), strict=False)):
+            if len(new) == len(old):
+                found.update((number, dim) for dim in range(len(new)) if new[dim] != old[dim])
+    return frozenset(found)
