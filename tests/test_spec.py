@@ -264,12 +264,9 @@ def test_unreadable_documents(tmp_path: Path, name: str, content: str | bytes, s
 @pytest.mark.parametrize("mark", ["{lots: *e}", "<<: *e"])
 def test_aliases_of_aliases_are_refused_before_they_unfold(tmp_path: Path, mark: str) -> None:
     """Ten lines that stand for 10**9 values, by lists or by merge keys."""
-    lists = [
-        f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]" for below, name in zip("abcdefgh", "bcdefghi", strict=True)
-    ]
+    lists = [f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]" for below, name in zip("abcdefgh", "bcdefghi", strict=True)]
     maps = [
-        f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 10)}]}}"
-        for below, name in zip("abcdefgh", "bcdefghi", strict=True)
+        f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 10)}]}}" for below, name in zip("abcdefgh", "bcdefghi", strict=True)
     ]
     text = "\n".join(["a: &a {x: 1}", *(maps if "<<" in mark else lists)])
     assert "aliases stand for more than" in fault(write(tmp_path, "bomb.yaml", text))
@@ -301,9 +298,7 @@ def test_other_sources(source: object) -> None:
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4)
 WORDS = st.sampled_from(["cpu", "cpu:1", "cuda:0", "cuda", "1GiB", "1us", "a.*", "gpu0", ""])
-KEYS = st.sampled_from(
-    [*Spec.model_fields, *(key for model in spec_module._MODELS.values() for key in model.model_fields)]
-)
+KEYS = st.sampled_from([*Spec.model_fields, *(key for model in spec_module._MODELS.values() for key in model.model_fields)])
 VALUES = st.recursive(
     SCALARS | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner),
