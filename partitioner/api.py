@@ -14,7 +14,7 @@ from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
 from partitioner.entry import Entry
 from partitioner.errors import InputError, PlacementError
-from partitioner.ir.call import Call, flatten_call, guess_call
+from partitioner.ir.call import Call, flatten_call, guess_call, sharing
 from partitioner.machine import Machine
 from partitioner.module import Parallel
 from partitioner.plan import Plan
@@ -100,7 +100,8 @@ def first_entry(model: nn.Module, call: Call | None, execute: Any) -> Entry:
     used = guess_call(model) if call is None else call
     tensors, structure = flatten_call(*used.fill(used.tensors))
     shapes = None if call is None else tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-    return Entry(execute, structure, tuple(module.training for module in model.modules()), 0, shapes)
+    flags = tuple(module.training for module in model.modules())
+    return Entry(execute, structure, flags, 0, shapes, sharing(tensors))
 
 
 def places(plan: Plan) -> dict[str, str]:

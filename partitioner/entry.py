@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from partitioner.backends import Executable
-from partitioner.ir.call import Call
+from partitioner.ir.call import Call, sharing
 from partitioner.plan import Plan
 from partitioner.trace.exporting import Open
 
@@ -26,6 +26,7 @@ class Entry:
         flags: training flag of every submodule.
         epoch: how often the module's dtypes had changed.
         shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
+        shared: which inputs shared a storage when it was traced.
     """
 
     execute: Executable
@@ -33,6 +34,7 @@ class Entry:
     flags: tuple[bool, ...]
     epoch: int
     shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
+    shared: tuple[int, ...]
 
     @property
     def plan(self) -> Plan:
@@ -46,7 +48,9 @@ class Entry:
         return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
 
     def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the program computes the right thing for tensors of these shapes and dtypes."""
+        """Whether the program computes the right thing for these tensors: shapes, dtypes and, if it writes any, storages."""
+        if self.plan.graph.writes_inputs and sharing(tensors) != self.shared:
+            return False
         if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):
             return True
         if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:

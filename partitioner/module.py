@@ -23,7 +23,7 @@ from partitioner.backends.workers import in_a_lane
 from partitioner.entry import Entry, Make, moving
 from partitioner.errors import InputError, PartitionerError, PlacementError
 from partitioner.gate import Gate
-from partitioner.ir.call import Call, flatten_call, is_traced
+from partitioner.ir.call import Call, flatten_call, is_traced, sharing
 from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
@@ -50,7 +50,7 @@ class Parallel(nn.Module):
         for name in self.__dict__.keys() & original.__dict__.keys():  # the very same parameters, buffers, modules and hooks
             self.__dict__[name] = original.__dict__[name]
         self.__dict__.update(_original=original, _make=make, _entries=[entry], _chosen={}, _epoch=0)
-        self.__dict__.update(_lock=threading.RLock(), _gate=Gate())
+        self.__dict__.update(_lock=threading.RLock(), _gate=Gate(), _writes_inputs=entry.plan.graph.writes_inputs)
         self._look_at_tree()
 
     @property
@@ -121,7 +121,8 @@ class Parallel(nn.Module):
             self.__dict__["_epoch"] += 1
         flags = tuple([module.training for module in self._tree])
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-        key = (structure, shapes, flags, self._epoch)
+        shared = sharing(tensors) if self._writes_inputs else None
+        key = (structure, shapes, flags, self._epoch, shared)
         entry: Entry | None = self._chosen.get(key)
         if entry is None:
             with self._lock:
@@ -154,8 +155,9 @@ class Parallel(nn.Module):
                 execute = self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes))
         except InputError as error:
             raise error.__cause__ or error from None  # a call that the model does not take raises what the model raises
-        entry = Entry(execute, structure, flags, self._epoch, shapes)
+        entry = Entry(execute, structure, flags, self._epoch, shapes, sharing(call.tensors))
         self._entries.append(entry)
+        self.__dict__["_writes_inputs"] |= execute.plan.graph.writes_inputs
         if len(self._entries) == MANY_PROGRAMS:
             warnings.warn(
                 f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments "
@@ -220,7 +222,7 @@ class Parallel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
         twin = Parallel(copy.deepcopy(self.original, memo), self._entries[0], self._make)
-        twin.__dict__.update(_entries=list(self._entries), _epoch=self._epoch)
+        twin.__dict__.update(_entries=list(self._entries), _epoch=self._epoch, _writes_inputs=self._writes_inputs)
         memo[id(self)] = twin
         return twin
 

@@ -300,3 +300,25 @@ def test_a_copy_that_might_be_a_view_is_written_through_its_views() -> None:
     parallel = partition(SometimesAView(), ["cpu:0", "cpu:1"], example_inputs=torch.randn(3, 3))
     row = torch.randn(1, 3)
     assert torch.equal(parallel(row), SometimesAView()(row))
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        before = b * 2
+        a.add_(1)
+        return before + b
+
+
+@pytest.mark.parametrize("examples", [True, False], ids=["with examples", "without"])
+def test_inputs_that_share_a_storage_get_a_program_of_their_own(examples: bool) -> None:
+    """Traced with two tensors, called with one given twice: nothing ordered the write of one before the read of the other."""
+    model, x = WritesItsInput(), torch.randn(3)
+    given = (torch.randn(3), torch.randn(3)) if examples else None
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=given, grain=1e-9)
+    same, wanted = x.clone(), x.clone()
+    assert torch.equal(parallel(same, same), model(wanted, wanted))
+    assert torch.equal(same, wanted)
+    assert ("add_", "add") in parallel.graph.edges
+    apart = [x.clone(), x.clone()]
+    assert torch.equal(parallel(*apart), model(x.clone(), x.clone()))
+    assert ("add_", "add") not in parallel.graph.edges

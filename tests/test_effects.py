@@ -79,6 +79,10 @@ def test_real_models(name: str, front_end: str, train: bool) -> None:
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_hazards(name: str, front_end: str) -> None:
+    if name == "SameInputTwice":
+        pytest.skip(
+            "without example inputs, inputs are taken to be distinct; a call where they are not gets a program of its own"
+        )
     model = make(name).train()
     hold_against(model, Call.of(model.example_inputs(), model.example_kwargs()), front_end)
 

@@ -113,6 +113,18 @@ def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
     return tensors, (spec, constants)
 
 
+def sharing(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Which tensors share a storage: for each one, the position of the first that has the same.
+
+    Example:
+        >>> x = torch.ones(4)
+        >>> sharing([x, torch.ones(4), x[1:]])
+        (0, 1, 0)
+    """
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(tensor.untyped_storage()._cdata, number) for number, tensor in enumerate(tensors))
+
+
 def is_traced(structure: Any) -> bool:
     """Whether this call is made by a tracer: torch.fx, torch.compile or torch.export.
 

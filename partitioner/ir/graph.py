@@ -147,6 +147,12 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def writes_inputs(self) -> bool:
+        """Whether an op writes a storage that came in with the call. Then it matters which inputs share one."""
+        given = {name for name, _ in self.inputs}
+        return any(access.write and access.resource in given for op in self.ops for access in op.accesses)
+
+    @cached_property
     def edges(self) -> dict[tuple[str, str], str]:
         """Every ordered pair of ops that must keep its order, and the reason: ``data``, ``hazard`` or ``random``.
 
