@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # Parallel test workers share the cores. This comes before torch is imported, because threads that a test starts take
@@ -44,3 +45,11 @@ def _same_start() -> Iterator[None]:
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_arrive() -> Iterator[None]:
+    """A job that a shell started in the background ignores Ctrl-C, and the tests that send one would wait in vain."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -13,6 +13,7 @@ import copy
 import functools
 import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import torch
 from lanes import assert_same, spec, used_lanes
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 import zoo
@@ -47,6 +49,23 @@ PARALLEL = {
 """Models whose branches must not end up on one lane."""
 
 
+CLOSE = {"transformers/bloom", "transformers/qwen3_next"}
+"""Models in which `torch.export` calls other kernels than eager does: on a single lane, too, the last bits differ."""
+
+REFUSED = {f"transformers/{name}" for name in ("phimoe", "recurrent_gemma")}
+"""Models whose traced programs differ from them, which is noticed: a custom backward, and state in plain attributes."""
+
+REFUSED_IN_TRAINING = REFUSED | {
+    f"transformers/{name}"
+    for name in """data2vec_audio detr groupvit hubert ibert informer m2m_100 reformer sew time_series_transformer unispeech
+    unispeech_sat wav2vec2 wavlm""".split()
+}
+"""Models that draw a number in training mode and branch on it, to drop whole layers; no front end traces that."""
+
+DATA_DEPENDENT = (DynamicOutputShapeException, DataDependentOutputException)
+"""Raised on fake tensors by an op whose shape or branch depends on values; there is nothing to be checked then."""
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Bits depend on how many threads an op has. And a large model should be gone before the next one is built."""
@@ -67,15 +86,22 @@ def model_of(entry: zoo.ZooModel) -> nn.Module:
     return built(entry.name)
 
 
+@contextmanager
+def refusable(entry: zoo.ZooModel, train: bool) -> Iterator[None]:
+    """Skip what is known to be refused. Refused is right, wrong is not."""
+    try:
+        yield
+    except PartitionerError as error:
+        if "untraceable" in entry.tags or entry.name in (REFUSED_IN_TRAINING if train else REFUSED):
+            pytest.skip(f"refused: {str(error).splitlines()[0]}")
+        raise
+
+
 def on_lanes(entry: zoo.ZooModel, model: nn.Module) -> Any:
     """A copy of the model on three CPU lanes."""
     args, kwargs = entry.inputs()
-    try:
+    with refusable(entry, model.training):
         return partition(model, example_inputs=args, example_kwargs=kwargs, spec=spec(3), copy=True)
-    except PartitionerError:
-        if "untraceable" in entry.tags:
-            pytest.skip("torch's tracers refuse it, and so does partition")
-        raise
 
 
 def tensors(result: Any) -> list[Tensor]:
@@ -94,14 +120,19 @@ def check_eval(entry: zoo.ZooModel) -> None:
             args, kwargs = entry.inputs(batch=batch, seed=batch)
             expected, found = model(*args, **kwargs), parallel(*args, **kwargs)
             assert type(found) is type(expected)
-            assert_same(tensors(expected), tensors(found))
+            if entry.name in CLOSE:
+                torch.testing.assert_close(tensors(found), tensors(expected))
+            else:
+                assert_same(tensors(expected), tensors(found))
 
 
 def check_train(entry: zoo.ZooModel) -> None:
     """Outputs, buffers, gradients and random numbers over two calls."""
     model = copy.deepcopy(model_of(entry)).train()
     args, kwargs = entry.inputs()
-    assert_equal_runs(model, on_lanes(entry, model), args, kwargs, train=True, rtol=1e-4, atol=1e-5)
+    exact = entry.name not in CLOSE
+    options: dict[str, Any] = {"bitwise": exact, "gradient_bitwise": None if exact else False, "rtol": 1e-4, "atol": 1e-5}
+    assert_equal_runs(model, on_lanes(entry, model), args, kwargs, train=True, **options)
 
 
 def eight_gpus() -> Machine:
@@ -118,18 +149,17 @@ def check_fake(entry: zoo.ZooModel, train: bool) -> Plan:
     args, kwargs = entry.inputs()
     call = Call.of(args, kwargs)
     model.train(train)
+    state = copy.deepcopy(model.state_dict())
     try:
-        plan = make_plan(model, call, eight_gpus(), load_spec({"grain": 1e-9}))
+        with refusable(entry, train):
+            plan = make_plan(model, call, eight_gpus(), load_spec({"grain": 1e-9}))
         with torch.no_grad():
             found = run_on_fake_devices(plan, model, call.tensors)
-            state = copy.deepcopy(model.state_dict())
             expected = pytree.tree_leaves(model(*args, **kwargs))
-            model.load_state_dict(state)
-    except PartitionerError:
-        if "untraceable" in entry.tags:
-            pytest.skip("torch's tracers refuse it, and so does partition")
-        raise
+    except DATA_DEPENDENT as error:
+        pytest.skip(f"fake tensors have no values: {error}")
     finally:
+        model.load_state_dict(state)
         model.eval()
     for mine, theirs in zip(expected, found, strict=True):
         if isinstance(mine, Tensor):
@@ -158,7 +188,7 @@ def test_eval_on_lanes(quick: zoo.ZooModel) -> None:
 def test_training_on_lanes(quick: zoo.ZooModel) -> None:
     skip_if_eval_only(quick)
     if quick.name == "torchvision/vit_b_16":
-        pytest.skip("a chain, and by far the largest of these; test_the_rest_of_the_zoo has others of its kind")
+        pytest.skip("a chain, and by far the largest of these; the rest of the zoo has others of its kind")
     check_train(quick)
 
 
@@ -172,12 +202,21 @@ def test_training_on_eight_fake_gpus(quick: zoo.ZooModel) -> None:
     check_fake(quick, train=True)
 
 
+@pytest.fixture(scope="module", params=REST, ids=str)
+def other(request: pytest.FixtureRequest) -> zoo.ZooModel:
+    """The rest of the zoo, likewise."""
+    entry: zoo.ZooModel = request.param
+    return entry
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", REST, ids=str)
-def test_the_rest_of_the_zoo(entry: zoo.ZooModel) -> None:
-    """All four checks for each; the model is built once."""
-    check_eval(entry)
-    check_fake(entry, train=False)
-    if "eval-only" not in entry.tags:
-        check_train(entry)
-        check_fake(entry, train=True)
+def test_eval_of_the_rest(other: zoo.ZooModel) -> None:
+    check_eval(other)
+    check_fake(other, train=False)
+
+
+@pytest.mark.slow
+def test_training_of_the_rest(other: zoo.ZooModel) -> None:
+    skip_if_eval_only(other)
+    check_train(other)
+    check_fake(other, train=True)
