@@ -11,6 +11,10 @@ from partitioner.backends.nodes import constants_for
 from partitioner.ir.program import Record, Run, Wait, made, read
 from partitioner.plan import Plan
 
+LONG_ALONE = 5e-3
+"""Seconds that a task must run alone to get every thread: OpenMP's threads spin for a while after an op, on a core that the
+next lane needs."""
+
 
 class Context:
     """What the code of every host needs to know of the plan."""
@@ -28,8 +32,18 @@ class Context:
         self.event_lanes = self._event_lanes()
         self.events = max(self.event_lanes, default=-1) + 1
         self.slots = self._slots()
-        self.alone = runs_alone(self.program)
+        self.alone = self._alone()
         self.shared_cpu = max(hosts) > 0
+
+    def _alone(self) -> dict[int, bool]:
+        """Which Runs on the CPU get all of its threads: those that run alone, for long enough."""
+        alone = runs_alone(self.program)
+        for index in alone:
+            item = self.program.instructions[index]
+            assert isinstance(item, Run)
+            seconds = self.plan.costs.time(self.ops(item.task), self.plan.machine.device_of(item.lane))
+            alone[index] = alone[index] and seconds >= LONG_ALONE
+        return alone
 
     def _event_lanes(self) -> dict[int, set[int]]:
         lanes: defaultdict[int, set[int]] = defaultdict(set)

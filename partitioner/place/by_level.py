@@ -20,7 +20,7 @@ from partitioner.machine import Machine
 from partitioner.place.ledger import Ledger
 from partitioner.place.single import single
 
-GATE = 1.03
+GATE = 1.10
 """Lanes must be predicted to be this much faster than one lane; less is within the error of the estimate."""
 
 
