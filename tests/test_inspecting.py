@@ -24,6 +24,11 @@ from partitioner.state import state_tensors
 from partitioner.testing import GeneratedModule, fake_device_lists, modules
 
 GPUS = ("cuda:0", "cuda:1")
+FAST = {
+    "devices": [{"device": name} for name in GPUS],
+    "links": [{"source": a, "target": b, "bandwidth": "400GB/s", "latency": "1us"} for a, b in (GPUS, GPUS[::-1])],
+}
+"""Links over which the towers below are worth sending away."""
 
 
 def look(
@@ -100,7 +105,7 @@ def test_the_summary() -> None:
 
 
 def test_a_plan_that_overlaps() -> None:
-    found = inspected(Towers(), GPUS, X)
+    found = inspected(Towers(), GPUS, X, spec=FAST)
     prediction = found.summary.prediction
     assert prediction is not None
     assert prediction.plan_speedup > 1
@@ -117,7 +122,7 @@ def test_the_critical_path_is_marked() -> None:
 
 
 def test_transfers_count_copies() -> None:
-    plan, found = look(Towers(), GPUS, X)
+    plan, found = look(Towers(), GPUS, X, spec=FAST)
     copies = [item for item in plan.program.instructions if isinstance(item, Copy)]
     assert sum(moved.count for moved in found.summary.transfers) == len(copies) == 2
     assert sum(moved.bytes or 0 for moved in found.summary.transfers) == 2 * ROWS * 1024 * 4
