@@ -34,9 +34,10 @@ class Fault:
     message: str
     at: tuple[int, ...] = ()
 
-    def show(self, program: Program) -> str:
-        """The fault with the program around it."""
-        return "\n".join([f"{self.rule}: {self.message}", *_excerpt(program, self.at)])
+    def show(self, program: Program, tasks: TaskGraph | None = None) -> str:
+        """The fault with the program around it, and with module and source line of the ops concerned where tasks are known."""
+        lines = [f"{self.rule}: {self.message}", *_excerpt(program, self.at)]
+        return "\n".join([*lines, *(_sources(program, tasks, self.at) if tasks is not None else ())])
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,9 @@ def verify(
     found = faults(Case(program, tasks, memory or {}, resident or {}))
     if found:
         count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
-        raise VerifyError("\n\n".join([f"program {program.name} has {count}", *(fault.show(program) for fault in found[:20])]))
+        raise VerifyError(
+            "\n\n".join([f"program {program.name} has {count}", *(fault.show(program, tasks) for fault in found[:20])])
+        )
     return program
 
 
@@ -278,3 +281,13 @@ def _excerpt(program: Program, at: tuple[int, ...]) -> Iterator[str]:
             yield "      ..."
         yield f"  {'>' if index in at else ' '} {index:4d} | {program.instructions[index]}"
         previous = index
+
+
+def _sources(program: Program, tasks: TaskGraph, at: tuple[int, ...]) -> Iterator[str]:
+    """Where the first op of each Run among the instructions comes from."""
+    for index in at:
+        item = program.instructions[index]
+        task = tasks.by_name.get(item.task) if isinstance(item, Run) else None
+        if task is not None:
+            op = tasks.graph.by_name[task.ops[0]]
+            yield f"  instruction {index} runs {task.name}, which begins with {op.name} {op.where}".rstrip()

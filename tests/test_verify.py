@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 
+from partitioner.compile import make_plan
 from partitioner.errors import VerifyError
+from partitioner.ir.call import Call
 from partitioner.ir.graph import Access, Op
-from partitioner.ir.program import Program, parse
+from partitioner.ir.program import Program, Run, parse
 from partitioner.ir.task import TaskGraph, group
-from partitioner.verify import RULES, Case, faults, verify
+from partitioner.machine import Device, Machine
+from partitioner.spec import Spec
+from partitioner.verify import RULES, Case, Fault, faults, verify
 from programs import Lowered, lowered_programs, make_graph
 
 LANES = {
@@ -644,3 +649,20 @@ def test_frees_at_the_end_may_be_on_any_lane() -> None:
     0 free a
     """
     verify(program("gpu", text))
+
+
+def test_a_fault_names_module_and_source_line() -> None:
+    """Where the tasks are known, so is what the user wrote."""
+    plan = make_plan(TwoBranches(), Call.of((torch.ones(2, 4),), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec())
+    runs = [index for index, item in enumerate(plan.program.instructions) if isinstance(item, Run)]
+    shown = Fault("race", "for show", (runs[0],)).show(plan.program, plan.tasks)
+    assert f"instruction {runs[0]} runs t0, which begins with left in left at {__file__}:" in shown
+
+
+class TwoBranches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x)
