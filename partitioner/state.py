@@ -16,6 +16,18 @@ from torch.utils._pytree import tree_leaves
 from partitioner.ir.graph import Graph
 
 
+def attribute(root: nn.Module, path: str) -> Any:
+    """The attribute of a module, or of a module in it, by qualified name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    value: Any = root
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
 def lookup(root: nn.Module, path: str) -> object:
     """The attribute of a module, or of a module in it, by qualified name; ``None`` if there is none."""
     value: object = root

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from partitioner.ir.graph import Graph
+from partitioner.state import attribute
 
 
 def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -70,19 +71,13 @@ def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.Graph
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     attributes = {
-        str(node.target): place_constant(_get(module, str(node.target)), device) for node in graph.find_nodes(op="get_attr")
+        str(node.target): place_constant(attribute(module, str(node.target)), device)
+        for node in graph.find_nodes(op="get_attr")
     }
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
             node.target, node.args, node.kwargs = retarget(node, device)
     return torch.fx.GraphModule(attributes, graph)
-
-
-def _get(root: nn.Module, path: str) -> Any:
-    value: Any = root
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def place_constant(value: Any, device: str) -> Any:
@@ -116,7 +111,7 @@ def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
 
 def load_state(root: nn.Module, path: str, constants: Mapping[str, Any]) -> Any:
     """A parameter, buffer or constant, as the module has it now."""
-    return constants[path] if path in constants else _get(root, path)
+    return constants[path] if path in constants else attribute(root, path)
 
 
 def results(graph: Graph) -> list[Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from partitioner.ir.graph import Graph, fill
+from partitioner.state import attribute
 
 
 def interpret(
@@ -51,7 +52,4 @@ def _call(graph: Graph, module: nn.Module, node: torch.fx.Node, values: dict[tor
 def _state(graph: Graph, module: nn.Module, path: str) -> Any:
     if path in graph.constants:
         return graph.constants[path]
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
+    return attribute(module, path)

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from partitioner.ir.graph import Access, Graph, Op, TensorMeta
+from partitioner.state import attribute, storage_key
 from partitioner.trace.capture import Capture
 from partitioner.trace.effects import Effect, Inputs, static_effect
-from partitioner.trace.observe import Unobservable, attribute, observe
+from partitioner.trace.observe import Unobservable, observe
 from partitioner.trace.views import refreshes
 
 
@@ -110,12 +111,7 @@ def resource_names(module: nn.Module) -> dict[str, str]:
     """Resource of each parameter and buffer by qualified name; those that share a storage share the name of the first."""
     first: dict[int, str] = {}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: first.setdefault(_storage(tensor), f"self.{name}") for name, tensor in named}
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """What tells storages apart. Fake and meta tensors have no address but do have a storage object."""
-    return int(tensor.untyped_storage()._cdata)
+    return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
 
 
 def static_effects(capture: Capture, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import Assigned, lookup, untouched
+from partitioner.state import Assigned, attribute, lookup, untouched
 from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.symbolic import is_user_code, user_line
 
@@ -134,7 +134,7 @@ def _clean(
         elif node.op == "get_attr" and not node.users:
             unlifted.graph.erase_node(node)
         elif node.op == "get_attr":
-            lifted = _attribute(unlifted, str(node.target))
+            lifted = attribute(unlifted, str(node.target))
             node.target = str(node.target).removeprefix(_PREFIX)
             if lookup(module, node.target) is None:  # a tensor literal, or the body of a region
                 constants[node.target] = lifted
@@ -152,13 +152,6 @@ def _acceptance(guard: Callable[..., Any] | None, names: list[str]) -> Callable[
         return None
 
     return accepts
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    value: Any = root
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 _FILE = re.compile(r'File "([^"]+)", line (\d+)')

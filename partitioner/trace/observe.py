@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from partitioner.ir.graph import RNG, TensorMeta, fill
+from partitioner.state import attribute
 from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments
 
 
@@ -160,14 +161,6 @@ class _Observer:
     def _maybe(self, storage: str) -> frozenset[str]:
         """A storage, and those that it would be on inputs on which a copy is a view."""
         return frozenset({storage}) | self.shared.get(storage, frozenset())
-
-
-def attribute(root: nn.Module, path: str) -> Any:
-    """The attribute of a module, or of a module in it, by qualified name."""
-    value: Any = root
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
