@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partitioner.attributes import Attributes
 from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
 from partitioner.entry import Entry
@@ -19,7 +20,7 @@ from partitioner.machine import Machine
 from partitioner.module import Parallel
 from partitioner.plan import Plan
 from partitioner.spec import Spec, load_spec
-from partitioner.state import move_state
+from partitioner.state import hooked, move_state
 from partitioner.trace.exporting import Open
 
 
@@ -80,11 +81,13 @@ def partition(
     document = load_spec(spec, policy=policy, backend=backend, **fields)
     machine = accelerators_first(build_machine(document, devices))
     call = example_call(model, example_inputs, example_kwargs)
-    model = copying.deepcopy(model) if copy else model
+    with torch.inference_mode(False):  # tensors that are made under it can never be trained
+        model = copying.deepcopy(model) if copy else model
     plan = make_plan(model, call, machine, document, check=check)
     refuse_missing(machine)
     execute = emit(plan, document)
-    move_state(model, state_devices(plan.graph, plan), machine.lanes[0].torch_device)
+    with torch.inference_mode(False):
+        move_state(model, state_devices(plan.graph, plan), machine.lanes[0].torch_device)
 
     def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
         on_one_device = len(set(state_devices(first.graph, first).values())) <= 1
@@ -101,7 +104,8 @@ def first_entry(model: nn.Module, call: Call | None, execute: Any) -> Entry:
     tensors, structure = flatten_call(*used.fill(used.tensors))
     shapes = None if call is None else tuple((tensor.shape, tensor.dtype) for tensor in tensors)
     flags = tuple(module.training for module in model.modules())
-    return Entry(execute, structure, flags, 0, shapes, sharing(tensors))
+    attributes = Attributes.of(model, execute.plan.graph.signature)
+    return Entry(execute, structure, flags, 0, shapes, sharing(tensors), attributes, hooked(model))
 
 
 def places(plan: Plan) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from partitioner.attributes import Attributes
 from partitioner.backends import Executable
 from partitioner.ir.call import Call, sharing
 from partitioner.plan import Plan
@@ -27,6 +28,8 @@ class Entry:
         epoch: how often the module's dtypes had changed.
         shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
         shared: which inputs shared a storage when it was traced.
+        attributes: what the plain attributes that forward reads held.
+        hooked: modules that had hooks when it was traced, by qualified name. It calls them as a whole.
     """
 
     execute: Executable
@@ -35,6 +38,14 @@ class Entry:
     epoch: int
     shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
     shared: tuple[int, ...]
+    attributes: Attributes
+    hooked: frozenset[str]
+
+    def of_twin(self, model: nn.Module) -> Entry:
+        """The same program for a copy of the model; if it does not hold any more, it is for no call any more."""
+        if not self.attributes.hold():
+            return replace(self, flags=())
+        return replace(self, attributes=Attributes.of(model, self.plan.graph.signature))
 
     @property
     def plan(self) -> Plan:
@@ -47,8 +58,23 @@ class Entry:
         values = self.plan.program.by_name
         return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
 
-    def accepts(self, tensors: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the program computes the right thing for these tensors: shapes, dtypes and, if it writes any, storages."""
+    @cached_property
+    def whole(self) -> tuple[str, ...]:
+        """Modules that the program calls as a whole, with their hooks; by qualified name."""
+        return tuple(str(node.target) for node in self.plan.graph.fx.nodes if node.op == "call_module")
+
+    def calls_hooks(self, hooked: frozenset[str]) -> bool:
+        """Whether the program calls the hooks of these modules, as far as the model's own forward would."""
+        new = hooked - self.hooked
+        return all(any(f"{path}.".startswith(f"{whole}.") for whole in self.whole) for path in new)
+
+    def accepts(self, tensors: tuple[torch.Tensor, ...], hooked: frozenset[str]) -> bool:
+        """Whether the program computes the right thing for these tensors now.
+
+        Looked at: attributes of the model, hooks, shapes, dtypes and, if the program writes any of the tensors, storages.
+        """
+        if not self.attributes.hold() or not self.calls_hooks(hooked):
+            return False
         if self.plan.graph.writes_inputs and sharing(tensors) != self.shared:
             return False
         if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
+from partitioner.attributes import Attributes
 from partitioner.backends.workers import in_a_lane
 from partitioner.entry import Entry, Make, moving
 from partitioner.errors import InputError, PartitionerError, PlacementError
@@ -28,6 +30,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
 from partitioner.plan import Plan
+from partitioner.state import hooked
 
 MANY_PROGRAMS = 8
 """Programs of one module after which a warning says what keeps changing."""
@@ -119,12 +122,14 @@ class Parallel(nn.Module):
         if self._children != self._known:  # a submodule was replaced, added or parametrized
             self._look_at_tree()
             self.__dict__["_epoch"] += 1
+        if self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
+            self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
         flags = tuple([module.training for module in self._tree])
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         shared = sharing(tensors) if self._writes_inputs else None
-        key = (structure, shapes, flags, self._epoch, shared)
+        key = (structure, shapes, flags, self._epoch, shared, self._hooked)
         entry: Entry | None = self._chosen.get(key)
-        if entry is None:
+        if entry is None or not entry.attributes.hold():
             with self._lock:
                 entry = self._find(tensors, structure, flags) or self._add(Call.of(args, kwargs), structure, flags, shapes)
                 if len(self._chosen) > 1000:  # shapes that one open program serves are only remembered, never traced
@@ -138,11 +143,12 @@ class Parallel(nn.Module):
         tree = list(self.original.modules())
         children = [module._modules for module in tree]
         self.__dict__.update(_tree=tree, _children=children, _known=[dict(found) for found in children])
+        self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
 
     def _find(self, tensors: tuple[torch.Tensor, ...], structure: Any, flags: tuple[bool, ...]) -> Entry | None:
         wanted = (structure, flags, self._epoch)
         for entry in reversed(self._entries):
-            if (entry.structure, entry.flags, entry.epoch) == wanted and entry.accepts(tensors):
+            if (entry.structure, entry.flags, entry.epoch) == wanted and entry.accepts(tensors, self._hooked):
                 return entry  # type: ignore[no-any-return]
         return None
 
@@ -155,13 +161,16 @@ class Parallel(nn.Module):
                 execute = self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes))
         except InputError as error:
             raise error.__cause__ or error from None  # a call that the model does not take raises what the model raises
-        entry = Entry(execute, structure, flags, self._epoch, shapes, sharing(call.tensors))
+        attributes = Attributes.of(self.original, execute.plan.graph.signature)
+        shared = sharing(call.tensors)
+        entry = Entry(execute, structure, flags, self._epoch, shapes, shared, attributes, self._hooked)
         self._entries.append(entry)
         self.__dict__["_writes_inputs"] |= execute.plan.graph.writes_inputs
         if len(self._entries) == MANY_PROGRAMS:
             warnings.warn(
                 f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments "
-                "that are no tensors are burned in; pass what varies as a tensor, or pad inputs to a few shapes.",
+                "that are no tensors are burned in, and so are attributes that forward reads; pass what varies as a tensor, "
+                "or pad inputs to a few shapes.",
                 stacklevel=5,
             )
         if len(self._entries) > MOST_PROGRAMS:
@@ -221,8 +230,10 @@ class Parallel(nn.Module):
         self.original._load_from_state_dict(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
-        twin = Parallel(copy.deepcopy(self.original, memo), self._entries[0], self._make)
-        twin.__dict__.update(_entries=list(self._entries), _epoch=self._epoch, _writes_inputs=self._writes_inputs)
+        original = copy.deepcopy(self.original, memo)
+        entries = [entry.of_twin(original) for entry in self._entries]
+        twin = Parallel(original, entries[0], self._make)
+        twin.__dict__.update(_entries=entries, _epoch=self._epoch, _writes_inputs=self._writes_inputs)
         memo[id(self)] = twin
         return twin
 

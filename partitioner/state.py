@@ -36,6 +36,19 @@ def lookup(root: nn.Module, path: str) -> object:
     return value
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run around a module's forward or backward."""
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def hooked(root: nn.Module) -> frozenset[str]:
+    """Qualified names of the modules that have hooks. Those of the root run around every program."""
+    return frozenset(path for path, module in root.named_modules() if path and has_hooks(module))
+
+
 def state_tensors(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
     """Every tensor that the graph's ops use as state, by qualified name."""
     found: dict[str, torch.Tensor] = {}

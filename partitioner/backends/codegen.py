@@ -48,6 +48,7 @@ class Code:
         ops: the op that each line of the source calls, by line number.
         shared_inputs: positions of the inputs that several hosts read.
         shared_state: parameters that several hosts use, by qualified name.
+        shares_first: whether the first task has other lanes beside it, and not all threads of the CPU.
     """
 
     source: str
@@ -58,6 +59,7 @@ class Code:
     ops: Mapping[int, Op]
     shared_inputs: tuple[int, ...]
     shared_state: tuple[str, ...]
+    shares_first: bool = False
 
 
 @dataclass
@@ -101,7 +103,7 @@ def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
     exec(compile(source, file, "exec"), context.names.namespace)  # our own text, made from a verified program
     functions = tuple(context.names.namespace[f"host_{host}"] for host in range(max(context.hosts) + 1))
     shared = context.shared()
-    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, *shared)
+    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, *shared, context.shares_first)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(code, linecache.cache.pop, file, None)
     return code

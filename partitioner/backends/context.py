@@ -11,9 +11,8 @@ from partitioner.backends.nodes import constants_for
 from partitioner.ir.program import Record, Run, Wait, made, read
 from partitioner.plan import Plan
 
-LONG_ALONE = 5e-3
-"""Seconds that a task must run alone to get every thread: OpenMP's threads spin for a while after an op, on a core that the
-next lane needs."""
+LONG_ALONE = 5e-4
+"""Seconds that a task must run alone to get every thread: OpenMP's pool is started for it and sent home after it."""
 
 
 class Context:
@@ -34,6 +33,7 @@ class Context:
         self.slots = self._slots()
         self.alone = self._alone()
         self.shared_cpu = max(hosts) > 0
+        self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
 
     def _alone(self) -> dict[int, bool]:
         """Which Runs on the CPU get all of its threads: those that run alone, for long enough."""

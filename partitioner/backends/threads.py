@@ -20,6 +20,7 @@ from torch import nn
 
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import load_state, move
+from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.plan import Plan
@@ -75,6 +76,13 @@ class Call:
     def threads(self, alone: bool) -> None:
         """Say how many threads the following ops of this lane may use."""
         torch.set_num_threads(self.full if alone else self.share)
+        if not alone:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Send home OpenMP's idle threads, which this lane will not ask for and others need the cores of."""
+        if self.share == 1:
+            rest()
 
     def fail(self, error: BaseException) -> None:
         """Note the first error and wake up everybody."""
@@ -141,7 +149,7 @@ class Threads:
         result: list[Any] = []
         try:
             call.enter()
-            self._start_workers(done, call, root)
+            self._start_workers(done, code, call, root)
             result = explained(code, lambda: code.hosts[0](root, call, *tensors))
             call.leave(result)
         except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
@@ -156,11 +164,13 @@ class Threads:
                 del failure
         return result
 
-    def _start_workers(self, done: list[threading.Lock], call: Call, root: nn.Module) -> None:
+    def _start_workers(self, done: list[threading.Lock], code: Code, call: Call, root: nn.Module) -> None:
         """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
         if done:
             HERE.occupied = True
             modes = Modes.of_this_thread(["cpu"])
+            if code.shares_first:
+                call.make_room()
             POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
 
     def _job(self, host: int, call: Call, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:

@@ -18,6 +18,8 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.ir.inside import inside
+
 
 @dataclass(frozen=True)
 class Call:
@@ -142,13 +144,13 @@ def is_traced(structure: Any) -> bool:
 def _frozen(value: Any) -> tuple[Any, ...]:
     """A key for a constant: equal only for equal values of one type, and by identity where equality is not known.
 
-    What has no hash can be changed in place, so its key is what it is now.
+    What can be changed in place has what it is now in its key.
     """
     try:
         hash(value)
     except TypeError:
         return (type(value), _bytes(value))
-    return (type(value), value)
+    return (type(value), value if inside(value) is None else (value, _bytes(value)))
 
 
 def _bytes(value: Any) -> Any:

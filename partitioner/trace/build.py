@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from partitioner.ir.graph import Access, Graph, Op, TensorMeta
-from partitioner.state import attribute, storage_key
+from partitioner.state import attribute, storage_key, untouched
 from partitioner.trace.capture import Capture
 from partitioner.trace.effects import Effect, Inputs, static_effect
 from partitioner.trace.observe import Unobservable, observe
@@ -34,7 +34,8 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
     effects: dict[str, Effect] | None = None
     if tensors is not None:
         try:
-            effects = observe(capture.fx, module, capture.constants, tensors)
+            with untouched(module):  # hooks may keep what they see
+                effects = observe(capture.fx, module, capture.constants, tensors)
         except Unobservable as error:
             notes += (f"effects come from the static table, because {error}",)
     observed = effects is not None
@@ -51,11 +52,19 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
         outputs=tuple(results),
         fx=capture.fx,
         signature=capture.signature,
-        constants=capture.constants,
+        constants={name: _ordinary(constant) for name, constant in capture.constants.items()},
         frontend=capture.frontend,
         notes=notes,
         observed=observed,
     )
+
+
+def _ordinary(constant: Any) -> Any:
+    """A tensor that was made under inference mode could not take part in training; a copy of it can."""
+    if not isinstance(constant, torch.Tensor) or not constant.is_inference():
+        return constant
+    with torch.inference_mode(False):
+        return constant.clone()
 
 
 def is_op(node: torch.fx.Node) -> bool:

@@ -21,9 +21,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import Assigned, attribute, lookup, untouched
+from partitioner.state import Assigned, attribute, has_hooks, lookup, untouched
 from partitioner.trace.capture import Capture, Refused
-from partitioner.trace.symbolic import is_user_code, user_line
+from partitioner.trace.reads import every_read, noting_reads
+from partitioner.trace.source import is_user_code, user_line
 
 Open = frozenset[tuple[int, int]]
 """Dimensions that a program should leave open, as ``(number of the tensor leaf, dimension)``."""
@@ -65,11 +66,12 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
 
     Source: torch.export, https://docs.pytorch.org/docs/stable/export.html
     """
+    _refuse_hooks(module)
     result = _Result()
     flat = _Flat(module, call, result)
     flat.training = module.training  # not flat.train(), which would reach into the model
     try:
-        with untouched(module) as assigned, _quiet():
+        with untouched(module) as assigned, _quiet(), noting_reads(module) as reads:
             exported, notes = _export(flat, call, open_dims)
             unlifted = exported.module()
     except Refused:
@@ -80,9 +82,13 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
     assert result.spec is not None
     names = call.names(module.forward)
     constants, accepts = _clean(unlifted, names, module)
+    if any(isinstance(constant, torch.fx.GraphModule) for constant in constants.values()):
+        reads = every_read(module)  # the bodies of regions are traced by other means, which cannot be watched
+    changed = {item.name.removeprefix(_PREFIX) for item in assigned}
+    kept = tuple(sorted(read for read in reads.attributes if f"{read.path}.{read.name}".lstrip(".") not in changed))
     return Capture(
         fx=unlifted.graph,
-        signature=Signature(call.spec, call.constants, result.spec, accepts),
+        signature=Signature(call.spec, call.constants, result.spec, accepts, kept, reads.modes),
         frontend="export",
         constants=constants,
         sources={node.name: _source(node) for node in unlifted.graph.nodes},
@@ -108,6 +114,12 @@ def _export(flat: _Flat, call: Call, open_dims: Open) -> tuple[torch.export.Expo
 def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The same data in new tensor objects: export leaves marks on those that it is given, a failed try included."""
     return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    found = [path for path, child in module.named_modules() if path and has_hooks(child)]
+    if found:
+        raise Refused(f"{found[0]} has hooks, and an exported program would not call them", found[0])
 
 
 def _refuse_lost_tensors(assigned: list[Assigned]) -> None:

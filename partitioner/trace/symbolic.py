@@ -13,8 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,11 +21,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import untouched
+from partitioner.state import has_hooks, untouched
 from partitioner.trace.capture import Capture, Refused
-
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent.parent)
+from partitioner.trace.reads import noting_reads
+from partitioner.trace.source import model_line, user_line
 
 
 def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = frozenset()) -> Capture:
@@ -45,7 +42,7 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     """
     tracer = FlatTracer(call, leaves)
     try:
-        with untouched(module) as assigned, _functions_whole():
+        with untouched(module) as assigned, _functions_whole(), noting_reads(module) as reads:
             graph = tracer.trace(module)
     except Refused:
         raise
@@ -55,7 +52,9 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     assert tracer.out_spec is not None
     return Capture(
         fx=graph,
-        signature=Signature(call.spec, call.constants, tracer.out_spec),
+        signature=Signature(
+            call.spec, call.constants, tracer.out_spec, reads=tuple(sorted(reads.attributes)), modes=reads.modes
+        ),
         frontend="symbolic_trace",
         constants=_constants(graph, tracer),
         sources=tracer.sources,
@@ -157,8 +156,9 @@ class FlatTracer(torch.fx.Tracer):
         return flat_forward, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Modules of torch.nn, and those that the caller asked for."""
-        return module_qualified_name in self.leaf_names or super().is_leaf_module(m, module_qualified_name)
+        """Modules of torch.nn, those that the caller asked for, and those whose hooks would be called now and never again."""
+        asked = module_qualified_name in self.leaf_names
+        return asked or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """As torch.fx does, but remember the innermost module in which tracing failed.
@@ -183,7 +183,7 @@ class FlatTracer(torch.fx.Tracer):
         if _modes() != self.modes:
             raise Refused("forward switches grad mode, inference mode or autocast, and the trace would drop that")
         node = super().create_node(kind, target, *args, **kwargs)
-        self.sources[node.name] = _line(sys._getframe(1))
+        self.sources[node.name] = model_line(sys._getframe(1))
         self.paths[node.name] = str(target) if kind == "call_module" else self.scope.module_path
         return node
 
@@ -191,37 +191,6 @@ class FlatTracer(torch.fx.Tracer):
 def _modes() -> tuple[bool, ...]:
     devices = ("cpu", "cuda")
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, devices))
-
-
-def is_user_code(file: str) -> bool:
-    """Whether a source file is neither torch's nor ours."""
-    return not file.startswith((_TORCH, _HERE, "torch/", "<"))
-
-
-def _line(frame: FrameType | None) -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor ours."""
-    while frame is not None:
-        if is_user_code(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def user_line(error: BaseException) -> str:
-    """``file:line`` of the user's code that an exception came from; ``""`` if it never was in any."""
-    found = ""
-    for frame, line in _walk(error):
-        if is_user_code(frame.f_code.co_filename):
-            found = f"{frame.f_code.co_filename}:{line}"
-    return found
-
-
-def _walk(error: BaseException) -> list[tuple[FrameType, int]]:
-    frames, traceback = [], error.__traceback__
-    while traceback is not None:
-        frames.append((traceback.tb_frame, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    return frames
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,98 @@
+"""What a forward reads beside its inputs while it is traced: attributes of its modules, and whether gradients are enabled.
+
+Tracing burns in what is read: a factor, a flag, a field of a config. The program is right for as long as these hold, so they
+are noted here and become guards of the program (`partitioner.attributes`). What a module that is called as a whole reads is
+read again in every call, and is nothing to note.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from partitioner.ir.graph import Read
+from partitioner.trace.source import is_user_code
+
+_LAYERS = str(Path(torch.nn.__file__).parent)
+_CALLS = str(Path(_LAYERS) / "modules" / "module.py")
+_OWN = frozenset(nn.Module().__dict__) | {"__dict__", "__class__"}
+"""What every module has; training flags, submodules and hooks are looked at elsewhere."""
+
+_MODES = (
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "is_autocast_enabled",
+    "is_autocast_cpu_enabled",
+    "is_autocast_cache_enabled",
+    "get_autocast_dtype",
+    "get_autocast_cpu_dtype",
+    "get_autocast_gpu_dtype",
+)
+"""Functions of torch that tell a caller's modes."""
+
+
+@dataclass
+class Reads:
+    """What has been read so far.
+
+    Args:
+        attributes: of modules.
+        modes: whether the caller's modes were asked for: gradients, inference, autocast.
+    """
+
+    attributes: set[Read] = field(default_factory=lambda: {Read("", "forward")})
+    modes: bool = False
+
+
+@contextmanager
+def noting_reads(root: nn.Module) -> Iterator[Reads]:
+    """Note what code of models and layers reads of ``root``'s modules, on this thread.
+
+    `nn.Module` has no ``__getattribute__`` of its own; it is given one meanwhile.
+    """
+    reads, thread = Reads(), threading.get_ident()
+    paths: dict[int, str] = {}
+    for path, module in root.named_modules():
+        paths.setdefault(id(module), path)
+
+    def noting(module: nn.Module, name: str) -> Any:
+        path = paths.get(id(module)) if name not in _OWN and threading.get_ident() == thread else None
+        if path is not None and _matters(name, sys._getframe(1).f_code.co_filename):
+            reads.attributes.add(Read(path, name))
+        return object.__getattribute__(module, name)
+
+    def asking(function: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any) -> Any:
+            if threading.get_ident() == thread and _matters("", sys._getframe(1).f_code.co_filename):
+                reads.modes = True
+            return function(*args)
+
+        return asked
+
+    watched: Any = {name: asking(getattr(torch, name)) for name in _MODES}
+    with mock.patch.multiple(torch, **watched):
+        nn.Module.__getattribute__ = noting  # type: ignore[method-assign, assignment]
+        try:
+            yield reads
+        finally:
+            del nn.Module.__getattribute__
+
+
+def _matters(name: str, file: str) -> bool:
+    """Whether the reader is code that computes, a model's or a layer's; or `nn.Module.__call__`, asking for its forward."""
+    return is_user_code(file) or (file.startswith(_LAYERS) and (file != _CALLS or name == "forward"))
+
+
+def every_read(root: nn.Module) -> Reads:
+    """Everything that a forward could read, for where it cannot be watched."""
+    modules = root.named_modules()
+    return Reads({Read(path, name) for path, module in modules for name in (*module.__dict__.keys() - _OWN, "forward")}, True)

@@ -1,0 +1,364 @@
+"""What a program depends on beside its inputs: attributes that forward read while it was traced, hooks, replaced methods.
+
+Tracing burns them in. Whatever is changed afterwards, a call gives what the model gives now, or says why it cannot.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partitioner import Parallel, TraceError, partition
+
+X = torch.arange(12.0).reshape(3, 4) / 7
+
+
+class Branch(nn.Module):
+    """Reads attributes of every kind."""
+
+    momentum = 0.5  # of the class: an instance may have its own
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.bias = nn.Linear(4, 4), nn.Dropout(0.0), None
+        self.register_parameter("shift", None)
+        self.config = SimpleNamespace(factor=1.0, inner=SimpleNamespace(factor=2.0))
+        self.weights, self.named, self.activation = [1.0, 2.0], {"one": 1.0}, torch.relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.activation(self.drop(self.linear(x)) * self.momentum)
+        x = x * self.config.factor * self.config.inner.factor * self.weights[1] * self.named["one"]
+        if self.shift is not None:
+            x = x + self.shift
+        return x if getattr(self, "extra", None) is None else x + self.extra
+
+
+class Traceable(nn.Module):
+    """`symbolic_trace` takes it."""
+
+    frontend = "symbolic_trace"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.scale = Branch(), Branch(), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x) * self.scale
+
+
+class Exported(Traceable):
+    """Only `torch.export` takes it, for it loops over a size."""
+
+    frontend = "export"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(x.shape[1]):
+            x = x + 1
+        return super().forward(x)
+
+
+def parallel(kind: type[Traceable]) -> Parallel:
+    torch.manual_seed(0)
+    made = partition(kind(), ["cpu:0", "cpu:1"], example_inputs=X)
+    assert made.graph.frontend == kind.frontend
+    return made
+
+
+def assert_as_eager(module: Parallel) -> None:
+    torch.testing.assert_close(module(X), module.original(X), rtol=0, atol=0)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda model: setattr(model, "scale", 3.0),
+    "attribute of another type": lambda model: setattr(model, "scale", 2),
+    "attribute of a class": lambda model: setattr(Branch, "momentum", 0.75),
+    "method of a class": lambda model: setattr(Branch, "forward", lambda self, x: self.linear(x)),
+    "attribute of a branch": lambda model: setattr(model.left, "momentum", 0.25),
+    "function": lambda model: setattr(model.left, "activation", torch.tanh),
+    "field of a config": lambda model: setattr(model.left.config, "factor", 5.0),
+    "field of a config in a config": lambda model: setattr(model.right.config.inner, "factor", 5.0),
+    "item of a list": lambda model: model.left.weights.__setitem__(1, 7.0),
+    "list with another in front": lambda model: model.left.weights.insert(0, 9.0),
+    "item of a dictionary": lambda model: model.right.named.update(one=4.0),
+    "attribute that was not there": lambda model: setattr(model.right, "extra", 1.0),
+    "parameter that was None": lambda model: setattr(model.right, "shift", nn.Parameter(torch.ones(4))),
+    "bias taken away": lambda model: setattr(model.left.linear, "bias", None),
+    "probability of a dropout": lambda model: setattr(model.left.drop, "p", 1.0),
+    "forward of a branch": lambda model: setattr(
+        model.right, "forward", types.MethodType(lambda self, x: self.linear(x), model.right)
+    ),
+    "forward of the model": lambda model: setattr(model, "forward", types.MethodType(lambda self, x: self.left(x), model)),
+}
+
+
+@pytest.mark.parametrize("kind", [Traceable, Exported])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_attribute_is_what_the_next_call_sees(
+    kind: type[Traceable], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("momentum", "forward"):
+        monkeypatch.setattr(Branch, name, getattr(Branch, name))  # to be put back
+    module = parallel(kind)
+    assert_as_eager(module)
+    before = module(X)
+    CHANGES[change](module.original)
+    assert_as_eager(module)
+    alike = change in ("attribute of another type", "probability of a dropout")  # 2 is 2.0 here, and dropout is off or on
+    assert alike or not torch.equal(module(X), before), "the change must show, or this shows nothing"
+
+
+@pytest.mark.parametrize("kind", [Traceable, Exported])
+def test_a_dropout_is_changed_in_training(kind: type[Traceable]) -> None:
+    """`model.drop.p = ...` is what people do between two phases of training."""
+    module = parallel(kind).train()
+    assert_as_eager(module)
+    module.original.left.drop.p = module.original.right.drop.p = 1.0
+    assert_as_eager(module)
+    assert not module(X).any()
+
+
+@pytest.mark.parametrize("kind", [Traceable, Exported])
+def test_going_back_finds_the_first_program(kind: type[Traceable]) -> None:
+    module = parallel(kind)
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        module.original.scale = scale
+        assert_as_eager(module)
+    assert len(module._entries) == 2
+
+
+@pytest.mark.parametrize("kind", [Traceable, Exported])
+def test_attributes_that_forward_does_not_read_cost_no_program(kind: type[Traceable]) -> None:
+    module = parallel(kind)
+    module.original.note = "said"
+    module.original.left.history = [1, 2, 3]
+    assert_as_eager(module)
+    assert len(module._entries) == 1
+
+
+@pytest.mark.parametrize("kind", [Traceable, Exported])
+def test_a_copy_has_attributes_of_its_own(kind: type[Traceable]) -> None:
+    module = parallel(kind)
+    twin = copy.deepcopy(module)
+    twin.original.scale = 5.0
+    assert_as_eager(twin)
+    assert_as_eager(module)
+    assert not torch.equal(twin(X), module(X))
+    module.original.left.config.factor = 3.0
+    assert_as_eager(module)
+    assert_as_eager(twin)
+    changed = copy.deepcopy(module)
+    assert_as_eager(changed)
+
+
+def test_a_copy_made_when_no_program_holds() -> None:
+    module = parallel(Traceable)
+    module.original.scale = 9.0
+    assert_as_eager(copy.deepcopy(module))
+
+
+class Seen:
+    """A hook that keeps what it has seen."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def __call__(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        self.tensors.append(output)
+
+
+def test_hooks_of_a_container_are_called_in_every_call() -> None:
+    """People take features with a hook on a block. Tracing into the block would call it once, with a proxy."""
+    module, seen = parallel(Traceable), Seen()
+    handle = module.original.left.register_forward_hook(seen)
+    assert_as_eager(module)
+    seen.tensors.clear()
+    module(X)
+    (found,) = seen.tensors
+    assert torch.equal(found, module.original.left(X))
+    handle.remove()
+    seen.tensors.clear()
+    assert_as_eager(module)
+    assert not seen.tensors
+    assert len(module._entries) == 2
+
+
+def test_a_hook_of_a_container_may_change_its_output() -> None:
+    module = parallel(Traceable)
+    before = module(X)
+    module.original.right.register_forward_hook(lambda module, args, output: output * 10)
+    assert_as_eager(module)
+    assert not torch.equal(before, module(X))
+
+
+def test_hooks_that_were_there_before() -> None:
+    model, seen = Traceable(), Seen()
+    model.left.register_forward_hook(seen)
+    module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X)
+    seen.tensors.clear()
+    module(X)
+    assert [type(tensor) for tensor in seen.tensors] == [torch.Tensor]
+
+
+def test_hooks_of_what_is_called_as_a_whole_need_no_program() -> None:
+    module, seen = parallel(Traceable), Seen()
+    module.original.left.linear.register_forward_hook(seen)
+    module(X)
+    (found,) = seen.tensors
+    assert torch.equal(found, module.original.left.linear(X))
+    assert len(module._entries) == 1
+
+
+def test_a_hooked_module_does_not_ask_for_a_program_in_every_call() -> None:
+    module, seen = parallel(Traceable), Seen()
+    module.original.left.register_forward_hook(seen)
+    for size in (1, 2, 3):
+        torch.testing.assert_close(module(X[:size]), module.original(X[:size]), rtol=0, atol=0)
+    assert len(module._entries) == 2
+
+
+def test_backward_hooks_of_a_container() -> None:
+    module = parallel(Traceable)
+    found: list[torch.Tensor] = []
+    module.original.left.register_full_backward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+    x = X.clone().requires_grad_()
+    module(x)
+    found.clear()
+    module(x).sum().backward()
+    assert len(found) == 1
+    assert torch.equal(found[0], torch.ones(3, 4))
+
+
+def test_an_exported_program_cannot_call_hooks_and_says_so() -> None:
+    module = parallel(Exported)
+    handle = module.original.left.register_forward_hook(Seen())
+    with pytest.raises(TraceError, match="left has hooks, and an exported program would not call them"):
+        module(X)
+    handle.remove()
+    assert_as_eager(module)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_a_hook_computes() -> None:
+    """The older `weight_norm` computes the weight in a hook, before each forward."""
+    torch.manual_seed(0)
+    model = Traceable()
+    model.left.linear = nn.utils.weight_norm(model.left.linear)
+    module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X)
+    with torch.no_grad():
+        model.left.linear.weight_g.mul_(2)
+    assert_as_eager(module)
+
+
+class Options:
+    """An argument that is hashed by identity and can be changed in place."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class Optioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, options: Options) -> torch.Tensor:
+        return self.left(x) + self.right(x) * options.factor
+
+
+def test_an_argument_that_is_changed_in_place() -> None:
+    options = Options(2.0)
+    module = partition(Optioned(), ["cpu:0", "cpu:1"], example_inputs=(X, options))
+    assert torch.equal(module(X, options), module.original(X, options))
+    options.factor = 3.0
+    assert torch.equal(module(X, options), module.original(X, options))
+
+
+class AsksForGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def asks(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x) * (2.0 if self.asks() else 3.0)
+
+
+class AsksForInference(AsksForGradients):
+    def asks(self) -> bool:
+        return torch.is_inference_mode_enabled()
+
+
+class AsksForAutocast(AsksForGradients):
+    def asks(self) -> bool:
+        return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+class AsksAndExports(AsksForGradients):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(x.shape[1]):
+            x = x + 1
+        return super().forward(x)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "plain": lambda: torch.autocast("cpu", enabled=False),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to half": lambda: torch.autocast("cpu", dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("kind", [AsksForGradients, AsksForInference, AsksForAutocast, AsksAndExports])
+def test_a_forward_that_asks_for_the_callers_modes(kind: type[nn.Module], first: str) -> None:
+    """Each mode gets a program of its own where forward asks; otherwise one program serves all."""
+    torch.manual_seed(0)
+    model = kind()
+    with MODES[first]():
+        module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X)
+    for mode in (*MODES, *MODES):
+        with MODES[mode]():
+            assert_as_eager(module)
+    assert 2 <= len(module._entries) <= len(MODES)
+
+
+def test_a_forward_that_does_not_ask_has_one_program() -> None:
+    module = parallel(Exported)
+    for mode in MODES:
+        with MODES[mode]():
+            module(X)
+    assert len(module._entries) == 1
+
+
+class MakesOnes(AsksForGradients):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x) * torch.ones(4)
+
+
+def test_the_default_dtype() -> None:
+    module = partition(MakesOnes(), ["cpu:0", "cpu:1"], example_inputs=X)
+    assert module(X).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert module(X).dtype == module.original(X).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_module_made_under_inference_mode_can_be_trained(copied: bool) -> None:
+    model = MakesOnes()
+    with torch.inference_mode():
+        module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, copy=copied)
+    module(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
