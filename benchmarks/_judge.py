@@ -11,13 +11,16 @@ import random
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import _corpus_models  # puts tests/ on the path
 import numpy
 import torch
+from accounts import both_accounts, hold_against
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,7 +29,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partitioner import partition
+from partitioner import coarsen, partition
 from partitioner.api import example_call
 from partitioner.compile import make_plan
 from partitioner.discover import build_machine
@@ -67,6 +70,7 @@ def gpu_spec(policy: str, memory: int | None = None) -> dict[str, Any]:
 class Row:
     """What was found of one model in one mode. A cell is ``bits``, a largest relative difference, or words.
 
+    ``targets`` are the ops that were met, and ``cautious`` those for which the static table says more than was seen.
     ``verdict``: ``equal`` (to the last bit), ``rounding``, ``refused`` (an error that says why), ``failed`` (an error that no
     user should see), ``different`` (silently wrong), ``eager`` (eager itself does not run).
     """
@@ -85,6 +89,8 @@ class Row:
     fake: str = ""
     verdict: str = ""
     reasons: list[str] = field(default_factory=list)
+    targets: set[str] = field(default_factory=set)
+    cautious: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def note(self, verdict: str, reason: str) -> None:
@@ -128,6 +134,7 @@ def _judge(entry: _corpus_models.Entry, row: Row) -> None:
         return
     row.frontend, row.ops = parallel.graph.frontend, len(parallel.graph.ops)
     row.lanes = len(set(parallel.placement.lane.values()))
+    attempt(row, "static table", lambda: _hold_effects(row, parallel, example_call(fresh, args, kwargs)))
     found = attempt(row, "run", lambda: run(parallel, call))
     if found is not None:
         _compare(row, entry, wanted, found)
@@ -162,8 +169,20 @@ def brief(error: BaseException, most: int = 400) -> str:
 
 
 def spread(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parallel:
-    """The model over three CPU lanes, whether that pays or not."""
-    return partition(model, example_inputs=args, example_kwargs=kwargs, spec=CPU_SPEC)
+    """The model over three CPU lanes, whether that pays or not: chains are not contracted, so that every op is a task."""
+    with mock.patch.object(coarsen._Partition, "chain", lambda self: None):
+        return partition(model, example_inputs=args, example_kwargs=kwargs, spec=CPU_SPEC)
+
+
+def _hold_effects(row: Row, parallel: Parallel, call: Any) -> None:
+    """Hold the static table of effects against what is observed; it may say more, and never less."""
+    graph = parallel.graph
+    if not graph.observed:
+        return
+    accounts = both_accounts(graph.fx, parallel.original, graph.constants, call.tensors)
+    forgotten, row.cautious, row.targets = hold_against(accounts)
+    if forgotten:
+        row.note("failed", f"static table: {'; '.join(forgotten[:3])}")
 
 
 # Comparing ------------------------------------------------------------------------------------------------------------

@@ -197,8 +197,20 @@ def report(rows: Sequence[Row]) -> str:
         found = [row for row in rows if row.verdict == verdict]
         if found:
             parts += [f"## {VERDICTS[verdict].capitalize()}", reasons(found)]
-    parts += ["## Every model", models(rows)]
+    parts += ["## The static table beside what was observed", effects(rows), "## Every model", models(rows)]
     return "\n\n".join(parts)
+
+
+def effects(rows: Sequence[Row]) -> str:
+    """Where plans without example inputs lose parallelism: ops of which the static table says more than was seen."""
+    targets: set[str] = set().union(*(row.targets for row in rows))
+    cautious: Counter[str] = sum((row.cautious for row in rows), Counter())
+    said = (
+        f"{len(targets)} distinct ops and modules were met. For each use of each of them the static table of effects was held",
+        "against what was observed; had it said less, the model would stand under *failed*. Where it says more most often, and",
+        "how many uses there are: `any` it may touch anything, `rng` draw, `writes` write, `shares` be a view.",
+    )
+    return "\n".join(said) + "\n\n" + table(["op", "uses"], [[f"`{what}`", count] for what, count in cautious.most_common(20)])
 
 
 def summary(rows: Sequence[Row]) -> str:

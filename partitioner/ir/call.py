@@ -84,12 +84,13 @@ def guess_call(module: nn.Module) -> Call:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+_UNUSUAL = object()
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
     """The tensors of a call, and a hashable description of everything else in it.
 
-    On every call's way, so arguments that hold no structure are not sent through pytree.
+    On every call's way, so only arguments of unusual types are sent through pytree.
 
     Example:
         >>> x = torch.ones(2)
@@ -98,14 +99,29 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[t
     """
     tensors: list[torch.Tensor] = []
     constants: list[tuple[int, type, Any]] = []
-    for position, value in enumerate((*args, *kwargs.values())):
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif type(value) in _PLAIN:
-            constants.append((position, type(value), value))
-        else:
-            return _flatten_tree(args, kwargs)
-    return tuple(tensors), ((len(args), *kwargs), tuple(constants))
+    shapes = [_flatten(value, tensors, constants) for value in args]
+    shapes += [_flatten(value, tensors, constants) for value in kwargs.values()]
+    if _UNUSUAL in shapes:
+        return _flatten_tree(args, kwargs)
+    return tuple(tensors), ((len(args), *kwargs, *shapes), tuple(constants))
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor], constants: list[tuple[int, type, Any]]) -> Any:
+    """Put the leaves of a value where they belong; its shape, in pytree's order, or `_UNUSUAL`."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return None
+    if kind in _PLAIN:
+        constants.append((len(tensors) + len(constants), kind, value))
+        return None
+    if kind is dict and all(type(key) is str for key in value):
+        shapes = [_flatten(item, tensors, constants) for item in value.values()]
+        return _UNUSUAL if _UNUSUAL in shapes else (dict, *value, *shapes)
+    if kind is list or kind is tuple:
+        shapes = [_flatten(item, tensors, constants) for item in value]
+        return _UNUSUAL if _UNUSUAL in shapes else (kind, *shapes)
+    return _UNUSUAL
 
 
 def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:

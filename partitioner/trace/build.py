@@ -40,7 +40,7 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
             notes += (f"effects come from the static table, because {error}",)
     observed = effects is not None
     names = resource_names(module)
-    effects = static_effects(capture, module, names) if effects is None else effects
+    effects = static_effects(capture.fx, module, names) if effects is None else effects
     nodes = [node for node in capture.fx.nodes if is_op(node)]
     for name, stale in refreshes(nodes, effects).items():
         effects[name] = replace(effects[name], writes=effects[name].writes | stale)
@@ -123,11 +123,11 @@ def resource_names(module: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
 
 
-def static_effects(capture: Capture, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
+def static_effects(fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
     """The effect of every node by the static table."""
     inputs = Inputs({})
     effects: dict[str, Effect] = {}
-    for node in capture.fx.nodes:
+    for node in fx.nodes:
         if node.op == "output":
             break
         if node.op == "placeholder":
