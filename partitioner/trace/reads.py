@@ -57,7 +57,7 @@ class Reads:
 def noting_reads(root: nn.Module) -> Iterator[Reads]:
     """Note what code of models and layers reads of ``root``'s modules, on this thread.
 
-    `nn.Module` has no ``__getattribute__`` of its own; it is given one meanwhile.
+    `nn.Module` inherits its ``__getattribute__``; it is given one of its own meanwhile.
     """
     reads, thread = Reads(), threading.get_ident()
     paths: dict[int, str] = {}
@@ -79,12 +79,8 @@ def noting_reads(root: nn.Module) -> Iterator[Reads]:
         return asked
 
     watched: Any = {name: asking(getattr(torch, name)) for name in _MODES}
-    with mock.patch.multiple(torch, **watched):
-        nn.Module.__getattribute__ = noting  # type: ignore[method-assign, assignment]
-        try:
-            yield reads
-        finally:
-            del nn.Module.__getattribute__
+    with mock.patch.multiple(torch, **watched), mock.patch.object(nn.Module, "__getattribute__", noting):
+        yield reads
 
 
 def _matters(name: str, file: str) -> bool:
