@@ -49,7 +49,7 @@ class Attributes:
     """What the attributes that a program depends on held.
 
     Args:
-        held: attributes of modules, then the containers that they hold.
+        held: the modules' classes, their attributes, and the containers in these.
         absent: dictionaries of modules, and beside each a name that it did not have. Its class may have it: a default that
             an instance overrides, or a method.
         names: those names.
@@ -75,12 +75,13 @@ class Attributes:
                 wanted.setdefault(key, (home, []))[1].append(read.name)
             if _may_be_set(module, read.name):
                 absent.append((module.__dict__, read.name))
+        modules = [root.get_submodule(path) for path in {read.path for read in signature.reads}]
         known: set[int] = set()
         held = [_attributes(home, list(dict.fromkeys(names))) for home, names in wanted.values()]
         contents = [inner for part in held for item in part.items for inner in _contents(item, known)]
         unset = tuple(part for part, _ in absent), tuple(name for _, name in absent)
         modes = modes_here() if signature.modes else None
-        return Attributes((*held, *contents), *unset, torch.get_default_dtype(), modes)
+        return Attributes((Held(modules, _types, _types(modules)), *held, *contents), *unset, torch.get_default_dtype(), modes)
 
     def hold(self) -> bool:
         """Whether everything is as it was."""
@@ -151,6 +152,11 @@ def _contents(value: Any, known: set[int]) -> Iterator[Held]:
     yield Held(live, _items if isinstance(live, dict) else tuple, items)
     for item in items:
         yield from _contents(item, known)
+
+
+def _types(modules: list[nn.Module]) -> tuple[type, ...]:
+    """Some tools give a module another class to change its forward."""
+    return tuple(map(type, modules))
 
 
 def _items(mapping: dict[Any, Any]) -> tuple[Any, ...]:

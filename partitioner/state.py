@@ -39,9 +39,17 @@ def lookup(root: nn.Module, path: str) -> object:
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+_HOOKS_OF_ALL = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
+
+
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks run around a module's forward or backward."""
-    return any(getattr(module, name) for name in _HOOKS)
+    """Whether hooks run around a module's forward or backward: its own, or a user's for all modules.
+
+    Those that PyTorch's own tools register for all modules (`torch.utils.module_tracker`) are no reason to change a program.
+    """
+    return any(getattr(module, name) for name in _HOOKS) or any(
+        not (getattr(hook, "__module__", None) or "").startswith("torch.") for hooks in _HOOKS_OF_ALL for hook in hooks.values()
+    )
 
 
 def hooked(root: nn.Module) -> frozenset[str]:

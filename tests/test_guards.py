@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from partitioner import Parallel, TraceError, partition
 
@@ -38,6 +39,11 @@ class Branch(nn.Module):
         if self.shift is not None:
             x = x + self.shift
         return x if getattr(self, "extra", None) is None else x + self.extra
+
+
+class Halved(Branch):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
 
 
 class Traceable(nn.Module):
@@ -80,6 +86,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "attribute of another type": lambda model: setattr(model, "scale", 2),
     "attribute of a class": lambda model: setattr(Branch, "momentum", 0.75),
     "method of a class": lambda model: setattr(Branch, "forward", lambda self, x: self.linear(x)),
+    "class of a branch": lambda model: setattr(model.right, "__class__", Halved),
     "attribute of a branch": lambda model: setattr(model.left, "momentum", 0.25),
     "function": lambda model: setattr(model.left, "activation", torch.tanh),
     "field of a config": lambda model: setattr(model.left.config, "factor", 5.0),
@@ -233,6 +240,33 @@ def test_backward_hooks_of_a_container() -> None:
     module(x).sum().backward()
     assert len(found) == 1
     assert torch.equal(found[0], torch.ones(3, 4))
+
+
+def test_hooks_for_all_modules() -> None:
+    module = parallel(Traceable)
+    names: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: names.append(type(module).__name__))
+    try:
+        module(X)
+        names.clear()
+        module(X)
+        found, names = names, []
+        module.original(X)
+    finally:
+        handle.remove()
+    assert sorted(found) == sorted(["Parallel" if name == "Traceable" else name for name in names])
+    before = len(names)
+    assert_as_eager(module)
+    assert len(names) == before
+
+
+def test_counting_flops_needs_no_program() -> None:
+    """`FlopCounterMode` registers hooks for all modules too, and an exported program could not call them."""
+    module = parallel(Exported)
+    with FlopCounterMode(display=False) as counter:
+        module(X)
+    assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 4
+    assert len(module._entries) == 1
 
 
 def test_an_exported_program_cannot_call_hooks_and_says_so() -> None:
