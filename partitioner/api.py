@@ -15,12 +15,13 @@ from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
 from partitioner.entry import Entry
 from partitioner.errors import InputError, PlacementError
+from partitioner.hooks import hooked
 from partitioner.ir.call import Call, flatten_call, guess_call, sharing
 from partitioner.machine import Machine
 from partitioner.module import Parallel
 from partitioner.plan import Plan
 from partitioner.spec import Spec, load_spec
-from partitioner.state import hooked, move_state
+from partitioner.state import move_state
 from partitioner.trace.exporting import Open
 
 

@@ -29,7 +29,7 @@ class Entry:
         shapes: shapes and dtypes that it was traced with; ``None`` without example inputs.
         shared: which inputs shared a storage when it was traced.
         attributes: what the plain attributes that forward reads held.
-        hooked: modules that had hooks when it was traced, by qualified name. It calls them as a whole.
+        hooked: modules that had hooks when it was traced, by qualified name. It calls them as a whole, and in order.
     """
 
     execute: Executable
@@ -58,22 +58,12 @@ class Entry:
         values = self.plan.program.by_name
         return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
 
-    @cached_property
-    def whole(self) -> tuple[str, ...]:
-        """Modules that the program calls as a whole, with their hooks; by qualified name."""
-        return tuple(str(node.target) for node in self.plan.graph.fx.nodes if node.op == "call_module")
-
-    def calls_hooks(self, hooked: frozenset[str]) -> bool:
-        """Whether the program calls the hooks of these modules, as far as the model's own forward would."""
-        new = hooked - self.hooked
-        return all(any(f"{path}.".startswith(f"{whole}.") for whole in self.whole) for path in new)
-
     def accepts(self, tensors: tuple[torch.Tensor, ...], hooked: frozenset[str]) -> bool:
         """Whether the program computes the right thing for these tensors now.
 
         Looked at: attributes of the model, hooks, shapes, dtypes and, if the program writes any of the tensors, storages.
         """
-        if not self.attributes.hold() or not self.calls_hooks(hooked):
+        if not self.attributes.hold() or not hooked <= self.hooked:
             return False
         if self.plan.graph.writes_inputs and sharing(tensors) != self.shared:
             return False

@@ -25,12 +25,12 @@ from partitioner.backends.workers import in_a_lane
 from partitioner.entry import Entry, Make, moving
 from partitioner.errors import InputError, PartitionerError, PlacementError
 from partitioner.gate import Gate
+from partitioner.hooks import hooked
 from partitioner.ir.call import Call, flatten_call, is_traced, sharing
 from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
 from partitioner.plan import Plan
-from partitioner.state import hooked
 
 MANY_PROGRAMS = 8
 """Programs of one module after which a warning says what keeps changing."""

@@ -36,27 +36,6 @@ def lookup(root: nn.Module, path: str) -> object:
     return value
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
-_HOOKS_OF_ALL = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks run around a module's forward or backward: its own, or a user's for all modules.
-
-    Those that PyTorch's own tools register for all modules (`torch.utils.module_tracker`) are no reason to change a program.
-    """
-    return any(getattr(module, name) for name in _HOOKS) or any(
-        not (getattr(hook, "__module__", None) or "").startswith("torch.") for hooks in _HOOKS_OF_ALL for hook in hooks.values()
-    )
-
-
-def hooked(root: nn.Module) -> frozenset[str]:
-    """Qualified names of the modules that have hooks. Those of the root run around every program."""
-    return frozenset(path for path, module in root.named_modules() if path and has_hooks(module))
-
-
 def state_tensors(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
     """Every tensor that the graph's ops use as state, by qualified name."""
     found: dict[str, torch.Tensor] = {}

@@ -20,7 +20,7 @@ from partitioner.analysis.conflicts import conflicts, free_lanes, issued_in_orde
 from partitioner.analysis.memory import peak_bytes
 from partitioner.analysis.order import Order, happens_before
 from partitioner.errors import VerifyError
-from partitioner.ir.graph import ANY, RNG, conflict
+from partitioner.ir.graph import TOKENS, conflict
 from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
 from partitioner.ir.task import TaskGraph
 from partitioner.units import format_size
@@ -129,7 +129,7 @@ def device(case: Case) -> Iterator[Fault]:
                 yield Fault("device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,))
         for access in item.touches if isinstance(item, Run) else ():
             first = home.setdefault(access.resource, index)
-            if access.resource not in (ANY, RNG) and case.device(first) != here:
+            if access.resource not in TOKENS and case.device(first) != here:
                 there = f"on {case.device(first)} and on {here}"
                 yield Fault("device", f"{access.resource} is used {there}", (first, index))
 

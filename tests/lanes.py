@@ -6,6 +6,8 @@ machine on which every op takes a millisecond and handing a value over takes not
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +48,25 @@ def assert_same(expected: Any, actual: Any) -> None:
 def assert_same_state(expected: nn.Module, actual: nn.Module) -> None:
     """Two modules have the same parameters and buffers, to the bit, under the same names."""
     assert_same(dict(expected.state_dict()), dict(actual.state_dict()))
+
+
+@contextmanager
+def spying(layer: nn.Module, action: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile ``action`` is called, on the layer's lane, whenever the layer is.
+
+    A hook would not do: hooks run in program order, one at a time, so they cannot tell what lanes do at the same time.
+    """
+    plain = layer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return plain(*args, **kwargs)
+
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        del layer.forward
 
 
 class Tower(nn.Sequential):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import Towers, assert_same, numbers, spec, spread
+from lanes import Towers, assert_same, numbers, spec, spread, spying
 from torch import Tensor, nn
 
 from partitioner import partition
@@ -68,13 +68,12 @@ def test_an_error_that_held_itself() -> None:
     tensor in it: memory that only a full garbage collection gave back, and after an out-of-memory error that is too late.
     """
     parallel = spread(Towers(), X)
-    parallel.head.register_forward_pre_hook(lambda module, args: 1 / 0)
     argument = X.clone()
     alive = weakref.ref(argument)
     gc.collect()
     gc.disable()
     try:
-        with pytest.raises(ZeroDivisionError) as raised:
+        with spying(parallel.head, lambda: 1 / 0), pytest.raises(ZeroDivisionError) as raised:
             parallel(argument)
         del argument, raised
         assert alive() is None
@@ -83,15 +82,15 @@ def test_an_error_that_held_itself() -> None:
 
 
 def test_a_call_inside_a_lane_of_another() -> None:
-    """The caller's own lane called another partitioned module, from a hook. Its jobs queued up behind those of the outer call,
-    which waited for an event of this very lane: nobody could go on.
+    """The caller's own lane called another partitioned module, from inside a layer. Its jobs queued up behind those of the
+    outer call, which waited for an event of this very lane: nobody could go on.
     """
     inner, parallel = spread(Towers(), X, copy=True), spread(Towers(), X, copy=True)
     found: list[Tensor] = []
-    parallel.stem.register_forward_pre_hook(lambda module, args: found.append(inner(X)))
     thread = threading.Thread(target=parallel, args=(X,), daemon=True)
-    thread.start()
-    thread.join(timeout=30)
+    with spying(parallel.stem, lambda: found.append(inner(X))):
+        thread.start()
+        thread.join(timeout=30)
     assert not thread.is_alive() and len(found) == 1
 
 

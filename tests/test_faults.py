@@ -17,14 +17,13 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, spec, spread
+from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, spec, spread, spying
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,16 +40,6 @@ LANES = range(3)
 def _one_thread() -> None:
     """Bits depend on how many threads an op has."""
     torch.set_num_threads(1)
-
-
-@contextmanager
-def hook(layer: nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile ``action`` is called, on the layer's lane, whenever the layer is."""
-    handle = layer.register_forward_pre_hook(lambda module, args: action())
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def raiser(error: BaseException) -> Callable[[], None]:
@@ -77,7 +66,7 @@ def test_an_error_in_a_lane_is_the_callers(lane: int, error: BaseException) -> N
     """The object that was raised, not a copy, on the caller's thread; every lane has stopped, and the next call works."""
     model = Towers()
     parallel = spread(model, X)
-    with hook(parallel.towers[lane][0], raiser(error)), pytest.raises(type(error)) as raised:
+    with spying(parallel.towers[lane][0], raiser(error)), pytest.raises(type(error)) as raised:
         parallel(X)
     assert raised.value is error
     assert_same(model(X), parallel(X))
@@ -196,7 +185,7 @@ def test_interrupting_a_call_whose_lanes_are_busy(lane: int) -> None:
         _thread.interrupt_main()
 
     thread = threading.Thread(target=interrupt)
-    with hook(parallel.towers[lane][0], dawdle):
+    with spying(parallel.towers[lane][0], dawdle):
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             parallel(X)
@@ -243,7 +232,7 @@ def test_interrupting_anywhere() -> None:
     assert interrupted == 30, "the test wants to interrupt calls"
     assert_same(model.eval()(X), parallel.eval()(X))
     seen: set[int] = set()
-    with hook(parallel.towers[1][0], lambda: seen.add(threading.get_ident())):
+    with spying(parallel.towers[1][0], lambda: seen.add(threading.get_ident())):
         parallel(X)
     assert seen and caller not in seen, "a later call runs on lanes again"
 
@@ -493,7 +482,7 @@ def test_a_call_inside_a_call(layer: str) -> None:
     model, other = Towers(), Towers()
     parallel, inner = spread(model, X, copy=True), spread(other, X, copy=True)
     found: list[Tensor] = []
-    with hook(parallel.get_submodule(layer), lambda: found.append(inner(X))):
+    with spying(parallel.get_submodule(layer), lambda: found.append(inner(X))):
         for _ in range(20):
             assert_same(model(X), parallel(X))
     assert_same([other(X)] * 20, found)
@@ -510,7 +499,7 @@ def test_a_call_of_itself_inside_a_call() -> None:
             found.append(torch.empty(0))
             found.append(parallel(X * 2))
 
-    with hook(parallel.towers[1][0], again):
+    with spying(parallel.towers[1][0], again):
         assert_same(model(X), parallel(X))
     assert_same(model(X * 2), found[1])
 
@@ -620,7 +609,7 @@ def test_the_callers_threads_are_given_back() -> None:
     torch.set_num_threads(4)
     parallel = spread(Lookups(), *indices())
     seen: list[int] = []
-    with hook(parallel.tables[1][0], lambda: seen.append(torch.get_num_threads())):
+    with spying(parallel.tables[1][0], lambda: seen.append(torch.get_num_threads())):
         parallel(*indices())
     assert seen == [1] and torch.get_num_threads() == 4
     with pytest.raises(IndexError):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import spec
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,13 +214,59 @@ def test_hooks_that_were_there_before() -> None:
     assert [type(tensor) for tensor in seen.tensors] == [torch.Tensor]
 
 
-def test_hooks_of_what_is_called_as_a_whole_need_no_program() -> None:
-    module, seen = parallel(Traceable), Seen()
-    module.original.left.linear.register_forward_hook(seen)
+def test_hooks_are_called_by_calls_alone() -> None:
+    """A list of features holds what the user's calls gave, and nothing of what tracing and comparing did."""
+    model, early, late = Traceable(), Seen(), Seen()
+    model.left.linear.register_forward_hook(early)
+    module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X)
+    assert not early.tensors
     module(X)
-    (found,) = seen.tensors
-    assert torch.equal(found, module.original.left.linear(X))
-    assert len(module._entries) == 1
+    model.right.register_forward_hook(late)
+    module(X)
+    wanted = model.left.linear(X)
+    assert [torch.equal(tensor, wanted) for tensor in early.tensors] == [True, True, True]  # the last by the line before
+    assert [torch.equal(tensor, model.right(X)) for tensor in late.tensors[:1]] == [True]
+
+
+class Wide(nn.Module):
+    """Four branches, each long enough to overlap with the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([branch(x) for branch in self.branches]).sum(0)
+
+
+def test_hooks_run_in_the_order_of_eager() -> None:
+    """Two lanes that append to one list would do it in any order, and features be taken for each other's."""
+    model, seen = Wide(), Seen()
+    for number, branch in enumerate(model.branches):
+        branch[5 - number].register_forward_hook(seen)
+    module = partition(model, example_inputs=X, spec=spec())
+    assert len(set(module.placement.lane.values())) > 1, "the test wants lanes"
+    model(X)
+    wanted, seen.tensors = seen.tensors, []
+    for _ in range(300):
+        module(X)
+        assert [torch.equal(one, other) for one, other in zip(wanted, seen.tensors, strict=True)] == [True] * 4
+        seen.tensors.clear()
+
+
+def test_a_hook_that_changes_what_it_is_given() -> None:
+    """In place, on a tensor that the other branches read: they see it as in eager, before or after."""
+    model = Wide()
+    model.branches[1][0].register_forward_pre_hook(lambda module, args: args[0].add_(1))
+    model.branches[2][0].register_forward_hook(lambda module, args, output: args[0])
+    model.branches[2][1].register_forward_hook(lambda module, args, output: args[0].mul_(2))
+    module = partition(model, example_inputs=X.clone(), spec=spec())
+    with torch.no_grad():
+        wanted, given = model(first := X.clone()), X.clone()
+        for _ in range(100):
+            torch.testing.assert_close(module(given), wanted, rtol=0, atol=0)
+            assert torch.equal(first, given)
+            given = X.clone()
 
 
 def test_a_hooked_module_does_not_ask_for_a_program_in_every_call() -> None:

@@ -27,7 +27,7 @@ import pytest
 LAYERS = (
     {"errors", "units", "machine", "document", "faults", "spec", "ir", "inspection"},
     {"analysis"},
-    {"attributes", "plan", "state"},
+    {"attributes", "hooks", "plan", "state"},
 )
 DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "entry", "fake", "inspect", "module", "testing"}
 # Every other unit is a verb.

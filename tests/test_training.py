@@ -10,13 +10,14 @@ import copy
 import math
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from lanes import Tower, assert_same, assert_same_state, numbers, spread
+from lanes import Tower, assert_same, assert_same_state, numbers, spread, spying
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
@@ -190,13 +191,10 @@ Seen = list[tuple[int, Any]]
 def observed(module: Parallel, look: Callable[[], Any]) -> Seen:
     """What ``look`` gives on the thread of each branch while the module runs: pairs of thread and result."""
     seen: Seen = []
-    handles = [
-        tower[0].register_forward_hook(lambda m, args, output: seen.append((threading.get_ident(), look())))
-        for tower in (module.left, module.right)
-    ]
-    module(X)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as stack:
+        for tower in (module.left, module.right):
+            stack.enter_context(spying(tower[0], lambda: seen.append((threading.get_ident(), look()))))
+        module(X)
     assert len({thread for thread, _ in seen}) == 2, "the test wants both branches on threads of their own"
     return seen
 

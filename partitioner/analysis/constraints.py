@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from networkx.utils import UnionFind
 
 from partitioner.errors import PlacementError
-from partitioner.ir.graph import ANY, Graph, Op
+from partitioner.ir.graph import TOKENS, Graph, Op
 from partitioner.machine import Machine
 from partitioner.units import parse_device
 
@@ -136,9 +136,9 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
     touching: defaultdict[str, list[tuple[str, bool]]] = defaultdict(list)
     for op in graph.ops:
         for access in op.accesses:
-            if access.resource != ANY:
+            if access.resource not in TOKENS:
                 touching[access.resource].append((op.name, access.write and access.resource != op.name))
-    for resource, uses in touching.items():
+    for uses in touching.values():
         last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)
-        if last >= 0 and not resource.startswith("rng"):
+        if last >= 0:
             yield [name for name, _ in uses[: last + 1]]

@@ -101,7 +101,7 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[t
     constants: list[tuple[int, type, Any]] = []
     shapes = [_flatten(value, tensors, constants) for value in args]
     shapes += [_flatten(value, tensors, constants) for value in kwargs.values()]
-    if _UNUSUAL in shapes:
+    if _is_unusual(shapes):
         return _flatten_tree(args, kwargs)
     return tuple(tensors), ((len(args), *kwargs, *shapes), tuple(constants))
 
@@ -117,11 +117,15 @@ def _flatten(value: Any, tensors: list[torch.Tensor], constants: list[tuple[int,
         return None
     if kind is dict and all(type(key) is str for key in value):
         shapes = [_flatten(item, tensors, constants) for item in value.values()]
-        return _UNUSUAL if _UNUSUAL in shapes else (dict, *value, *shapes)
+        return _UNUSUAL if _is_unusual(shapes) else (dict, *value, *shapes)
     if kind is list or kind is tuple:
         shapes = [_flatten(item, tensors, constants) for item in value]
-        return _UNUSUAL if _UNUSUAL in shapes else (kind, *shapes)
+        return _UNUSUAL if _is_unusual(shapes) else (kind, *shapes)
     return _UNUSUAL
+
+
+def _is_unusual(shapes: list[Any]) -> bool:
+    return any(shape is _UNUSUAL for shape in shapes)
 
 
 def _flatten_tree(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:

@@ -28,6 +28,9 @@ from torch.utils._pytree import TreeSpec
 
 ANY = "*"
 RNG = "rng"
+HOOKS = "hooks"
+TOKENS = frozenset({ANY, RNG, HOOKS})
+"""Resources that are no storage: everything, the random generator, and whatever the hooks of a user change."""
 
 
 @dataclass(frozen=True, order=True)

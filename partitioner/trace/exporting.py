@@ -19,9 +19,10 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import TreeSpec, tree_flatten
 
+from partitioner.hooks import has_hooks
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import Assigned, attribute, has_hooks, lookup, untouched
+from partitioner.state import Assigned, attribute, lookup, untouched
 from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.reads import every_read, noting_reads
 from partitioner.trace.source import is_user_code, user_line

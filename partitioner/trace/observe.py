@@ -6,7 +6,7 @@ many FLOPs it takes. Storages are told apart by identity, so views need no table
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from partitioner.ir.graph import RNG, TensorMeta, fill
 from partitioner.state import attribute
-from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments
+from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments, with_hooks
 
 
 class Unobservable(Exception):
@@ -58,7 +58,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def observe(
-    graph: torch.fx.Graph, module: nn.Module, constants: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+    graph: torch.fx.Graph,
+    module: nn.Module,
+    constants: Mapping[str, Any],
+    tensors: Sequence[torch.Tensor],
+    hooked: Collection[str] = (),
 ) -> dict[str, Effect]:
     """The effect of every node of ``graph``, by name.
 
@@ -67,6 +71,7 @@ def observe(
         module: the model; its state is replaced by fake tensors meanwhile.
         constants: what tracing lifted out of the model.
         tensors: example inputs, one for each placeholder; only their metadata is used.
+        hooked: modules, by qualified name, whose hooks are silent now, and will not be when the program runs.
 
     Raises:
         Unobservable: an op has no meaning on fake tensors, such as one whose output shape depends on data.
@@ -76,7 +81,7 @@ def observe(
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         state = fake_state(fake, module)
         stack.enter_context(_reparametrize_module(module, dict(state)))
-        observer = _Observer(fake, module, constants, state)
+        observer = _Observer(fake, module, constants, state, hooked)
         watch = stack.enter_context(observer.watch)
         assert watch is observer.watch
         return observer.run(graph, [fake.from_tensor(tensor) for tensor in tensors])
@@ -92,9 +97,14 @@ class _Observer:
     """Interprets node by node; remembers which storage came first from where."""
 
     def __init__(
-        self, fake: FakeTensorMode, module: nn.Module, constants: Mapping[str, Any], state: dict[str, torch.Tensor]
+        self,
+        fake: FakeTensorMode,
+        module: nn.Module,
+        constants: Mapping[str, Any],
+        state: dict[str, torch.Tensor],
+        hooked: Collection[str],
     ) -> None:
-        self.fake, self.module, self.constants = fake, module, constants
+        self.fake, self.module, self.constants, self.hooked = fake, module, constants, hooked
         self.watch = Watch()
         self.owner: dict[int, str] = {}
         self.shared: dict[str, frozenset[str]] = {}  # what a storage that was made by a copy may be instead
@@ -123,7 +133,8 @@ class _Observer:
             return self.fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _is_fake(value) else value
         args, kwargs = fill((node.args, node.kwargs), self.env.__getitem__)
         if node.op == "call_module":
-            return self.module.get_submodule(str(node.target))(*args, **kwargs)
+            result = self.module.get_submodule(str(node.target))(*args, **kwargs)
+            return tree_map(_copied, result) if self._has_hooks(node) else result  # a hook may give another tensor
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         assert callable(node.target)
@@ -134,14 +145,19 @@ class _Observer:
         reads = frozenset(self._known(arguments))
         outputs = list(_tensors(self.env[node]))
         name = f"self.{node.target}" if node.op == "get_attr" else node.name
-        if _may_alias(node):
+        if _may_alias(node) or self._has_hooks(node):
             self.shared[name] = reads
         storages = frozenset(known for tensor in outputs for known in self._maybe(self._own(tensor, name)))
         written = frozenset(self._known(self.watch.written)) - {name}
         touched = reads | self._module_state(node)
         metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, t.numel() * t.element_size()) for t in outputs)
         random = frozenset({RNG} if self.watch.random else ())
-        return Effect(storages, touched, written | random, metas, self.watch.flops, bool(outputs) or _opaque(self.env[node]))
+        tensor = bool(outputs) or _opaque(self.env[node])
+        effect = Effect(storages, touched, written | random, metas, self.watch.flops, tensor)
+        return with_hooks(effect, name) if self._has_hooks(node) else effect
+
+    def _has_hooks(self, node: torch.fx.Node) -> bool:
+        return node.op == "call_module" and node.target in self.hooked
 
     def _module_state(self, node: torch.fx.Node) -> frozenset[str]:
         if node.op != "call_module":
@@ -165,6 +181,10 @@ class _Observer:
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

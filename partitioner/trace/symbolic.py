@@ -19,9 +19,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
+from partitioner.hooks import has_hooks
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
-from partitioner.state import has_hooks, untouched
+from partitioner.state import untouched
 from partitioner.trace.capture import Capture, Refused
 from partitioner.trace.reads import noting_reads
 from partitioner.trace.source import model_line, user_line
