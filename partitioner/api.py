@@ -15,7 +15,7 @@ from partitioner.compile import emit, make_plan, state_devices
 from partitioner.discover import build_machine, missing_devices
 from partitioner.entry import Entry
 from partitioner.errors import InputError, PlacementError
-from partitioner.hooks import hooked
+from partitioner.hooks import hooked, silenced
 from partitioner.ir.call import Call, flatten_call, guess_call, sharing
 from partitioner.machine import Machine
 from partitioner.module import Parallel
@@ -56,8 +56,8 @@ def partition(
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         copy: partition a deep copy.
         check: with example inputs, compare the traced program with eager once, on the examples and on a second draw of the
-            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two eager calls and a backward.
-            Skipped on the meta device.
+            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two eager calls and a backward,
+            and calls the hooks that modules inside the model have. Skipped on the meta device.
         **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
 
     Returns:
@@ -93,7 +93,8 @@ def partition(
     def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
         on_one_device = len(set(state_devices(first.graph, first).values())) <= 1
         again = check and on_one_device  # eager cannot run on state that is spread over devices
-        plan = make_plan(original, further, machine, document, fixed=places(first), check=again, open_dims=open_dims)
+        with silenced(original):
+            plan = make_plan(original, further, machine, document, fixed=places(first), check=again, open_dims=open_dims)
         return emit(plan, document)
 
     return Parallel(model, first_entry(model, call, execute), make)

@@ -29,7 +29,6 @@ from partitioner.backends import BACKENDS, Executable, default_backend
 from partitioner.check import blame, compare, try_eager
 from partitioner.coarsen import coarsen
 from partitioner.errors import DifferenceError, InputError, PlacementError, SpecError, TraceError
-from partitioner.hooks import silenced
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
 from partitioner.lower import LOWERINGS
@@ -113,7 +112,7 @@ def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset())
             graph = trace(module, call, skip=tuple(differing), open_dims=open_dims)
         except TraceError as error:
             if not differing:
-                with naming_the_model(module), silenced(module):
+                with naming_the_model(module):
                     try_eager(module, call)  # arguments that eager does not take either are no fault of tracing
                 raise
             found = "\n".join(f"  {name}: {difference}" for name, difference in differing.items())
@@ -121,14 +120,13 @@ def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset())
                 f"no traced program computes what {type(module).__name__} computes.\n{found}\n{error}"
             ) from error
         start = time.perf_counter()
-        with naming_the_model(module), silenced(module):
+        with naming_the_model(module):
             comparison = compare(graph, module, call)
         if comparison.difference is None:
             note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
             notes = [f"{name} differed from eager in {what}" for name, what in differing.items()]
             return replace(graph, notes=(*graph.notes, *notes, *(comparison.notes or (note,))))
-        with silenced(module):
-            differing[graph.frontend] = f"{comparison.difference}. {blame(graph, module, call)}".strip()
+        differing[graph.frontend] = f"{comparison.difference}. {blame(graph, module, call)}".strip()
 
 
 @contextmanager

@@ -1,8 +1,11 @@
-"""Hooks of modules inside a model: who has some, and how they are kept out of tracing.
+"""Hooks of modules inside a model: who has some, and how they are kept from being called.
 
 A hook is Python that runs around a module's forward or backward, and may do anything. So a module that has hooks is called as a
-whole; hooks run in program order, one at a time; and nobody calls them while a program is made, or a list of features would
-hold what no call of the user gave. Of the tensors, a hook may change those that it is given and the module's own.
+whole, and hooks run in program order, one at a time. Of the tensors, a hook may change those that it is given and the module's
+own.
+
+The first program is compared with the model as it is, hooks included, for the model's forward may use what they keep. They are
+silent whenever else a program is made: a user's list of features would hold what no call gave.
 
 PyTorch's own hooks are part of what a module computes (`torch.nn.utils.weight_norm`) or belong to its tools.
 """
@@ -38,19 +41,22 @@ def calls_users_hooks(module: nn.Module) -> bool:
 
 @contextmanager
 def silenced(root: nn.Module) -> Iterator[None]:
-    """Keep the hooks that users have put on modules inside ``root`` from being called; put them back afterwards."""
+    """Put hooks that do nothing into the places of those that users have put on modules inside ``root``, for a while."""
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for hooks in (getattr(module, kind) for path, module in root.named_modules() if path for kind in _KINDS):
         if _has_users(hooks):
             kept.append((hooks, dict(hooks)))
-            for key in [key for key, hook in hooks.items() if not _is_pytorchs(hook)]:
-                del hooks[key]
+            hooks.update({key: _silent for key, hook in hooks.items() if not _is_pytorchs(hook)})
     try:
         yield
     finally:
         for hooks, before in kept:
             hooks.clear()
             hooks.update(before)
+
+
+def _silent(*_args: Any, **_kwargs: Any) -> None:
+    """Does nothing."""
 
 
 def _has_users(hooks: Mapping[int, Any]) -> bool:

@@ -17,7 +17,7 @@ from lanes import spec
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from partitioner import Parallel, TraceError, partition
+from partitioner import DifferenceError, Parallel, TraceError, partition
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 
@@ -215,10 +215,10 @@ def test_hooks_that_were_there_before() -> None:
 
 
 def test_hooks_are_called_by_calls_alone() -> None:
-    """A list of features holds what the user's calls gave, and nothing of what tracing and comparing did."""
+    """A list of features holds what the user's calls gave, and nothing of what tracing did for a new program."""
     model, early, late = Traceable(), Seen(), Seen()
     model.left.linear.register_forward_hook(early)
-    module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X)
+    module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, check=False)
     assert not early.tensors
     module(X)
     model.right.register_forward_hook(late)
@@ -226,6 +226,26 @@ def test_hooks_are_called_by_calls_alone() -> None:
     wanted = model.left.linear(X)
     assert [torch.equal(tensor, wanted) for tensor in early.tensors] == [True, True, True]  # the last by the line before
     assert [torch.equal(tensor, model.right(X)) for tensor in late.tensors[:1]] == [True]
+
+
+class Collector(Traceable):
+    """Its forward uses what hooks of its own have kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.left.register_forward_hook(lambda module, args, output: self.kept.append(output))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = []
+        x = super().forward(x)
+        return x + self.kept[0] if self.kept else x
+
+
+def test_a_forward_that_uses_what_hooks_keep() -> None:
+    """The program cannot know of it. Eager calls the hooks, so the comparison sees the difference."""
+    with pytest.raises(DifferenceError, match="no traced program computes what Collector computes"):
+        partition(Collector(), ["cpu:0", "cpu:1"], example_inputs=X)
 
 
 class Wide(nn.Module):
@@ -246,6 +266,7 @@ def test_hooks_run_in_the_order_of_eager() -> None:
         branch[5 - number].register_forward_hook(seen)
     module = partition(model, example_inputs=X, spec=spec())
     assert len(set(module.placement.lane.values())) > 1, "the test wants lanes"
+    seen.tensors.clear()
     model(X)
     wanted, seen.tensors = seen.tensors, []
     for _ in range(300):

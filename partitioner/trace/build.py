@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.hooks import calls_users_hooks, silenced
 from partitioner.ir.graph import Access, Graph, Op, TensorMeta
 from partitioner.state import attribute, storage_key, untouched
 from partitioner.trace.capture import Capture
@@ -35,9 +34,8 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
     effects: dict[str, Effect] | None = None
     if tensors is not None:
         try:
-            hooked = _with_users_hooks(capture.fx, module)
-            with untouched(module), silenced(module):  # PyTorch's own hooks may assign what they compute
-                effects = observe(capture.fx, module, capture.constants, tensors, hooked)
+            with untouched(module):  # PyTorch's own hooks may assign what they compute
+                effects = observe(capture.fx, module, capture.constants, tensors)
         except Unobservable as error:
             notes += (f"effects come from the static table, because {error}",)
     observed = effects is not None
@@ -59,11 +57,6 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
         notes=notes,
         observed=observed,
     )
-
-
-def _with_users_hooks(fx: torch.fx.Graph, module: nn.Module) -> frozenset[str]:
-    called = {str(node.target) for node in fx.find_nodes(op="call_module")}
-    return frozenset(path for path in called if calls_users_hooks(module.get_submodule(path)))
 
 
 def _ordinary(constant: Any) -> Any:

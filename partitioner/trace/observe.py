@@ -6,7 +6,7 @@ many FLOPs it takes. Storages are told apart by identity, so views need no table
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from partitioner.hooks import calls_users_hooks, silenced
 from partitioner.ir.graph import RNG, TensorMeta, fill
 from partitioner.state import attribute
 from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments, with_hooks
@@ -58,11 +59,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def observe(
-    graph: torch.fx.Graph,
-    module: nn.Module,
-    constants: Mapping[str, Any],
-    tensors: Sequence[torch.Tensor],
-    hooked: Collection[str] = (),
+    graph: torch.fx.Graph, module: nn.Module, constants: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> dict[str, Effect]:
     """The effect of every node of ``graph``, by name.
 
@@ -71,7 +68,6 @@ def observe(
         module: the model; its state is replaced by fake tensors meanwhile.
         constants: what tracing lifted out of the model.
         tensors: example inputs, one for each placeholder; only their metadata is used.
-        hooked: modules, by qualified name, whose hooks are silent now, and will not be when the program runs.
 
     Raises:
         Unobservable: an op has no meaning on fake tensors, such as one whose output shape depends on data.
@@ -80,8 +76,9 @@ def observe(
     with ExitStack() as stack:
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         state = fake_state(fake, module)
+        stack.enter_context(silenced(module))
         stack.enter_context(_reparametrize_module(module, dict(state)))
-        observer = _Observer(fake, module, constants, state, hooked)
+        observer = _Observer(fake, module, constants, state)
         watch = stack.enter_context(observer.watch)
         assert watch is observer.watch
         return observer.run(graph, [fake.from_tensor(tensor) for tensor in tensors])
@@ -97,14 +94,9 @@ class _Observer:
     """Interprets node by node; remembers which storage came first from where."""
 
     def __init__(
-        self,
-        fake: FakeTensorMode,
-        module: nn.Module,
-        constants: Mapping[str, Any],
-        state: dict[str, torch.Tensor],
-        hooked: Collection[str],
+        self, fake: FakeTensorMode, module: nn.Module, constants: Mapping[str, Any], state: dict[str, torch.Tensor]
     ) -> None:
-        self.fake, self.module, self.constants, self.hooked = fake, module, constants, hooked
+        self.fake, self.module, self.constants = fake, module, constants
         self.watch = Watch()
         self.owner: dict[int, str] = {}
         self.shared: dict[str, frozenset[str]] = {}  # what a storage that was made by a copy may be instead
@@ -157,7 +149,7 @@ class _Observer:
         return with_hooks(effect, name) if self._has_hooks(node) else effect
 
     def _has_hooks(self, node: torch.fx.Node) -> bool:
-        return node.op == "call_module" and node.target in self.hooked
+        return node.op == "call_module" and calls_users_hooks(self.module.get_submodule(str(node.target)))
 
     def _module_state(self, node: torch.fx.Node) -> frozenset[str]:
         if node.op != "call_module":
