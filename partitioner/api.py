@@ -16,7 +16,7 @@ from partitioner.discover import build_machine, missing_devices
 from partitioner.entry import Entry
 from partitioner.errors import InputError, PlacementError
 from partitioner.hooks import hooked, silenced
-from partitioner.ir.call import Call, flatten_call, guess_call, sharing
+from partitioner.ir.call import Call, flatten_call, guess_call, refuse_unusual, sharing
 from partitioner.machine import Machine
 from partitioner.module import Parallel
 from partitioner.plan import Plan
@@ -82,8 +82,7 @@ def partition(
     document = load_spec(spec, policy=policy, backend=backend, **fields)
     machine = accelerators_first(build_machine(document, devices))
     call = example_call(model, example_inputs, example_kwargs)
-    with torch.inference_mode(False):  # tensors that are made under it can never be trained
-        model = copying.deepcopy(model) if copy else model
+    model = copied(model) if copy else model
     plan = make_plan(model, call, machine, document, check=check)
     refuse_missing(machine)
     execute = emit(plan, document)
@@ -117,11 +116,27 @@ def places(plan: Plan) -> dict[str, str]:
     return {name: device for name, device in kept.items() if name not in plan.graph.constants}
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy.
+
+    Raises:
+        InputError: something in the model cannot be copied.
+    """
+    try:
+        with torch.inference_mode(False):  # tensors that are made under it can never be trained
+            return copying.deepcopy(model)
+    except Exception as error:  # whatever lies in the model may refuse
+        raise InputError(
+            f"{type(model).__name__} cannot be copied. {type(error).__name__}: {error}\n"
+            "Leave out copy=True, and the model itself is partitioned; or build it again."
+        ) from error
+
+
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
     """The example call, or ``None`` if there is none.
 
     Raises:
-        InputError: the examples do not fit the signature of the model's forward.
+        InputError: the examples do not fit the signature of the model's forward, or are of a kind that has no storage.
     """
     if inputs is None and kwargs is None:
         return None
@@ -130,9 +145,10 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     call = Call.of(args, dict(kwargs or {}))
     try:
-        call.names(model.forward)
+        names = call.names(model.forward)
     except (TypeError, KeyError) as error:
         raise InputError(f"example inputs do not fit {type(model).__name__}.forward: {error}") from error
+    refuse_unusual(names, call.tensors)
     return call
 
 

@@ -31,6 +31,7 @@ from partitioner.coarsen import coarsen
 from partitioner.errors import DifferenceError, InputError, PlacementError, SpecError, TraceError
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Graph
+from partitioner.ir.storage import storage_bytes
 from partitioner.lower import LOWERINGS
 from partitioner.machine import Machine
 from partitioner.place import POLICIES
@@ -163,7 +164,7 @@ def resident_bytes(plan: Plan, state: Mapping[str, torch.Tensor]) -> dict[str, i
     for name, device in state_devices(plan.graph, plan).items():
         if name in state and keys[name] not in counted:
             counted.add(keys[name])
-            total[device] += state[name].untyped_storage().nbytes()
+            total[device] += storage_bytes(state[name])
     return dict(total)
 
 

@@ -19,8 +19,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from partitioner.backends.reference import Reference
 from partitioner.compile import state_devices
+from partitioner.ir.storage import storage_key
 from partitioner.plan import Plan
-from partitioner.state import all_state, lookup, storage_key
+from partitioner.state import all_state, lookup
 
 
 def run_on_fake_devices(plan: Plan, module: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -17,10 +17,10 @@ from partitioner.analysis.overlap import overlaps
 from partitioner.inspection import Branch, Depth, DeviceLoad, Edge, Inspection, LaneLoad, Prediction, Summary, Transfers
 from partitioner.ir.graph import Op
 from partitioner.ir.program import Copy
+from partitioner.ir.storage import storage_bytes, storage_key
 from partitioner.ir.timeline import Timeline
 from partitioner.machine import Device
 from partitioner.plan import Plan
-from partitioner.state import storage_key
 
 _STRENGTH = {"data": 0, "hazard": 1, "random": 2}
 _UNKNOWN = "No shapes are known, and so no times: sizes of parameters were the only weights. Example inputs would tell."
@@ -85,7 +85,7 @@ class _View:
         """Elements and bytes of the state that ops use; what shares a storage counts once."""
         used = (self.state[name] for op in ops for name in op.state if name in self.state)
         storages = {storage_key(tensor): tensor for tensor in used}
-        sizes = [(tensor.untyped_storage().nbytes(), tensor.element_size()) for tensor in storages.values()]
+        sizes = [(storage_bytes(tensor), tensor.element_size()) for tensor in storages.values()]
         return sum(size // each for size, each in sizes), sum(size for size, _ in sizes)
 
     # By depth ---------------------------------------------------------------------------------------------------------

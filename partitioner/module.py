@@ -26,7 +26,7 @@ from partitioner.entry import Entry, Make, moving
 from partitioner.errors import InputError, PartitionerError, PlacementError
 from partitioner.gate import Gate
 from partitioner.hooks import hooked
-from partitioner.ir.call import Call, flatten_call, is_traced, sharing
+from partitioner.ir.call import Call, flatten_call, is_traced, refuse_unusual, sharing
 from partitioner.ir.graph import Graph
 from partitioner.ir.placement import Placement
 from partitioner.ir.program import Program
@@ -125,7 +125,11 @@ class Parallel(nn.Module):
         if self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
             self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
         flags = tuple([module.training for module in self._tree])
-        shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        try:
+            shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        except RuntimeError:  # a nested tensor has no shape
+            refuse_unusual([f"tensor {number}" for number in range(len(tensors))], tensors)
+            raise
         shared = sharing(tensors) if self._writes_inputs else None
         key = (structure, shapes, flags, self._epoch, shared, self._hooked)
         entry: Entry | None = self._chosen.get(key)

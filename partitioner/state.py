@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner.ir.graph import Graph
+from partitioner.ir.storage import parts, storage_key, tensor_bytes
 
 
 def attribute(root: nn.Module, path: str) -> Any:
@@ -47,11 +48,6 @@ def state_tensors(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
     return found
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """What tells storages apart, for tensors of any kind, as long as they are alive."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def state_keys(state: Mapping[str, torch.Tensor]) -> dict[str, object]:
     """Names whose tensors share a storage have the same key: they must stay on one device."""
     return {name: storage_key(tensor) for name, tensor in state.items()}
@@ -59,7 +55,7 @@ def state_keys(state: Mapping[str, torch.Tensor]) -> dict[str, object]:
 
 def state_bytes(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Size of each tensor in bytes."""
-    return {name: tensor.numel() * tensor.element_size() for name, tensor in state.items()}
+    return {name: tensor_bytes(tensor) for name, tensor in state.items()}
 
 
 def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -211,5 +207,5 @@ def state_kept(module: nn.Module, written: Collection[str] = ()) -> Iterator[lis
         finally:
             with torch.no_grad():
                 for tensor, value in kept:
-                    if tensor.shape == value.shape and not torch.equal(tensor, value):
+                    if tensor.shape == value.shape and not all(map(torch.equal, parts(tensor), parts(value))):
                         tensor.detach().copy_(value)

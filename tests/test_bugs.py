@@ -20,7 +20,7 @@ from partitioner.backends.codegen import generate
 from partitioner.backends.threads import gradient_edges
 from partitioner.coarsen import coarsen
 from partitioner.compile import make_plan
-from partitioner.errors import PartitionerError
+from partitioner.errors import InputError, PartitionerError
 from partitioner.fake import run_on_fake_devices
 from partitioner.ir.call import Call
 from partitioner.ir.graph import ANY, Access, Graph, Op
@@ -322,3 +322,52 @@ def test_inputs_that_share_a_storage_get_a_program_of_their_own(examples: bool) 
     apart = [x.clone(), x.clone()]
     assert torch.equal(parallel(*apart), model(x.clone(), x.clone()))
     assert ("add_", "add") not in parallel.graph.edges
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("examples", [True, False])
+@pytest.mark.parametrize("as_buffer", [True, False])
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors_have_no_storage(layout: str, as_buffer: bool, examples: bool) -> None:
+    """A graph network keeps its adjacency in a sparse tensor. Asked for its storage, that raises `NotImplementedError`, which
+    came out of `partition` as it was. Its values have one.
+    """
+
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("adjacency", adjacency if as_buffer else None)
+
+        def forward(self, x: Tensor, given: Tensor) -> Tensor:
+            near = given if self.adjacency is None else self.adjacency
+            return torch.sparse.mm(near, self.one(x)) * torch.sparse.mm(near, self.two(x)).relu_()
+
+    dense = (torch.arange(25).reshape(5, 5) % 3 == 0).float()
+    adjacency = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+    model = Neighbours()
+    inputs = torch.arange(20.0).reshape(5, 4), adjacency
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=inputs if examples else None, grain=1e-9)
+    torch.testing.assert_close(parallel(*inputs), model(*inputs), rtol=0, atol=0)
+    assert parallel.graph.observed == examples
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+def test_nested_tensors_are_refused() -> None:
+    """They raised an internal error of PyTorch's, in a call and in `partition`."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.strided)
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(InputError, match="input is a nested tensor"):
+        partition(model, ["cpu:0"], example_inputs=nested)
+    with pytest.raises(InputError, match="tensor 0 is a nested tensor"):
+        partition(model, ["cpu:0"])(nested)
+    with pytest.raises(InputError, match=r"input has layout torch._mkldnn.*input.to_dense\(\)"):
+        partition(model, ["cpu:0"], example_inputs=torch.ones(2, 4).to_mkldnn())
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    """PyTorch copies no tensor that has a history. Its `RuntimeError` came out of `partition(copy=True)` as it was."""
+    model = nn.Linear(4, 4)
+    model.last = model.weight * 2
+    with pytest.raises(InputError, match=r"Linear cannot be copied.*graph leaves(.|\n)*Leave out copy=True"):
+        partition(model, ["cpu:0"], copy=True)

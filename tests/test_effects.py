@@ -7,8 +7,12 @@ where the table is more cautious, by op, which is where a plan without example i
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from accounts import both_accounts, hold_against, missing
@@ -66,3 +70,14 @@ def test_the_comparison_sees_what_is_missing() -> None:
     seen = Effect(frozenset({"x", "y"}), frozenset({"x"}), frozenset({"x", RNG}))
     assert missing(seen, Effect(frozenset({"y"}), frozenset({"x"}))) == ["may share x", f"writes {RNG}", "writes x"]
     assert missing(seen, Effect(frozenset({"y"}), frozenset(), frozenset({ANY}))) == []
+
+
+def test_every_op_of_torch() -> None:
+    """PyTorch's own database of ops, with its sample inputs; in a process of its own, for importing it freezes flags."""
+    script = Path(__file__).with_name("op_database.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert found["faults"] == {}
+    assert found["ops"] > 500

@@ -123,10 +123,12 @@ def _is_meta(module: nn.Module, call: Call) -> bool:
 
 
 def redraw(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same shape: floats are negated and shuffled, anything else is shuffled.
+    """Another tensor of the same shape: floats are negated and shuffled, anything else is shuffled; a sparse one is negated.
 
     Shuffling keeps every value in the domain that the example had: indices stay valid, masks stay masks.
     """
+    if tensor.layout is not torch.strided:
+        return -tensor.detach() if tensor.is_floating_point() else tensor.detach().clone()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(tensor.numel(), generator=generator, device="cpu").to(tensor.device)
     shuffled = tensor.detach().reshape(-1)[order].reshape(tensor.shape)

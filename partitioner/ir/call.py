@@ -18,7 +18,9 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.errors import InputError
 from partitioner.ir.inside import inside
+from partitioner.ir.storage import storage_key
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,22 @@ def sharing(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         (0, 1, 0)
     """
     first: dict[int, int] = {}
-    return tuple(first.setdefault(tensor.untyped_storage()._cdata, number) for number, tensor in enumerate(tensors))
+    return tuple(first.setdefault(storage_key(tensor), number) for number, tensor in enumerate(tensors))
+
+
+def refuse_unusual(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors that have neither a storage nor parts that have one.
+
+    Raises:
+        InputError: a tensor is nested, or in a layout of a library's own.
+    """
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.is_nested:
+            raise InputError(
+                f"{name} is a nested tensor, which cannot be partitioned. Pass a padded one, and a mask or lengths."
+            )
+        if tensor.is_mkldnn:
+            raise InputError(f"{name} has layout {tensor.layout}, which cannot be partitioned. Pass {name}.to_dense().")
 
 
 def is_traced(structure: Any) -> bool:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from partitioner.ir.graph import Access, Graph, Op, TensorMeta
-from partitioner.state import attribute, storage_key, untouched
+from partitioner.ir.storage import storage_key
+from partitioner.state import attribute, untouched
 from partitioner.trace.capture import Capture
 from partitioner.trace.effects import Effect, Inputs, static_effect
 from partitioner.trace.observe import Unobservable, observe

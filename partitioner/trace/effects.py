@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from partitioner.hooks import calls_users_hooks
 from partitioner.ir.graph import ANY, HOOKS, RNG, TensorMeta
+from partitioner.trace.names import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 
 
 @dataclass(frozen=True)
@@ -41,75 +42,6 @@ class Effect:
     outputs: tuple[TensorMeta, ...] = ()
     flops: int | None = None
     tensor: bool = True
-
-
-VIEWS = frozenset(
-    """adjoint alias as_strided broadcast_tensors broadcast_to chunk conj contiguous detach diagonal dsplit expand expand_as
-    flatten hsplit imag mH mT H T movedim moveaxis narrow permute positive pin_memory ravel real requires_grad_ reshape
-    reshape_as resolve_conj resolve_neg select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split to
-    transpose unbind unflatten unfold unsafe_chunk unsqueeze values view view_as view_as_complex view_as_real vsplit
-    atleast_1d atleast_2d atleast_3d meshgrid type type_as float double half bfloat16 int long short bool byte char cpu
-    cuda data grad lift_fresh __getitem__ unsafe_split dropout alpha_dropout feature_dropout dropout1d dropout2d dropout3d
-    feature_alpha_dropout pad channel_shuffle pixel_shuffle pixel_unshuffle interpolate upsample identity""".split()
-)
-"""Ops whose result may share a storage with an input; those that only sometimes do so included."""
-
-SOMETIMES_VIEWS = frozenset(
-    """conj contiguous flatten pin_memory positive ravel reshape reshape_as resolve_conj resolve_neg to type type_as float
-    double half bfloat16 int long short bool byte char""".split()
-)
-"""Views on some inputs and copies on others of the same shape and dtype, so that one observation does not settle it."""
-
-RANDOM = frozenset(
-    """alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_
-    feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gru gumbel_softmax
-    log_normal_ lstm multi_head_attention_forward multinomial native_dropout normal normal_ poisson rand rand_like randint
-    randint_like randn randn_like random_ randperm rnn_relu rnn_tanh rrelu rrelu_ scaled_dot_product_attention
-    uniform_""".split()
-)
-"""Ops that draw from the random generator, at least in some modes."""
-
-METADATA = frozenset(
-    "size shape dim ndim ndimension numel nelement stride device dtype is_contiguous layout requires_grad".split()
-)
-"""Attributes and methods whose result is no tensor."""
-
-_ALIASING_MODULES = (
-    nn.Identity,
-    nn.modules.dropout._DropoutNd,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.ChannelShuffle,
-    nn.Upsample,
-    nn.Fold,
-    nn.Unfold,
-    nn.ConstantPad1d,
-    nn.ConstantPad2d,
-    nn.ConstantPad3d,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.ParameterList,
-    nn.ParameterDict,
-)
-_RANDOM_MODULES = (
-    nn.modules.dropout._DropoutNd,
-    nn.RReLU,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.Transformer,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-)
-_BATCH_NORMS = frozenset(
-    "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm instance_norm _native_batch_norm_legit".split()
-)
 
 
 @dataclass(frozen=True)
@@ -171,8 +103,8 @@ def _module_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module, state
     written = inputs.all(node) if in_place else frozenset()
     if module.training:
         written |= {resource for resource in state if any(resource.endswith(name) for name, _ in module.named_buffers())}
-        written |= {RNG} if isinstance(module, _RANDOM_MODULES) else frozenset()
-    shared = inputs.all(node) if in_place or isinstance(module, _ALIASING_MODULES) else frozenset()
+        written |= {RNG} if isinstance(module, RANDOM_MODULES) else frozenset()
+    shared = inputs.all(node) if in_place or isinstance(module, ALIASING_MODULES) else frozenset()
     return Effect(shared | {node.name}, reads, written)
 
 
@@ -195,7 +127,7 @@ def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
     if not _is_trusted(op):
         yield from (*args, *kwargs.values())
         return
-    silent = op._schema.name.partition("::")[2] in _BATCH_NORMS
+    silent = op._schema.name.partition("::")[2] in BATCH_NORMS
     values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
     for argument in op._schema.arguments:
         if argument.name in values:
@@ -249,14 +181,27 @@ def _python_effect(node: torch.fx.Node, inputs: Inputs) -> Effect:
     in_place = _writes_first(target, name) or bool(node.kwargs.get("inplace")) or _inplace_positional(node)
     written = inputs.within(node.args[:1] or tuple(node.kwargs.values())) if in_place else frozenset()
     written |= inputs.within(node.kwargs.get("out"))
-    if name in _BATCH_NORMS:
-        written |= inputs.within(node.args[1:3]) | inputs.within(
-            (node.kwargs.get("running_mean"), node.kwargs.get("running_var"))
-        )
+    if name in BATCH_NORMS:
+        statistics = node.kwargs.get("running_mean"), node.kwargs.get("running_var")
+        written |= inputs.within(node.args[1:5]) | inputs.within(statistics)  # where they stand depends on the function
     if name in RANDOM:
         written |= {RNG}
-    shared = reads if written - {RNG} or name in VIEWS or target in _PURE_BUILTINS else frozenset()
+    aliasing = name in VIEWS or target in _PURE_BUILTINS or _joins_sequences(node)
+    shared = reads if written - {RNG} or aliasing else frozenset()
     return Effect(shared | {node.name}, reads, written, tensor=name not in METADATA)
+
+
+def _joins_sequences(node: torch.fx.Node) -> bool:
+    """Whether an addition may be one of tuples, as in ``outputs = (x,) + outputs[1:]``: the result holds what they hold."""
+    return node.target in (operator.add, operator.iadd) and all(map(_may_be_sequence, node.args))
+
+
+def _may_be_sequence(value: Any) -> bool:
+    if not isinstance(value, torch.fx.Node):
+        return isinstance(value, tuple | list)
+    if value.target is operator.getitem:
+        return isinstance(value.args[1], slice)
+    return _joins_sequences(value) or (value.op == "call_module" or value.target in _PURE_BUILTINS)
 
 
 def _is_known(target: Any, name: str) -> bool:

@@ -20,8 +20,10 @@ from torch.utils.flop_counter import flop_registry
 
 from partitioner.hooks import calls_users_hooks, silenced
 from partitioner.ir.graph import RNG, TensorMeta, fill
+from partitioner.ir.storage import storage_key, tensor_bytes
 from partitioner.state import attribute
-from partitioner.trace.effects import SOMETIMES_VIEWS, Effect, draws_nothing, mutated_arguments, with_hooks
+from partitioner.trace.effects import Effect, draws_nothing, mutated_arguments, with_hooks
+from partitioner.trace.names import SOMETIMES_VIEWS
 
 
 class Unobservable(Exception):
@@ -142,7 +144,7 @@ class _Observer:
         storages = frozenset(known for tensor in outputs for known in self._maybe(self._own(tensor, name)))
         written = frozenset(self._known(self.watch.written)) - {name}
         touched = reads | self._module_state(node)
-        metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, t.numel() * t.element_size()) for t in outputs)
+        metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, tensor_bytes(t)) for t in outputs)
         random = frozenset({RNG} if self.watch.random else ())
         tensor = bool(outputs) or _opaque(self.env[node])
         effect = Effect(storages, touched, written | random, metas, self.watch.flops, tensor)
@@ -158,11 +160,11 @@ class _Observer:
         return frozenset(self._known([*called.parameters(), *called.buffers()]))
 
     def _own(self, tensor: torch.Tensor, name: str) -> str:
-        return self.owner.setdefault(tensor.untyped_storage()._cdata, name)
+        return self.owner.setdefault(storage_key(tensor), name)
 
     def _known(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
         for tensor in tensors:
-            name = self.owner.get(tensor.untyped_storage()._cdata)
+            name = self.owner.get(storage_key(tensor))
             if name is not None:
                 yield from self._maybe(name)
 

@@ -1,0 +1,36 @@
+"""The storage of a tensor of any layout: what tells whether two tensors share memory, and how much of it there is."""
+
+from __future__ import annotations
+
+import torch
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a tensor consists of, its values first: itself, unless it is sparse.
+
+    Example:
+        >>> [tuple(part.shape) for part in parts(torch.eye(3).to_sparse())]
+        [(3,), (2, 3)]
+    """
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values(), tensor._indices()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.values(), tensor.crow_indices(), tensor.col_indices()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.values(), tensor.ccol_indices(), tensor.row_indices()
+    return (tensor,)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells storages apart, for tensors of any kind, as long as they are alive."""
+    return int(parts(tensor)[0].untyped_storage()._cdata)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Size of a tensor's elements in bytes; of a sparse one, of what it holds."""
+    return sum(part.numel() * part.element_size() for part in parts(tensor))
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Size of the memory that a tensor keeps alive, in bytes."""
+    return sum(part.untyped_storage().nbytes() for part in parts(tensor))
