@@ -9,10 +9,10 @@ identity goes first, so that a guard that holds costs some nanoseconds an attrib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from operator import contains, is_not, itemgetter
+from operator import contains, getitem, is_not
 from typing import Any
 
 import torch
@@ -26,22 +26,19 @@ MOST_ITEMS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """A dictionary, list or set, how its items are read, and what they were."""
+class Container:
+    """A dictionary, list or set, and what was in it."""
 
     live: Any
-    read: Callable[[Any], tuple[Any, ...]]
     items: tuple[Any, ...]
 
     def holds(self) -> bool:
-        """Whether the items are still the same, or equal and of the same types."""
+        """Whether the same is in it, or equals of the same types."""
         try:
-            now = self.read(self.live)
-        except (KeyError, RuntimeError):  # an attribute was deleted; a set changed while it was read
+            now = _items(self.live)
+        except RuntimeError:  # it changed while it was read
             return False
-        if len(now) != len(self.items):
-            return False
-        return not any(map(is_not, now, self.items)) or all(map(_same, now, self.items))
+        return len(now) == len(self.items) and _alike(now, self.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,48 +46,67 @@ class Attributes:
     """What the attributes that a program depends on held.
 
     Args:
-        held: the modules' classes, their attributes, and the containers in these.
-        absent: dictionaries of modules, and beside each a name that it did not have. Its class may have it: a default that
-            an instance overrides, or a method.
-        names: those names.
+        homes, names, values: the dictionary of each attribute, a module's or a class's; its name; what it held.
+        modules, kinds: the modules that were traced, and the class of each.
+        without, absent: dictionaries of modules, and beside each a name that it did not have. Its class may have it: a default
+            that an instance overrides, or a method.
+        containers: what the attributes held, if it can be changed inside.
         dtype: torch's default.
         modes: gradients, inference and autocast, if forward asked for them.
     """
 
-    held: tuple[Held, ...]
-    absent: tuple[dict[str, Any], ...]
+    homes: tuple[Mapping[str, Any], ...]
     names: tuple[str, ...]
+    values: tuple[Any, ...]
+    modules: tuple[nn.Module, ...]
+    kinds: tuple[type, ...]
+    without: tuple[dict[str, Any], ...]
+    absent: tuple[str, ...]
+    containers: tuple[Container, ...]
     dtype: torch.dtype
     modes: tuple[Any, ...] | None
 
     @staticmethod
     def of(root: nn.Module, signature: Signature) -> Attributes:
         """Note what ``root`` holds now of what its forward read."""
-        wanted: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
+        present: dict[tuple[int, str], Mapping[str, Any]] = {}
         absent: list[tuple[dict[str, Any], str]] = []
         for read in signature.reads:
             module = root.get_submodule(read.path)
             key, home = _home(module, read.name)
             if home is not None and not isinstance(home[read.name], torch.Tensor | nn.Module):  # those are read anew in a call
-                wanted.setdefault(key, (home, []))[1].append(read.name)
+                present[key, read.name] = home
             if _may_be_set(module, read.name):
                 absent.append((module.__dict__, read.name))
-        modules = [root.get_submodule(path) for path in {read.path for read in signature.reads}]
+        modules = tuple(root.get_submodule(path) for path in dict.fromkeys(read.path for read in signature.reads))
+        names = tuple(name for _, name in present)
+        values = tuple(map(getitem, present.values(), names))
         known: set[int] = set()
-        held = [_attributes(home, list(dict.fromkeys(names))) for home, names in wanted.values()]
-        contents = [inner for part in held for item in part.items for inner in _contents(item, known)]
-        unset = tuple(part for part, _ in absent), tuple(name for _, name in absent)
-        modes = modes_here() if signature.modes else None
-        return Attributes((Held(modules, _types, _types(modules)), *held, *contents), *unset, torch.get_default_dtype(), modes)
+        return Attributes(
+            homes=tuple(present.values()),
+            names=names,
+            values=values,
+            modules=modules,
+            kinds=tuple(map(type, modules)),
+            without=tuple(part for part, _ in absent),
+            absent=tuple(name for _, name in absent),
+            containers=tuple(inner for value in values for inner in _containers(value, known)),
+            dtype=torch.get_default_dtype(),
+            modes=modes_here() if signature.modes else None,
+        )
 
     def hold(self) -> bool:
-        """Whether everything is as it was."""
-        for held in self.held:
-            if not held.holds():
-                return False
-        if any(map(contains, self.absent, self.names)) or self.dtype is not torch.get_default_dtype():
+        """Whether everything is as it was. On every call's way."""
+        try:
+            same = _alike(tuple(map(getitem, self.homes, self.names)), self.values)
+        except KeyError:  # an attribute was deleted
             return False
-        return self.modes is None or self.modes == modes_here()
+        if not same or any(map(is_not, map(type, self.modules), self.kinds)) or any(map(contains, self.without, self.absent)):
+            return False
+        for container in self.containers:
+            if not container.holds():
+                return False
+        return self.dtype is torch.get_default_dtype() and (self.modes is None or self.modes == modes_here())
 
 
 def modes_here() -> tuple[Any, ...]:
@@ -132,35 +148,29 @@ def _may_be_set(module: nn.Module, name: str) -> bool:
     return name == "forward" or not (callable(default) or hasattr(default, "__get__"))
 
 
-def _attributes(part: Mapping[str, Any], names: list[str]) -> Held:
-    get = itemgetter(*names)
-    read = get if len(names) > 1 else (lambda mapping: (get(mapping),))
-    return Held(part, read, read(part))
-
-
-def _contents(value: Any, known: set[int]) -> Iterator[Held]:
+def _containers(value: Any, known: set[int]) -> Iterator[Container]:
     """``value``, if it is a container, and the containers in it, each once."""
     if isinstance(value, tuple):
         for item in value:
-            yield from _contents(item, known)
+            yield from _containers(item, known)
         return
     live = inside(value)
     if live is None or id(live) in known or len(live) > MOST_ITEMS:
         return
     known.add(id(live))
-    items = _items(live) if isinstance(live, dict) else tuple(live)
-    yield Held(live, _items if isinstance(live, dict) else tuple, items)
+    items = _items(live)
+    yield Container(live, items)
     for item in items:
-        yield from _contents(item, known)
+        yield from _containers(item, known)
 
 
-def _types(modules: list[nn.Module]) -> tuple[type, ...]:
-    """Some tools give a module another class to change its forward."""
-    return tuple(map(type, modules))
+def _items(live: Any) -> tuple[Any, ...]:
+    return (*live, *live.values()) if isinstance(live, dict) else tuple(live)
 
 
-def _items(mapping: dict[Any, Any]) -> tuple[Any, ...]:
-    return (*mapping, *mapping.values())
+def _alike(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
+    """Whether values are the same, or equal and of the same types. The first is found out without a line of Python."""
+    return not any(map(is_not, now, then)) or all(map(_same, now, then))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -101,8 +101,20 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[t
     """
     tensors: list[torch.Tensor] = []
     constants: list[tuple[int, type, Any]] = []
-    shapes = [_flatten(value, tensors, constants) for value in args]
-    shapes += [_flatten(value, tensors, constants) for value in kwargs.values()]
+    for position, value in enumerate((*args, *kwargs.values())):
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif type(value) in _PLAIN:
+            constants.append((position, type(value), value))
+        else:
+            return _flatten_nested(args, kwargs)
+    return tuple(tensors), ((len(args), *kwargs), tuple(constants))
+
+
+def _flatten_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], Any]:
+    tensors: list[torch.Tensor] = []
+    constants: list[tuple[int, type, Any]] = []
+    shapes = [_flatten(value, tensors, constants) for value in (*args, *kwargs.values())]
     if _is_unusual(shapes):
         return _flatten_tree(args, kwargs)
     return tuple(tensors), ((len(args), *kwargs, *shapes), tuple(constants))
