@@ -200,7 +200,9 @@ def state_kept(module: nn.Module, written: Collection[str] = ()) -> Iterator[lis
     """
     attributes = [value for child in module.modules() for value in child.__dict__.values() if isinstance(value, torch.Tensor)]
     parameters = (parameter for name, parameter in module.named_parameters() if name in written)
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *parameters, *attributes)]
+    tensors = [*module.buffers(), *parameters, *attributes]
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    plain = [tensor for tensor in tensors if not tensor.requires_grad]
     with untouched(module) as assigned:
         try:
             yield assigned
@@ -209,3 +211,6 @@ def state_kept(module: nn.Module, written: Collection[str] = ()) -> Iterator[lis
                 for tensor, value in kept:
                     if tensor.shape == value.shape and not all(map(torch.equal, parts(tensor), parts(value))):
                         tensor.detach().copy_(value)
+                for tensor in plain:
+                    if tensor.requires_grad:  # what was written to it had a history
+                        tensor.detach_()

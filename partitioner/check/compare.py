@@ -26,9 +26,13 @@ from partitioner.state import Assigned, state_kept
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call gave: flat outputs, buffers afterwards, gradients of parameters and inputs (``None``: backward failed)."""
+    """What one call gave: flat outputs, buffers afterwards, gradients of parameters and inputs (``None``: backward failed).
+
+    ``attached`` says of each output and buffer whether it needs a gradient.
+    """
 
     outputs: list[Any]
+    attached: dict[str, bool]
     buffers: dict[str, torch.Tensor]
     gradients: list[torch.Tensor | None] | None
 
@@ -174,7 +178,9 @@ def _one_call(
     outputs = function([tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs])
     found = _gradients(module, inputs, outputs) if gradients and torch.is_grad_enabled() else []
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    return Outcome(tree_map(_detached, outputs), buffers, found)
+    named = [*((f"output {number}", leaf) for number, leaf in enumerate(outputs)), *module.named_buffers()]
+    attached = {name: isinstance(leaf, torch.Tensor) and leaf.requires_grad for name, leaf in named}
+    return Outcome(tree_map(_detached, outputs), attached, buffers, found)
 
 
 def _detached(leaf: Any) -> Any:
@@ -202,6 +208,7 @@ def differs(wanted: Outcome, found: Outcome) -> Difference | None:
         (f"output {number}", mine, theirs)
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))
     ]
+    named += [(f"whether {name} needs a gradient", mine, found.attached.get(name)) for name, mine in wanted.attached.items()]
     named += _by_name("buffer", wanted.buffers, found.buffers)
     if wanted.gradients is not None:
         if found.gradients is None or len(found.gradients) != len(wanted.gradients):
