@@ -41,9 +41,9 @@ class Entry:
     attributes: Attributes
     hooked: frozenset[str]
 
-    def of_twin(self, model: nn.Module) -> Entry:
-        """The same program for a copy of the model; if it does not hold any more, it is for no call any more."""
-        if not self.attributes.hold():
+    def of_twin(self, model: nn.Module, epoch: int) -> Entry:
+        """The same program for a copy of the model; one that does not hold any more is for no call."""
+        if self.epoch != epoch or not self.attributes.hold():
             return replace(self, flags=())
         return replace(self, attributes=Attributes.of(model, self.plan.graph.signature))
 

@@ -119,11 +119,7 @@ class Parallel(nn.Module):
         return leaves[0] if spec.is_leaf() else tree_unflatten(leaves, spec)
 
     def _choose(self, tensors: tuple[torch.Tensor, ...], structure: Any, args: Any, kwargs: Any) -> Entry:
-        if self._children != self._known:  # a submodule was replaced, added or parametrized
-            self._look_at_tree()
-            self.__dict__["_epoch"] += 1
-        if self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
-            self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
+        self._notice_changes()
         flags = tuple([module.training for module in self._tree])
         try:
             shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
@@ -141,6 +137,13 @@ class Parallel(nn.Module):
                 self._chosen[key] = entry
         self.__dict__["_last"] = entry
         return entry
+
+    def _notice_changes(self) -> None:
+        if self._children != self._known:  # a submodule was replaced, added or parametrized
+            self._look_at_tree()
+            self.__dict__["_epoch"] += 1
+        if self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
+            self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
 
     def _look_at_tree(self) -> None:
         """Remember the submodules: their training flags are part of every call's key, and who they are of every program."""
@@ -234,8 +237,9 @@ class Parallel(nn.Module):
         self.original._load_from_state_dict(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
+        self._notice_changes()
         original = copy.deepcopy(self.original, memo)
-        entries = [entry.of_twin(original) for entry in self._entries]
+        entries = [entry.of_twin(original, self._epoch) for entry in self._entries]
         twin = Parallel(original, entries[0], self._make)
         twin.__dict__.update(_entries=entries, _epoch=self._epoch, _writes_inputs=self._writes_inputs)
         memo[id(self)] = twin

@@ -165,6 +165,14 @@ def test_a_copy_has_attributes_of_its_own(kind: type[Traceable]) -> None:
     assert_as_eager(changed)
 
 
+def test_a_copy_made_after_a_part_was_replaced() -> None:
+    """The copy took the new tree for the one that its programs had been traced from."""
+    module = parallel(Traceable)
+    module.original.left = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    assert_as_eager(copy.deepcopy(module))
+    assert_as_eager(module)
+
+
 def test_a_copy_made_when_no_program_holds() -> None:
     module = parallel(Traceable)
     module.original.scale = 9.0
@@ -464,3 +472,36 @@ def test_a_module_made_under_inference_mode_can_be_trained(copied: bool) -> None
         module = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, copy=copied)
     module(X).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+class Regions(nn.Module):
+    """Attributes that only the bodies of `cond` read, which dynamo traces out of sight."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.shift = nn.Linear(4, 4), nn.Linear(4, 4), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+
+    def one(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) * self.factor + self.shift
+
+    def other(self, x: torch.Tensor) -> torch.Tensor:
+        return self.right(x) - self.shift
+
+
+@pytest.mark.parametrize("name", ["factor", "shift"])
+@pytest.mark.parametrize("on_the_class", [True, False])
+def test_what_the_body_of_a_region_reads(name: str, on_the_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = partition(Regions().eval(), ["cpu:0", "cpu:1"], example_inputs=X)
+    assert_as_eager(module)
+    before = module(X)
+    if on_the_class and name == "factor":
+        monkeypatch.setattr(Regions, "factor", 7.0)
+    else:
+        setattr(module.original, name, 7.0)
+    assert_as_eager(module)
+    assert not torch.equal(module(X), before)

@@ -24,7 +24,7 @@ from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
 from partitioner.state import Assigned, attribute, lookup, untouched
 from partitioner.trace.capture import Capture, Refused
-from partitioner.trace.reads import every_read, noting_reads
+from partitioner.trace.reads import Reads, every_read, noting_reads
 from partitioner.trace.source import is_user_code, user_line
 
 Open = frozenset[tuple[int, int]]
@@ -72,8 +72,8 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
     flat = _Flat(module, call, result)
     flat.training = module.training  # not flat.train(), which would reach into the model
     try:
-        with untouched(module) as assigned, _quiet(), noting_reads(module) as reads:
-            exported, notes = _export(flat, call, open_dims)
+        with untouched(module) as assigned, _quiet():
+            exported, notes, reads = _watched_export(flat, call, open_dims)
             unlifted = exported.module()
     except Refused:
         raise
@@ -96,6 +96,18 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
         paths={node.name: _path(node) for node in unlifted.graph.nodes},
         notes=(*notes, *(f"forward assigns {item.name}; a traced program does not" for item in assigned)),
     )
+
+
+def _watched_export(flat: _Flat, call: Call, open_dims: Open) -> tuple[torch.export.ExportedProgram, tuple[str, ...], Reads]:
+    """Export, and what forward read of the model meanwhile."""
+    try:
+        with noting_reads(flat.model) as reads:
+            return *_export(flat, call, open_dims), reads
+    except Exception as error:
+        if type(error).__name__ != "UncapturedHigherOrderOpError":  # dynamo's, and importing dynamo takes seconds
+            raise
+        # The body of a region reads an attribute, and dynamo gives up where that is watched.
+        return *_export(flat, call, open_dims), every_read(flat.model)
 
 
 def _export(flat: _Flat, call: Call, open_dims: Open) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:

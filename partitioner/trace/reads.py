@@ -90,5 +90,14 @@ def _matters(name: str, file: str) -> bool:
 
 def every_read(root: nn.Module) -> Reads:
     """Everything that a forward could read, for where it cannot be watched."""
-    modules = root.named_modules()
-    return Reads({Read(path, name) for path, module in modules for name in (*module.__dict__.keys() - _OWN, "forward")}, True)
+    found = {Read(path, name) for path, module in root.named_modules() for name in _names(module)}
+    return Reads(found, modes=True)
+
+
+def _names(module: nn.Module) -> Iterator[str]:
+    """What a module has of its own, and what the classes of a model give it."""
+    yield "forward"
+    yield from module.__dict__.keys() - _OWN
+    for owner in type(module).__mro__:
+        if not owner.__module__.startswith(("torch.", "builtins")):
+            yield from (name for name in vars(owner) if not name.startswith("__"))
