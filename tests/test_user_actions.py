@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "buffer replaced": lambda m: setattr(m.left, "seen", torch.full_like(m.left.seen, 0.25)),
     "part replaced": lambda m: setattr(m.left, "one", nn.Identity()),
     "part put back": lambda m: setattr(m.left, "one", copy.deepcopy(m.right.one)),
+    "branch replaced": lambda m: setattr(m, "left", nn.Sequential(copy.deepcopy(m.right.one), nn.Tanh())),
+    "branch put back": lambda m: setattr(m, "left", copy.deepcopy(m.right)),
     "branch in eval mode": lambda m: m.left.eval(),
     "frozen": lambda m: m.left.requires_grad_(False),
     "thawed": lambda m: m.requires_grad_(True),
@@ -155,7 +158,7 @@ class Actions(RuleBasedStateMachine):
     @rule(change=st.sampled_from(sorted(CHANGES)))
     def change(self, change: str) -> None:
         for module in (self.plain, self.parallel.original):
-            with torch.no_grad():
+            with torch.no_grad(), suppress(AttributeError):  # there may be another branch now, in both
                 CHANGES[change](module)
 
     @rule(mode=st.booleans())
