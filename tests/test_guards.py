@@ -505,3 +505,23 @@ def test_what_the_body_of_a_region_reads(name: str, on_the_class: bool, monkeypa
         setattr(module.original, name, 7.0)
     assert_as_eager(module)
     assert not torch.equal(module(X), before)
+
+
+class Counts(Exported):
+    """Reads and changes a number of its own in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_a_counter_of_forwards_own_is_no_reason_for_another_program() -> None:
+    module = parallel(Counts)
+    for _ in range(3):
+        assert_as_eager(module)  # each calls the model, which counts
+    assert len(module._entries) == 1
+    assert "forward changes calls; the program does not" in module.graph.notes

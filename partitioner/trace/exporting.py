@@ -85,11 +85,9 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
     constants, accepts = _clean(unlifted, names, module)
     if any(isinstance(constant, torch.fx.GraphModule) for constant in constants.values()):
         reads = every_read(module)  # the bodies of regions are traced by other means, which cannot be watched
-    changed = {item.name.removeprefix(_PREFIX) for item in assigned}
-    kept = tuple(sorted(read for read in reads.attributes if f"{read.path}.{read.name}".lstrip(".") not in changed))
     return Capture(
         fx=unlifted.graph,
-        signature=Signature(call.spec, call.constants, result.spec, accepts, kept, reads.modes),
+        signature=Signature(call.spec, call.constants, result.spec, accepts, reads.lasting, reads.modes),
         frontend="export",
         constants=constants,
         sources={node.name: _source(node) for node in unlifted.graph.nodes},

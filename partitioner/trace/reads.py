@@ -46,16 +46,23 @@ class Reads:
 
     Args:
         attributes: of modules.
+        assigned: attributes that forward gave a value.
         modes: whether the caller's modes were asked for: gradients, inference, autocast.
     """
 
     attributes: set[Read] = field(default_factory=lambda: {Read("", "forward")})
+    assigned: set[Read] = field(default_factory=set)
     modes: bool = False
+
+    @property
+    def lasting(self) -> tuple[Read, ...]:
+        """What a program depends on. A counter of forward's own is no reason for another program."""
+        return tuple(sorted(self.attributes - self.assigned))
 
 
 @contextmanager
 def noting_reads(root: nn.Module) -> Iterator[Reads]:
-    """Note what code of models and layers reads of ``root``'s modules, on this thread.
+    """Note what code of models and layers reads of ``root``'s modules, and assigns to them, on this thread.
 
     `nn.Module` inherits its ``__getattribute__``; it is given one of its own meanwhile.
     """
@@ -64,11 +71,20 @@ def noting_reads(root: nn.Module) -> Iterator[Reads]:
     for path, module in root.named_modules():
         paths.setdefault(id(module), path)
 
-    def noting(module: nn.Module, name: str) -> Any:
+    def note(module: nn.Module, name: str, into: set[Read]) -> None:
         path = paths.get(id(module)) if name not in _OWN and threading.get_ident() == thread else None
-        if path is not None and _matters(name, sys._getframe(1).f_code.co_filename):
-            reads.attributes.add(Read(path, name))
+        if path is not None and _matters(name, sys._getframe(2).f_code.co_filename):
+            into.add(Read(path, name))
+
+    def get(module: nn.Module, name: str) -> Any:
+        note(module, name, reads.attributes)
         return object.__getattribute__(module, name)
+
+    assign = nn.Module.__setattr__
+
+    def set_(module: nn.Module, name: str, value: Any) -> None:
+        note(module, name, reads.assigned)
+        assign(module, name, value)
 
     def asking(function: Callable[..., Any]) -> Callable[..., Any]:
         def asked(*args: Any) -> Any:
@@ -79,7 +95,7 @@ def noting_reads(root: nn.Module) -> Iterator[Reads]:
         return asked
 
     watched: Any = {name: asking(getattr(torch, name)) for name in _MODES}
-    with mock.patch.multiple(torch, **watched), mock.patch.object(nn.Module, "__getattribute__", noting):
+    with mock.patch.multiple(torch, **watched), mock.patch.multiple(nn.Module, __getattribute__=get, __setattr__=set_):
         yield reads
 
 

@@ -53,9 +53,7 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     assert tracer.out_spec is not None
     return Capture(
         fx=graph,
-        signature=Signature(
-            call.spec, call.constants, tracer.out_spec, reads=tuple(sorted(reads.attributes)), modes=reads.modes
-        ),
+        signature=Signature(call.spec, call.constants, tracer.out_spec, reads=reads.lasting, modes=reads.modes),
         frontend="symbolic_trace",
         constants=_constants(graph, tracer),
         sources=tracer.sources,
