@@ -35,22 +35,22 @@ def spinning() -> float:
     return time.process_time() - before
 
 
-def shortest_spin(after: object = None) -> float:
-    """The least of a few tries, so that whatever else wakes up for a moment does not count."""
+def spins(rest: bool) -> list[float]:
+    """What a few ops on two threads leave spinning."""
     found = []
     for _ in range(5):
         BIG.relu()
-        if after is not None:
+        if rest:
             openmp.rest()
         found.append(spinning())
-    return min(found)
+    return found
 
 
 def test_threads_that_rest_use_no_time() -> None:
-    resting = shortest_spin(after=openmp.rest)
-    assert resting < 1e-3
-    if os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive" and "GOMP_SPINCOUNT" not in os.environ:
-        assert shortest_spin() > 2 * resting, "nothing spins here, so resting shows nothing"
+    """The least of a few tries, so that whatever else wakes up for a moment does not count."""
+    assert min(spins(rest=True)) < 1e-3
+    if max(spins(rest=False)) < 2e-3:
+        pytest.skip("nothing spins here (OMP_WAIT_POLICY, or more threads than cores), so resting shows nothing")
 
 
 def test_the_next_op_has_its_threads_again() -> None:
