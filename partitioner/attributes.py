@@ -69,16 +69,16 @@ class Attributes:
     @staticmethod
     def of(root: nn.Module, signature: Signature) -> Attributes:
         """Note what ``root`` holds now of what its forward read."""
+        modules = {path: root.get_submodule(path) for path in dict.fromkeys(read.path for read in signature.reads)}
         present: dict[tuple[int, str], Mapping[str, Any]] = {}
         absent: list[tuple[dict[str, Any], str]] = []
         for read in signature.reads:
-            module = root.get_submodule(read.path)
+            module = modules[read.path]
             key, home = _home(module, read.name)
             if home is not None and not isinstance(home[read.name], torch.Tensor | nn.Module):  # those are read anew in a call
                 present[key, read.name] = home
             if _may_be_set(module, read.name):
                 absent.append((module.__dict__, read.name))
-        modules = tuple(root.get_submodule(path) for path in dict.fromkeys(read.path for read in signature.reads))
         names = tuple(name for _, name in present)
         values = tuple(map(getitem, present.values(), names))
         known: set[int] = set()
@@ -86,8 +86,8 @@ class Attributes:
             homes=tuple(present.values()),
             names=names,
             values=values,
-            modules=modules,
-            kinds=tuple(map(type, modules)),
+            modules=tuple(modules.values()),
+            kinds=tuple(map(type, modules.values())),
             without=tuple(part for part, _ in absent),
             absent=tuple(name for _, name in absent),
             containers=tuple(inner for value in values for inner in _containers(value, known)),
@@ -111,15 +111,14 @@ class Attributes:
 
 def modes_here() -> tuple[Any, ...]:
     """What a forward may ask of the thread that it runs on: gradients, inference mode, autocast for each device type."""
-    kinds = {"cpu", "cuda", *filter(None, [_accelerator()])}
-    autocast = ((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds))
+    autocast = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _device_types())
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
 
 
 @cache
-def _accelerator() -> str | None:
+def _device_types() -> tuple[str, ...]:
     found = torch.accelerator.current_accelerator()
-    return None if found is None else found.type
+    return tuple(dict.fromkeys(["cpu", "cuda", *([] if found is None else [found.type])]))
 
 
 def _own(module: nn.Module) -> tuple[dict[str, Any], ...]:

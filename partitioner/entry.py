@@ -39,7 +39,7 @@ class Entry:
     shapes: tuple[tuple[torch.Size, torch.dtype], ...] | None
     shared: tuple[int, ...]
     attributes: Attributes
-    hooked: frozenset[str]
+    hooked: tuple[str, ...]
 
     def of_twin(self, model: nn.Module, epoch: int) -> Entry:
         """The same program for a copy of the model; one that does not hold any more is for no call."""
@@ -58,12 +58,12 @@ class Entry:
         values = self.plan.program.by_name
         return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
 
-    def accepts(self, tensors: tuple[torch.Tensor, ...], hooked: frozenset[str]) -> bool:
+    def accepts(self, tensors: tuple[torch.Tensor, ...], hooked: tuple[str, ...]) -> bool:
         """Whether the program computes the right thing for these tensors now.
 
         Looked at: attributes of the model, hooks, shapes, dtypes and, if the program writes any of the tensors, storages.
         """
-        if not self.attributes.hold() or not hooked <= self.hooked:
+        if not self.attributes.hold() or not set(hooked) <= set(self.hooked):
             return False
         if self.plan.graph.writes_inputs and sharing(tensors) != self.shared:
             return False

@@ -28,9 +28,9 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, kind) for kind in _KINDS) or any(map(_has_users, _OF_ALL))
 
 
-def hooked(root: nn.Module) -> frozenset[str]:
-    """Qualified names of the modules that have hooks. Those of the root run around every program."""
-    return frozenset(path for path, module in root.named_modules() if path and has_hooks(module))
+def hooked(root: nn.Module) -> tuple[str, ...]:
+    """Qualified names of the modules that have hooks, outer ones first. Those of the root run around every program."""
+    return tuple(path for path, module in root.named_modules() if path and has_hooks(module))
 
 
 def calls_users_hooks(module: nn.Module) -> bool:

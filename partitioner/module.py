@@ -142,14 +142,18 @@ class Parallel(nn.Module):
         if self._children != self._known:  # a submodule was replaced, added or parametrized
             self._look_at_tree()
             self.__dict__["_epoch"] += 1
-        if self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
-            self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
+        elif self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
+            self._look_at_hooks()
 
     def _look_at_tree(self) -> None:
         """Remember the submodules: their training flags are part of every call's key, and who they are of every program."""
         tree = list(self.original.modules())
         children = [module._modules for module in tree]
         self.__dict__.update(_tree=tree, _children=children, _known=[dict(found) for found in children])
+        self._look_at_hooks()
+
+    def _look_at_hooks(self) -> None:
+        """Remember which submodules have hooks, and the hooks that were registered anywhere so far."""
         self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
 
     def _find(self, tensors: tuple[torch.Tensor, ...], structure: Any, flags: tuple[bool, ...]) -> Entry | None:

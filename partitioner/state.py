@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,20 @@ def attribute(root: nn.Module, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def load_state(root: nn.Module, path: str, constants: Mapping[str, Any]) -> Any:
+    """A parameter, buffer or constant, as the module has it now."""
+    return constants[path] if path in constants else attribute(root, path)
+
+
+def call_target(root: nn.Module, kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a torch.fx call node gives: of a module in ``root``, of a method of its first argument, or of a function."""
+    if kind == "call_module":
+        return root.get_submodule(str(target))(*args, **kwargs)
+    if kind == "call_method":
+        return getattr(args[0], str(target))(*args[1:], **kwargs)
+    return target(*args, **kwargs)
 
 
 def lookup(root: nn.Module, path: str) -> object:

@@ -69,6 +69,26 @@ def spying(layer: nn.Module, action: Callable[[], object]) -> Iterator[None]:
         del layer.forward
 
 
+def train_mixed(
+    module: nn.Module, x: Tensor, dtype: torch.dtype, *, steps: int, scale: float, clip: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The loop of mixed precision: scaled loss, unscaled gradients, clipped, stepped. Losses, and norms before clipping."""
+    kind = x.device.type
+    optimizer, scaler = torch.optim.SGD(module.parameters(), lr=0.1), torch.amp.GradScaler(kind, init_scale=scale)
+    losses, norms = [], []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast(kind, dtype):
+            loss = module(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), clip))
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return losses, norms
+
+
 class Tower(nn.Sequential):
     """A branch: two layers."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers
+from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, train_mixed
 from torch import Tensor, nn
 
 import zoo
@@ -149,17 +149,8 @@ def test_mixed_precision() -> None:
     model, parallel = twins(Pair().eval(), X)
     found = []
     for module in (model, parallel):
-        optimizer, scaler = torch.optim.SGD(module.parameters(), lr=0.1), torch.amp.GradScaler("cuda", init_scale=16.0)
-        for _ in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.float16):
-                loss = module(X.to(GPU)).float().square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-        found.append(loss.detach())
+        losses, _ = train_mixed(module, X.to(GPU), torch.float16, steps=3, scale=16.0, clip=1.0)
+        found.append(losses[-1])
     assert_same(*found)
     assert_same_state(model, parallel)
 

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lanes import Tower, assert_same, assert_same_state, numbers, spread, spying
+from lanes import Tower, assert_same, assert_same_state, numbers, spread, spying, train_mixed
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from partitioner.module import Parallel
@@ -394,18 +393,10 @@ def test_an_optimizer_that_was_made_before() -> None:
 def test_gradient_scaler_and_clipping() -> None:
     """The loop of mixed precision: scaled loss, unscaled gradients, clipped, stepped."""
     model, parallel = twins()
-    norms = []
+    norms: list[float] = []
     for module in (model, parallel):
-        optimizer, scaler = torch.optim.SGD(module.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
-        for _ in range(2):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = module(X).float().square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norms.append(clip_grad_norm_(module.parameters(), 0.01).item())
-            scaler.step(optimizer)
-            scaler.update()
+        _, found = train_mixed(module, X, torch.bfloat16, steps=2, scale=8.0, clip=0.01)
+        norms += (norm.item() for norm in found)
     assert norms[:2] == norms[2:] and all(map(math.isfinite, norms))
     assert_same_state(model, parallel)
 

@@ -5,11 +5,10 @@ Tracing burns devices in: ``torch.arange(n, device=cpu)``. Wherever an op lands,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from partitioner.ir.graph import Graph
@@ -107,11 +106,6 @@ def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
-
-
-def load_state(root: nn.Module, path: str, constants: Mapping[str, Any]) -> Any:
-    """A parameter, buffer or constant, as the module has it now."""
-    return constants[path] if path in constants else attribute(root, path)
 
 
 def results(graph: Graph) -> list[Any]:

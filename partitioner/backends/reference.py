@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.backends.nodes import constants_for, load_state, move, results, retarget
+from partitioner.backends.nodes import constants_for, move, results, retarget
 from partitioner.ir.graph import fill
 from partitioner.ir.program import Copy, Free, Run
 from partitioner.plan import Plan
+from partitioner.state import call_target, load_state
 
 
 class Reference:
@@ -66,8 +67,4 @@ class Reference:
             return load_state(root, str(node.target), self.constants)
         target, raw_args, raw_kwargs = retarget(node, self.device[node.name])
         args, kwargs = fill((raw_args, raw_kwargs), value)
-        if node.op == "call_module":
-            return root.get_submodule(target)(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        return target(*args, **kwargs)
+        return call_target(root, node.op, target, args, kwargs)

@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from partitioner.backends.codegen import Code, generate
-from partitioner.backends.nodes import load_state, move
+from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.plan import Plan
+from partitioner.state import load_state
 
 
 class Abandoned(BaseException):

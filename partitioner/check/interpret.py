@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partitioner.ir.graph import Graph, fill
-from partitioner.state import attribute
+from partitioner.state import call_target, load_state
 
 
 def interpret(
@@ -39,17 +39,6 @@ def interpret(
 
 def _call(graph: Graph, module: nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
     if node.op == "get_attr":
-        return _state(graph, module, str(node.target))
+        return load_state(module, str(node.target), graph.constants)
     args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
-    if node.op == "call_module":
-        return module.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target)
-    return node.target(*args, **kwargs)
-
-
-def _state(graph: Graph, module: nn.Module, path: str) -> Any:
-    if path in graph.constants:
-        return graph.constants[path]
-    return attribute(module, path)
+    return call_target(module, node.op, node.target, args, kwargs)

@@ -1,7 +1,7 @@
 """What a model does: ops in program order, what each one touches, and the DAG that follows from it.
 
 A *resource* is anything two ops can disagree about: a storage (named after the op, input or parameter that made it) or a
-token such as ``rng:cpu``. `ANY` stands for every resource at once and is what an op of unknown effects writes.
+token such as `RNG`. `ANY` stands for every resource at once and is what an op of unknown effects writes.
 
 **The one hazard rule.** Two accesses to one resource, at least one of them a write, keep their program order. Read after
 write, write after read and write after write all follow from it; in-place ops, views, buffers, random generators and

@@ -201,7 +201,7 @@ def _may_be_sequence(value: Any) -> bool:
         return isinstance(value, tuple | list)
     if value.target is operator.getitem:
         return isinstance(value.args[1], slice)
-    return _joins_sequences(value) or (value.op == "call_module" or value.target in _PURE_BUILTINS)
+    return _joins_sequences(value) or value.op == "call_module" or value.target in _PURE_BUILTINS
 
 
 def _is_known(target: Any, name: str) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from partitioner.hooks import has_hooks
+from partitioner.hooks import hooked
 from partitioner.ir.call import Call
 from partitioner.ir.graph import Signature
 from partitioner.state import Assigned, attribute, lookup, untouched
@@ -128,7 +128,7 @@ def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _refuse_hooks(module: nn.Module) -> None:
-    found = [path for path, child in module.named_modules() if path and has_hooks(child)]
+    found = hooked(module)
     if found:
         raise Refused(f"{found[0]} has hooks, and an exported program would not call them", found[0])
 

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from partitioner.hooks import calls_users_hooks, silenced
 from partitioner.ir.graph import RNG, TensorMeta, fill
 from partitioner.ir.storage import storage_key, tensor_bytes
-from partitioner.state import attribute
+from partitioner.state import call_target, load_state
 from partitioner.trace.effects import Effect, draws_nothing, mutated_arguments, with_hooks
 from partitioner.trace.names import SOMETIMES_VIEWS
 
@@ -122,17 +122,11 @@ class _Observer:
 
     def _call(self, node: torch.fx.Node) -> Any:
         if node.op == "get_attr":
-            value = self.constants.get(str(node.target), None)
-            value = attribute(self.module, str(node.target)) if value is None else value
+            value = load_state(self.module, str(node.target), self.constants)
             return self.fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _is_fake(value) else value
         args, kwargs = fill((node.args, node.kwargs), self.env.__getitem__)
-        if node.op == "call_module":
-            result = self.module.get_submodule(str(node.target))(*args, **kwargs)
-            return tree_map(_copied, result) if self._has_hooks(node) else result  # a hook may give another tensor
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+        result = call_target(self.module, node.op, node.target, args, kwargs)
+        return tree_map(_copied, result) if self._has_hooks(node) else result  # a hook may give another tensor
 
     def _effect(self, node: torch.fx.Node) -> Effect:
         arguments = [leaf for source in node.all_input_nodes for leaf in _tensors(self.env[source])]
