@@ -203,7 +203,7 @@ def test_interrupting_anywhere() -> None:
     armed = threading.Event()
 
     def on_signal(number: int, frame: Any) -> None:
-        if armed.is_set():
+        if armed.is_set() and frame.f_code.co_name != "gc_callback":  # hypothesis's, in which Python swallows what is raised
             armed.clear()
             raise KeyboardInterrupt
 
