@@ -29,16 +29,17 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partitioner import coarsen, partition
-from partitioner.api import example_call
+from partitioner import partition
+from partitioner.backends.fake import run_on_fake_devices
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
 from partitioner.errors import PartitionerError, PlacementError
-from partitioner.fake import run_on_fake_devices
-from partitioner.module import Parallel
-from partitioner.place import POLICIES
-from partitioner.plan import Plan
-from partitioner.spec import load_spec
+from partitioner.ir.plan import Plan
+from partitioner.model.call import example_call
+from partitioner.planner import coarsen
+from partitioner.planner.policies import POLICIES
+from partitioner.runtime.module import Parallel
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import difference
 from partitioner.testing.runs import Call, Run
 from partitioner.testing.runs import run as run_with_torch_seeded

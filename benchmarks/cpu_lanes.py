@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from _corpus_models import zoo
 from torch import Tensor, nn
 
 from partitioner import Parallel, partition
-from partitioner.ir.placement import Placement
-from partitioner.place import POLICIES
-from partitioner.simulate import serial_time, simulate
+from partitioner.ir.assignment import Placement
+from partitioner.planner import policies
+from partitioner.planner.policies import POLICIES
+from partitioner.planner.timing import serial_time, simulate
 
 BRANCH_GRAIN = 1e-9
 """Every branch is a task, however short."""
@@ -41,10 +41,8 @@ MATTERS = 1.03
 
 def ungated(*arguments: Any) -> Placement:
     """`by_level` without its last step, in which it falls back to one lane."""
-    module = importlib.import_module("partitioner.place.by_level")
-    with mock.patch.object(module, "GATE", 0.0):
-        placement: Placement = module.by_level(*arguments)
-    return placement
+    with mock.patch.object(policies, "GATE", 0.0):
+        return POLICIES["by_level"](*arguments)
 
 
 POLICIES["ungated"] = ungated
@@ -124,7 +122,7 @@ def predicted(forced: Parallel, gated: Parallel) -> float:
     """The speedup that the cost model expects of the forced plan, hand-offs at their usual price."""
     plan = forced.plan
     costs = replace(plan.costs, machine=gated.plan.machine)
-    return serial_time(gated.plan) / simulate(plan.program, costs, plan.tasks).makespan
+    return serial_time(gated.plan.graph, gated.plan.costs) / simulate(plan.program, costs, plan.tasks).makespan
 
 
 def judgement(lanes: bool, gated: float, forced: float) -> str:

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from partitioner import compile as driver
 from partitioner import partition
-from partitioner.trace import trace as tracing
+from partitioner.frontend import trace as tracing
+from partitioner.frontend.capture import tracers
 
 TOWERS = 16
 WIDTH = 4
@@ -108,14 +109,14 @@ def ways(front_end: str, model: nn.Module, x: Tensor) -> dict[str, Way]:
 
 LOWERINGS = [lowering.__name__ for lowering in driver.LOWERINGS]
 STAGES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
-    "trace": ((tracing, "capture_symbolic"), (tracing, "capture_export")),
+    "trace": ((tracers, "capture_symbolic"), (tracers, "capture_export")),
     "observe": ((tracing, "build_graph"),),
-    "check": ((driver, "compare"),),
+    "check": ((tracing, "compare"),),
     "constrain": ((driver, "constrain"),),
     "estimate": ((driver, "estimate"),),
     "coarsen": ((driver, "coarsen"),),
     "place": (),
-    "schedule": ((driver, "schedule"),),
+    "schedule": ((driver, "issue_order"), (driver, "schedule")),
     **dict.fromkeys(LOWERINGS, ()),
     "verify": ((driver, "verify"),),
     "emit": (),

@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from partitioner.api import partition
+    from partitioner.compile import partition
     from partitioner.errors import (
         DifferenceError,
         InputError,
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         TraceError,
         VerifyError,
     )
-    from partitioner.ir.program import parse
-    from partitioner.module import Parallel
-    from partitioner.spec import Spec, load_spec
-    from partitioner.verify import verify
+    from partitioner.ir.parse import parse
+    from partitioner.lower.verify import verify
+    from partitioner.runtime.module import Parallel
+    from partitioner.spec.spec import Spec, load_spec
 
 __version__ = "0.1.0"
 
@@ -57,12 +57,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "partition": "api",
-    "Parallel": "module",
-    "Spec": "spec",
-    "load_spec": "spec",
-    "parse": "ir.program",
-    "verify": "verify",
+    "partition": "compile",
+    "Parallel": "runtime.module",
+    "Spec": "spec.spec",
+    "load_spec": "spec.spec",
+    "parse": "ir.parse",
+    "verify": "lower.verify",
 }
 
 

@@ -1,5 +1,5 @@
 """``python -m partitioner``."""
 
-from partitioner.cli import main
+from partitioner.cli.main import main
 
 main()

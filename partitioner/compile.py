@@ -13,38 +13,131 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from partitioner.analysis.constraints import constrain
-from partitioner.analysis.cost import estimate
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.check import blame, compare, try_eager
-from partitioner.coarsen import coarsen
-from partitioner.errors import DifferenceError, InputError, PlacementError, SpecError, TraceError
-from partitioner.ir.call import Call
-from partitioner.ir.graph import Graph
-from partitioner.ir.storage import storage_bytes
+from partitioner.errors import SpecError
+from partitioner.frontend.trace import faithful_graph, trace
+from partitioner.ir.graph import StateMeta
+from partitioner.ir.machine import Machine, accelerators_first
+from partitioner.ir.plan import Plan, places, state_devices
+from partitioner.ir.signature import Open
 from partitioner.lower import LOWERINGS
-from partitioner.machine import Machine
-from partitioner.place import POLICIES
-from partitioner.plan import Plan
-from partitioner.schedule import schedule
-from partitioner.spec import Spec
-from partitioner.state import state_bytes, state_keys, state_tensors
-from partitioner.trace.exporting import Open
-from partitioner.trace.trace import trace
-from partitioner.units import format_duration
-from partitioner.verify import Case, capacity, verify
+from partitioner.lower.runs import schedule
+from partitioner.lower.verify import check_memory, verify
+from partitioner.model.call import Call, example_call
+from partitioner.model.hooks import silenced
+from partitioner.model.state import copied, sizes, state_tensors
+from partitioner.planner.coarsen import coarsen
+from partitioner.planner.constraints import constrain
+from partitioner.planner.cost import estimate
+from partitioner.planner.policies import POLICIES
+from partitioner.planner.timing import issue_order
+from partitioner.runtime.entry import first_entry
+from partitioner.runtime.module import Parallel
+from partitioner.runtime.moving import move_state
+from partitioner.spec.discover import build_machine, pinned, refuse_missing
+from partitioner.spec.spec import Spec, load_spec
 
 T = TypeVar("T")
+
+
+def partition(
+    model: nn.Module,
+    devices: Sequence[str | torch.device] | None = None,
+    *,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    policy: str | None = None,
+    backend: str | None = None,
+    copy: bool = False,
+    check: bool = True,
+    **fields: Any,
+) -> Parallel:
+    """Partition ``model`` over devices and lanes.
+
+    The result computes what ``model`` computes, with the same state_dict keys, ties, buffers and gradients; branches of equal
+    depth overlap. The model is **moved, not copied**: its parameters go to their devices in place and the result shares them
+    (memory is what people come for). ``copy=True`` leaves the model alone.
+
+    Args:
+        model: what to partition, in the mode (train or eval) that is needed first.
+        devices: torch devices. One that is named twice gets two lanes (two streams); ``"cpu:0", "cpu:1"`` are two CPU lanes
+            (threads); kinds may be mixed. ``None``: every accelerator found, otherwise a CPU lane for each core.
+        example_inputs: positional arguments of a typical call, as a tuple, or a single tensor. With them shapes, bytes, FLOPs
+            and effects are observed; without them parameter sizes are the costs and effects are told from names.
+        example_kwargs: keyword arguments of that call.
+        spec: a `Spec`, a mapping, or a path to a YAML, JSON or TOML file: devices, links, pins, colocations, policy, backend.
+        policy: ``"by_level"`` (branches of equal depth balanced over lanes) or ``"single"`` (one lane).
+        backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
+        copy: partition a deep copy.
+        check: with example inputs, compare the traced program with eager once, on the examples and on a second draw of the
+            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two eager calls and a backward,
+            and calls the hooks that modules inside the model have. Skipped on the meta device.
+        **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
+
+    Returns:
+        An ordinary module, with ``.dag``, ``.placement``, ``.program`` and ``.code`` to show what was made.
+
+    Raises:
+        SpecError: devices, policy, backend or spec are wrong.
+        TraceError: no front end can trace the model.
+        DifferenceError: what was traced does not compute what the model computes.
+        PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
+
+    Example:
+        >>> import torch
+        >>> from partitioner import partition
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=torch.ones(2, 4))
+        >>> torch.equal(parallel(torch.ones(2, 4)), model(torch.ones(2, 4)))
+        True
+        >>> list(parallel.state_dict()) == list(model.state_dict())
+        True
+    """
+    document, machine = _asked(devices, spec, policy=policy, backend=backend, **fields)
+    call = example_call(model, example_inputs, example_kwargs)
+    model = copied(model) if copy else model
+    plan = make_plan(model, call, machine, document, check=check)
+    refuse_missing(machine)
+    execute = emit(plan, document)
+    with torch.inference_mode(False):
+        move_state(model, state_devices(plan), machine.lanes[0].torch_device)
+
+    def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
+        on_one_device = len(set(state_devices(first).values())) <= 1
+        again = check and on_one_device  # eager cannot run on state that is spread over devices
+        with silenced(original):
+            plan = make_plan(original, further, machine, document, fixed=places(first), check=again, open_dims=open_dims)
+        return emit(plan, document)
+
+    return Parallel(model, first_entry(model, call, execute), make)
+
+
+def planned(
+    model: nn.Module,
+    devices: Sequence[str | torch.device] | None = None,
+    *,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    policy: str | None = None,
+    check: bool = True,
+) -> Plan:
+    """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
+    document, machine = _asked(devices, spec, policy=policy)
+    return make_plan(model, example_call(model, example_inputs, example_kwargs), machine, document, check=check)
+
+
+def _asked(devices: Any, spec: Any, **fields: Any) -> tuple[Spec, Machine]:
+    document = load_spec(spec, **fields)
+    return document, accelerators_first(build_machine(document, devices))
 
 
 def make_plan(
@@ -73,70 +166,19 @@ def make_plan(
     """
     policy = choice("policy", spec.policy, POLICIES)
     graph = faithful_graph(module, call, open_dims) if check and call else trace(module, call, open_dims=open_dims)
-    state = state_tensors(module, graph)
-    pins = [(pin.match, pin.device) for pin in spec.pins]
-    constraints = constrain(graph, machine, pins, spec.colocate, state_keys(state), fixed or {})
-    costs = estimate(graph, machine, state_bytes(state))
+    tensors = state_tensors(module, [name for op in graph.ops for name in op.state], graph.constants)
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in tensors.items()}
+    constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
+    costs = estimate(graph, machine, state)
     tasks = coarsen(graph, costs, constraints, spec.grain)
     placement = policy(tasks, costs, machine, constraints)
-    program = schedule(tasks, placement, costs)
+    program = schedule(tasks, placement, machine, issue_order(tasks, placement, costs))
     for lowering in LOWERINGS:
         program = lowering(program)
-    plan = Plan(graph, machine, costs, tasks, placement, program)
-    check_memory(plan, resident_bytes(plan, state))
+    plan = Plan(graph, machine, costs, tasks, placement, program, state)
+    check_memory(plan)
     verify(program, tasks=tasks)
     return plan
-
-
-def check_memory(plan: Plan, resident: Mapping[str, int]) -> None:
-    """Policies count state; what the values between tasks add is known only now.
-
-    Raises:
-        PlacementError: the caps do not hold parameters, buffers and live values.
-    """
-    found = list(capacity(Case(plan.program, memory=caps(plan.machine), resident=resident)))
-    if found:
-        advice = "Raise the cap, add a device, pin parts of the model elsewhere, or plan for a smaller batch."
-        raise PlacementError("\n".join([*(fault.message for fault in found), advice]))
-
-
-def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset()) -> Graph:
-    """Trace, and compare with the model; on a difference try the next front end.
-
-    Raises:
-        TraceError: no front end can trace the model.
-        DifferenceError: those that can trace it do not compute what it computes.
-    """
-    differing: dict[str, str] = {}
-    while True:
-        try:
-            graph = trace(module, call, skip=tuple(differing), open_dims=open_dims)
-        except TraceError as error:
-            if not differing:
-                with naming_the_model(module):
-                    try_eager(module, call)  # arguments that eager does not take either are no fault of tracing
-                raise
-            found = "\n".join(f"  {name}: {difference}" for name, difference in differing.items())
-            raise DifferenceError(
-                f"no traced program computes what {type(module).__name__} computes.\n{found}\n{error}"
-            ) from error
-        start = time.perf_counter()
-        with naming_the_model(module):
-            comparison = compare(graph, module, call)
-        if comparison.difference is None:
-            note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
-            notes = [f"{name} differed from eager in {what}" for name, what in differing.items()]
-            return replace(graph, notes=(*graph.notes, *notes, *(comparison.notes or (note,))))
-        differing[graph.frontend] = f"{comparison.difference}. {blame(graph, module, call)}".strip()
-
-
-@contextmanager
-def naming_the_model(module: nn.Module) -> Iterator[None]:
-    """What the model itself raises on its example inputs is the caller's to mend."""
-    try:
-        yield
-    except Exception as error:
-        raise InputError(f"{type(module).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:
@@ -150,25 +192,3 @@ def choice(what: str, name: str, registry: Mapping[str, T]) -> T:
     if name not in registry:
         raise SpecError(f"{what} {name!r} is not known. Known: {', '.join(sorted(registry))}.")
     return registry[name]
-
-
-def caps(machine: Machine) -> dict[str, int]:
-    """Memory cap in bytes of each torch device that has one."""
-    return {device.torch_device: device.memory for device in machine.devices if device.memory is not None}
-
-
-def resident_bytes(plan: Plan, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Bytes of parameters, buffers and constants on each torch device; tied ones count once."""
-    total: defaultdict[str, int] = defaultdict(int)
-    keys, counted = state_keys(state), set()
-    for name, device in state_devices(plan.graph, plan).items():
-        if name in state and keys[name] not in counted:
-            counted.add(keys[name])
-            total[device] += storage_bytes(state[name])
-    return dict(total)
-
-
-def state_devices(graph: Graph, plan: Plan) -> dict[str, str]:
-    """The torch device on which each parameter, buffer and constant of the graph is used."""
-    lanes, lane, task_of = plan.machine.lanes, plan.placement.lane, plan.tasks.task_of
-    return {name: lanes[lane[task_of[op.name]]].torch_device for op in graph.ops for name in op.state}

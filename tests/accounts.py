@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.ir.graph import ANY, RNG
-from partitioner.trace.build import resource_names, static_effects
-from partitioner.trace.effects import Effect
-from partitioner.trace.observe import observe
+from partitioner.frontend.analysis.build import resource_names, static_effects
+from partitioner.frontend.analysis.observe import observe
+from partitioner.frontend.analysis.static import Effect
+from partitioner.ir.access import ANY, RNG
 
 Account = tuple[str, str, Effect, Effect]
 """Name and target of an op, its observed effect and its static one."""

@@ -10,12 +10,12 @@ import sys
 import torch
 
 from partitioner import partition
-from partitioner.analysis.constraints import Constraints
-from partitioner.analysis.cost import Costs
-from partitioner.ir.placement import Placement
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs
+from partitioner.ir.machine import Machine
 from partitioner.ir.task import TaskGraph
-from partitioner.machine import Machine
-from partitioner.place import POLICIES
+from partitioner.planner.constraints import Constraints
+from partitioner.planner.policies import POLICIES
 
 
 class SharedLeaf(torch.nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partitioner import partition
-from partitioner.module import Parallel
+from partitioner.runtime.module import Parallel
 from partitioner.testing import difference
 
 

@@ -16,7 +16,8 @@ from random import Random
 from oracle import judge
 
 from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait
-from partitioner.verify import Case, faults
+from partitioner.lower.rules import Case
+from partitioner.lower.verify import faults
 from programs import Lowered, random_lowered, with_instructions
 
 Damage = Callable[[Program, Random], Program | None]

@@ -19,7 +19,7 @@ from accounts import both_accounts, missing
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from partitioner.trace.observe import Unobservable
+from partitioner.frontend.analysis.observe import Unobservable
 
 SAMPLES = 12
 """Inputs tried of each op."""

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from partitioner.ir.graph import ANY, RNG, Graph, Op
+from partitioner.ir.access import ANY, RNG
+from partitioner.ir.graph import Graph, Op
 from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait
 from partitioner.ir.task import TaskGraph
 

@@ -30,15 +30,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from partitioner.api import accelerators_first
 from partitioner.backends import nodes
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamCall, Streams
-from partitioner.compile import make_plan, state_devices
-from partitioner.discover import build_machine
-from partitioner.ir.call import Call
-from partitioner.plan import Plan
-from partitioner.spec import load_spec
+from partitioner.compile import make_plan
+from partitioner.ir.machine import accelerators_first
+from partitioner.ir.plan import Plan, state_devices
+from partitioner.model.call import Call
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 
 Clock = dict[str, int]
 
@@ -413,7 +413,7 @@ def plan_for(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int]
 
 def place_state(model: nn.Module, plan: Plan) -> None:
     """Give a model parameters and buffers that say they lie where the plan wants them. Ties stay."""
-    devices = state_devices(plan.graph, plan)
+    devices = state_devices(plan)
     slots = [
         (held, name, old, f"{path}.{name}".lstrip("."))
         for path, module in model.named_modules()

@@ -21,19 +21,22 @@ import torch
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_structure
 
-from partitioner.analysis.constraints import Constraints, constrain
-from partitioner.analysis.cost import Costs, OpCost
-from partitioner.coarsen import coarsen
 from partitioner.errors import PlacementError
-from partitioner.ir.graph import ANY, RNG, Access, Graph, Op, Signature, TensorMeta
-from partitioner.ir.placement import Placement
+from partitioner.ir.access import ANY, RNG, Access
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.graph import Graph, Op, TensorMeta
+from partitioner.ir.machine import Device, Lane, Link, Machine
 from partitioner.ir.program import Program
+from partitioner.ir.signature import Signature
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
-from partitioner.machine import Device, Lane, Link, Machine
-from partitioner.place import POLICIES
-from partitioner.place.ledger import Ledger
-from partitioner.schedule import schedule
+from partitioner.lower.runs import schedule
+from partitioner.planner.coarsen import coarsen
+from partitioner.planner.constraints import Constraints, constrain
+from partitioner.planner.feasible import Ledger
+from partitioner.planner.policies import POLICIES
+from partitioner.planner.timing import issue_order
 
 KINDS = "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()
 STATE = ("w0", "w1", "b0", "b1")
@@ -167,9 +170,9 @@ def random_constraints(rng: Random, graph: Graph, machine: Machine) -> Constrain
     pins = [(rng.choice(names), rng.choice(machine.devices).name) for _ in range(rng.choice((0, 0, 1, 3)))]
     colocate = [[rng.choice(names), rng.choice(names)]] if rng.random() < 0.2 else []
     try:
-        return constrain(graph, machine, pins, colocate, {}, {})
+        return constrain(graph, pins, colocate, {}, {})
     except PlacementError:
-        return constrain(graph, machine, [], [], {}, {})
+        return constrain(graph, [], [], {}, {})
 
 
 def random_tasks(rng: Random, graph: Graph, costs: Costs, constraints: Constraints) -> TaskGraph:
@@ -202,11 +205,16 @@ def lower(program: Program) -> Program:
     return program
 
 
+def scheduled(tasks: TaskGraph, placement: Placement, costs: Costs) -> Program:
+    """The Runs of a placement, in the order that the driver issues them in."""
+    return schedule(tasks, placement, costs.machine, issue_order(tasks, placement, costs))
+
+
 def build(
     graph: Graph, machine: Machine, costs: Costs, constraints: Constraints, tasks: TaskGraph, placement: Placement
 ) -> Lowered:
     """Schedule and lower."""
-    program = lower(schedule(tasks, placement, costs))
+    program = lower(scheduled(tasks, placement, costs))
     return Lowered(graph, machine, costs, constraints, tasks, placement, program)
 
 

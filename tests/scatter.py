@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 
-from partitioner.analysis.constraints import Constraints
-from partitioner.analysis.cost import Costs
-from partitioner.ir.placement import Placement
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs
+from partitioner.ir.machine import Machine
 from partitioner.ir.task import TaskGraph
-from partitioner.machine import Machine
-from partitioner.place.ledger import Ledger
+from partitioner.planner.constraints import Constraints
+from partitioner.planner.feasible import Ledger
 
 
 def scatter(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from partitioner.analysis.bound import Bound, lower_bound
-from partitioner.analysis.cost import Costs, OpCost
-from partitioner.ir.call import Call
-from partitioner.machine import Device, Machine
-from partitioner.trace.trace import trace
+from partitioner.frontend.trace import trace
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.machine import Device, Machine
+from partitioner.model.call import Call
+from partitioner.planner.bounds import Bound, lower_bound
 
 GIGA = 10**9
 

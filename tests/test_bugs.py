@@ -15,24 +15,26 @@ from oracle import judge
 from torch import Tensor, nn
 
 from partitioner import partition
-from partitioner.analysis.constraints import constrain
 from partitioner.backends.codegen import generate
+from partitioner.backends.fake import run_on_fake_devices
 from partitioner.backends.threads import gradient_edges
-from partitioner.coarsen import coarsen
 from partitioner.compile import make_plan
 from partitioner.errors import InputError, PartitionerError
-from partitioner.fake import run_on_fake_devices
-from partitioner.ir.call import Call
-from partitioner.ir.graph import ANY, Access, Graph, Op
-from partitioner.ir.placement import Placement
-from partitioner.ir.program import Program, Wait, parse
+from partitioner.ir.access import ANY, Access
+from partitioner.ir.assignment import Placement
+from partitioner.ir.graph import Graph, Op
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Program, Wait
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
-from partitioner.machine import Device, Machine
-from partitioner.schedule import schedule
-from partitioner.spec import Spec
-from partitioner.verify import verify
-from programs import lower, make_graph, random_costs
+from partitioner.lower.verify import verify
+from partitioner.model.call import Call
+from partitioner.planner.coarsen import coarsen
+from partitioner.planner.constraints import constrain
+from partitioner.spec.discover import pinned
+from partitioner.spec.spec import PinSpec, Spec
+from programs import lower, make_graph, random_costs, scheduled
 
 
 def op(name: str, *inputs: str, touches: str = "", storages: tuple[str, ...] | None = None) -> Op:
@@ -46,7 +48,7 @@ def placed(graph: Graph, machine: Machine, **lane: int) -> tuple[TaskGraph, Prog
     tasks = group(graph, [[known.name] for known in graph.ops])
     lanes = {task.name: lane[task.ops[0]] for task in tasks.tasks}
     rank = {task.name: -float(number) for number, task in enumerate(tasks.tasks)}
-    return tasks, schedule(tasks, Placement("test", lanes, rank, {}), random_costs(Random(0), graph, machine))
+    return tasks, scheduled(tasks, Placement("test", lanes, rank, {}), random_costs(Random(0), graph, machine))
 
 
 class Decoder(nn.Module):
@@ -89,7 +91,7 @@ def test_a_size_does_not_follow_an_op_that_it_does_not_ask() -> None:
     write = op("write", "x", "size", touches="w:x", storages=("x",))
     graph = make_graph([unknown, size, write], outputs=["write"])
     machine = Machine((Device("a", "cuda:0"), Device("b", "cuda:1")))
-    constraints = constrain(graph, machine, [("unknown", "a"), ("write", "b")], [], {}, {})
+    constraints = constrain(graph, [("unknown", "a"), ("write", "b")], [], {}, {})
     tasks = coarsen(graph, random_costs(Random(0), graph, machine), constraints, 0.0)
     assert tasks.task_of["unknown"] != tasks.task_of["size"]
 
@@ -207,7 +209,7 @@ def test_gradient_accumulators_of_shared_leaves_exist_before_the_lanes_start() -
     x, late = torch.randn(3, 64, requires_grad=True), torch.randn(8, 8)
     plan = make_plan(SharedLeaf(), Call.of((x, late), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec(grain=1e-9))
     lane = {name: int(task.ops[0].startswith("getitem")) for name, task in plan.tasks.by_name.items()}
-    program = schedule(plan.tasks, Placement("test", lane, dict.fromkeys(lane, 0.0), {}), plan.costs)
+    program = scheduled(plan.tasks, Placement("test", lane, dict.fromkeys(lane, 0.0), {}), plan.costs)
     for lowering in LOWERINGS:
         program = lowering(program)
     code = generate(replace(plan, placement=Placement("test", lane, {}, {}), program=program))
@@ -277,7 +279,8 @@ def test_pins_may_call_a_device_as_torch_does() -> None:
     graph = make_graph([op("a", "x")], outputs=["a"])
     machine = Machine((Device("gpu", "cuda:0"), Device("host", "cpu")))
     for text, name in (("cuda", "gpu"), ("cuda:0", "gpu"), ("gpu", "gpu"), ("cpu:1", "host")):
-        assert constrain(graph, machine, [("a", text)], [], {}, {}).pinned("a") == name
+        pins = pinned(machine, Spec(pins=(PinSpec(match="a", device=text),)))
+        assert constrain(graph, pins, [], {}, {}).pinned("a") == name
 
 
 class SometimesAView(nn.Module):

@@ -17,7 +17,7 @@ from partitioner import partition
 from partitioner.backends.codegen import Code
 from partitioner.backends.threads import Call
 from partitioner.errors import InputError, SpecError
-from partitioner.gate import Gate
+from partitioner.runtime.gate import Gate
 
 X = numbers(4, 6)
 

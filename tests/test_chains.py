@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from partitioner.analysis.chains import chains, reduced
-from partitioner.ir.call import Call
+from partitioner.frontend.trace import trace
+from partitioner.model.call import Call
+from partitioner.report.branches import chains, reduced
 from partitioner.testing import GeneratedModule, modules
-from partitioner.trace.trace import trace
 
 
 def chains_of(module: nn.Module, *args: torch.Tensor) -> list[list[str]]:

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner import DifferenceError, TraceError, partition
-from partitioner.check import compare
-from partitioner.check.compare import Outcome, differs
-from partitioner.check.interpret import interpret
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
-from partitioner.ir.call import Call
+from partitioner.frontend.check import compare
+from partitioner.frontend.check.compare import Outcome, differs
+from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.trace import trace
 from partitioner.ir.graph import Graph
-from partitioner.spec import load_spec
+from partitioner.model.call import Call
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, modules
-from partitioner.trace.trace import trace
 
 Damage = Callable[[torch.fx.Graph, torch.fx.Node, Tensor], dict[str, Any]]
 """Damages a graph at a node that had a value on the example; returns constants that it needs."""

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import partitioner
-from partitioner import cli, console
+from partitioner.cli import console
+from partitioner.cli import main as cli
 
 MODEL = """
 import torch
@@ -138,7 +139,7 @@ def test_help_imports_nothing_heavy() -> None:
         names = {name for node in body if isinstance(node, ast.ImportFrom) for name in [node.module or ""]}
         names |= {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
         outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-        assert outside <= {"typer", "typer.core", "partitioner.console", "partitioner.errors"}
+        assert outside <= {"typer", "typer.core", "partitioner.cli.console", "partitioner.errors"}
 
 
 # Verify ---------------------------------------------------------------------------------------------------------------
@@ -180,10 +181,10 @@ def test_verify_a_model(model: str) -> None:
 
 
 def test_a_printed_plan_can_be_verified(model: str) -> None:
+    from partitioner.cli.target import load_target
     from partitioner.compile import make_plan
-    from partitioner.discover import build_machine
-    from partitioner.loading import load_target
-    from partitioner.spec import load_spec
+    from partitioner.spec.discover import build_machine
+    from partitioner.spec.spec import load_spec
 
     plan = make_plan(load_target(model).module, None, build_machine(load_spec(), ["cuda:0", "cuda:1"]), load_spec())
     Path("plan.txt").write_text(str(plan.program))
@@ -272,7 +273,7 @@ def _raise_key_error(*_: object) -> None:
 
 def test_our_own_faults_say_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(model).write_text(MODEL.replace("print", "str"))
-    monkeypatch.setattr("partitioner.simulate.simulate", _raise_key_error)
+    monkeypatch.setattr("partitioner.report.inspect.simulate", _raise_key_error)
     assert_refused(run("inspect", model), "a fault of partitioner", "KeyError: 'gone'", "--debug", code=3)
 
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.analysis.constraints import Constraints, constrain
-from partitioner.analysis.cost import Costs, OpCost
-from partitioner.coarsen import CAP_SHARE, coarsen
-from partitioner.ir.graph import Access, Graph, Op
-from partitioner.machine import Device, Machine
-from partitioner.place.ledger import Ledger
+from partitioner.ir.access import Access
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.graph import Graph, Op
+from partitioner.ir.machine import Device, Machine
+from partitioner.planner.coarsen import CAP_SHARE, coarsen
+from partitioner.planner.constraints import Constraints, constrain
+from partitioner.planner.feasible import Ledger
 from programs import graphs, make_graph, random_constraints, random_costs, random_machine
 
 TWO_LANES = Machine((Device("cpu", "cpu", 2, overhead=0.0, flops=1.0, bandwidth=1e9),))
@@ -34,7 +35,7 @@ def costing(graph: Graph, machine: Machine = TWO_LANES, state: int = 0, **second
 
 
 def free(graph: Graph, machine: Machine = TWO_LANES, *pins: tuple[str, str]) -> Constraints:
-    return constrain(graph, machine, pins, [], {}, {})
+    return constrain(graph, pins, [], {}, {})
 
 
 def groups(graph: Graph, grain: float, costs: Costs | None = None, *pins: tuple[str, str]) -> list[list[str]]:

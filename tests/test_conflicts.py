@@ -5,9 +5,10 @@ from __future__ import annotations
 import networkx as nx
 from hypothesis import given
 
-from partitioner.analysis.conflicts import conflicts, free_lanes, issued_in_order, maker, stale_uses, storage_users
-from partitioner.ir.graph import ANY, conflict
-from partitioner.ir.program import Copy, Free, Program, Run, Value, parse
+from partitioner.ir.access import ANY, conflict
+from partitioner.ir.conflicts import conflicts, free_lanes, issued_in_order, maker, stale_uses, storage_users
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Copy, Free, Program, Run, Value
 from programs import Lowered, lowered_programs
 
 

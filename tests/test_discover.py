@@ -9,11 +9,11 @@ from typing import NoReturn
 import pytest
 import torch
 
-from partitioner import discover as module
-from partitioner.discover import build_machine, discover, find_device, missing_devices
 from partitioner.errors import SpecError
-from partitioner.machine import Link, Machine
-from partitioner.spec import Spec, load_spec
+from partitioner.ir.machine import Link, Machine
+from partitioner.spec import discover as module
+from partitioner.spec.discover import build_machine, discover, find_device, missing_devices
+from partitioner.spec.spec import Spec, load_spec
 
 GIB = 2**30
 

@@ -19,13 +19,13 @@ from accounts import both_accounts, hold_against, missing
 from torch import nn
 
 from models import MODELS, make
-from partitioner.ir.call import Call
-from partitioner.ir.graph import ANY, RNG
-from partitioner.trace.capture import Capture, Refused
-from partitioner.trace.effects import Effect
-from partitioner.trace.exporting import capture_export
-from partitioner.trace.observe import Unobservable
-from partitioner.trace.symbolic import capture_symbolic
+from partitioner.frontend.analysis.observe import Unobservable
+from partitioner.frontend.analysis.static import Effect
+from partitioner.frontend.capture.capture import Capture, Refused
+from partitioner.frontend.capture.export import capture_export
+from partitioner.frontend.capture.symbolic import capture_symbolic
+from partitioner.ir.access import ANY, RNG
+from partitioner.model.call import Call
 from zoo import ZOO, zoo
 
 FRONT_ENDS: dict[str, Callable[[nn.Module, Call], Capture]] = {"symbolic": capture_symbolic, "export": capture_export}

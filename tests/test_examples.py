@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from partitioner import Parallel, partition
-from partitioner.loading import load_target
+from partitioner.cli.target import load_target
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))

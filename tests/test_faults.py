@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from partitioner import partition
 from partitioner.backends.workers import POOL
 from partitioner.errors import InputError, PartitionerError, SpecError
-from partitioner.module import Parallel
+from partitioner.runtime.module import Parallel
 
 X = numbers(4, 6)
 LANES = range(3)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from partitioner.backends.codegen import generate
 from partitioner.backends.reference import Reference
 from partitioner.compile import make_plan
-from partitioner.ir.call import Call
-from partitioner.ir.program import parse
-from partitioner.machine import Device, Link, Machine
-from partitioner.plan import Plan
-from partitioner.spec import Spec
+from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.parse import parse
+from partitioner.ir.plan import Plan
+from partitioner.model.call import Call
+from partitioner.spec.spec import Spec
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import zoo
 from partitioner import partition
-from partitioner.module import Parallel
+from partitioner.runtime.module import Parallel
 
 pytestmark = pytest.mark.gpu
 

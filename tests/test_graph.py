@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.ir.graph import ANY, RNG, Access, Graph, Op, conflict, hazards
+from partitioner.ir.access import ANY, RNG, Access, conflict, hazards
+from partitioner.ir.graph import Graph, Op
 from programs import graphs, make_graph
 
 RESOURCES = ("x", "y", "z", RNG, ANY)

@@ -14,7 +14,7 @@ import torch
 
 from models import MODELS, make
 from partitioner import DifferenceError, TraceError, partition
-from partitioner.place import POLICIES
+from partitioner.planner.policies import POLICIES
 from partitioner.testing import assert_equal_runs
 from scatter import scatter
 

@@ -11,16 +11,14 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from partitioner.compile import make_plan, resident_bytes
-from partitioner.discover import build_machine
-from partitioner.inspecting import inspect
-from partitioner.inspection import Branch, DepthError, Inspection, parse_depths
-from partitioner.ir.call import Call
+from partitioner.compile import make_plan
+from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.program import Copy
-from partitioner.plan import Plan
-from partitioner.simulate import op_seconds, serial_time, simulate
-from partitioner.spec import load_spec
-from partitioner.state import state_tensors
+from partitioner.model.call import Call
+from partitioner.report.inspect import inspect
+from partitioner.report.inspection import Branch, DepthError, Inspection, parse_depths
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules
 
 GPUS = ("cuda:0", "cuda:1")
@@ -36,9 +34,7 @@ def look(
 ) -> tuple[Plan, Inspection]:
     document = load_spec(spec)
     plan = make_plan(model, Call.of(args, {}) if args else None, build_machine(document, devices), document)
-    timeline = simulate(plan.program, plan.costs, plan.tasks)
-    seconds = op_seconds(plan.program, plan.costs, plan.tasks)
-    return plan, inspect(plan, state_tensors(model, plan.graph), timeline, seconds, serial_time(plan))
+    return plan, inspect(plan)
 
 
 def inspected(model: nn.Module, devices: Sequence[str] | None, *args: Any, **options: Any) -> Inspection:
@@ -259,7 +255,7 @@ def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
     assert [set(generation) for generation in nx.topological_generations(dag)] == [
         {name for name, number in depth.items() if number == level.depth} for level in found.depths
     ]
-    resident = resident_bytes(plan, state_tensors(model, plan.graph))
+    resident = resident_bytes(plan)
     for device in found.summary.devices:
         assert device.parameter_bytes == resident.get(device.torch_device, 0)
         assert all(lane.busy is not None and 0 <= lane.busy <= 1 for lane in device.lanes)

@@ -1,22 +1,15 @@
-"""The shape of the package: nouns below, verbs above, and no verb imports a verb.
+"""Who may import whom, row for row: the rooms of the package, in the order in which data passes, and what each may know.
 
-      api  compile  module  cli ...                 DRIVERS    may import everything
-       |      |        |     |
-     trace  place  schedule  lower  backends        verbs      may import all that lies below, and no other verb
-       |      |        |       |       |
-                  plan  state                       LAYERS[2]  nouns that hold answers
-                       |
-                   analysis                         LAYERS[1]  questions; nothing here changes an IR
-                       |
-    errors  units  machine  spec  ir  inspection    LAYERS[0]  nouns, and what reads and checks a spec
-
-A file's *unit* is the folder or file directly under ``partitioner/`` that it lies in: ``place/heft.py`` belongs to ``place``.
-Files of one unit may import each other. There are no import circles, and late imports inside functions count too.
+A file's *room* is the folder or file directly under ``partitioner/`` that it lies in: ``planner/feasible.py`` belongs to
+``planner``. Files of one room may import each other, but for two rooms whose parts have an order of their own. There are no
+import circles, and late imports inside functions, and imports for types alone, count too.
 """
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,13 +17,35 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-LAYERS = (
-    {"errors", "units", "machine", "document", "faults", "spec", "ir", "inspection"},
-    {"analysis"},
-    {"attributes", "hooks", "plan", "state"},
-)
-DRIVERS = {"__init__", "__main__", "api", "cli", "compile", "entry", "fake", "inspect", "module", "testing"}
-# Every other unit is a verb.
+ROOMS: dict[str, set[str]] = {
+    "ir": {"errors"},
+    "model": {"errors"},
+    "spec": {"ir", "errors"},
+    "frontend": {"ir", "model", "errors"},
+    "backends": {"ir", "model", "errors"},
+    "planner": {"ir", "errors"},
+    "lower": {"ir", "errors"},
+    "runtime": {"backends", "ir", "model", "errors"},
+    "report": {"planner.bounds", "planner.timing", "ir", "errors"},
+    "compile": {"spec", "frontend", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
+    "cli": {"compile", "report", "lower.verify", "lower.planfile", "ir", "errors", "__init__"},
+    "testing": {"errors"},
+    "errors": set(),
+    "__main__": {"cli"},
+    "__init__": {"compile", "runtime", "spec", "lower", "ir", "errors"},
+}
+"""What each room may import beside its own files: a whole room, or one file of it."""
+
+PARTS: dict[str, set[str]] = {
+    "frontend.capture": set(),
+    "frontend.analysis": {"frontend.capture"},
+    "frontend.check": {"frontend.capture", "frontend.analysis"},
+    "planner.policies.by_level": {"planner.feasible", "planner.timing", "planner.constraints"},
+    "planner.policies.single": {"planner.feasible", "planner.timing", "planner.constraints"},
+}
+"""What a part of a room may import of its own room: tracing comes in steps, and no policy knows another one."""
+
+WITHOUT_TORCH = ("ir", "planner", "lower", "report")
 
 MOST_LINES_IN_A_FILE = 300
 MOST_LINES_IN_A_FUNCTION = 60
@@ -48,16 +63,19 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
-def unit(module: str) -> str:
-    return module.split(".")[0]
+def within(module: str, place: str) -> bool:
+    """Whether a module is ``place``, or lies in it."""
+    return f"{module}.".startswith(f"{place}.")
 
 
-def may_import(importer: str) -> set[str]:
-    """The units that ``importer`` may import beside its own."""
-    if importer in DRIVERS:
-        return {unit(module) for module in MODULES}
-    layer = next((index for index, units in enumerate(LAYERS) if importer in units), len(LAYERS))
-    return set().union(*LAYERS[: layer + 1])
+def may_import(importer: str, target: str) -> bool:
+    """Whether the tables allow an import."""
+    room = importer.split(".")[0]
+    part = next((part for part in PARTS if within(importer, part)), room)
+    if within(target, part):
+        return True
+    allowed = PARTS[part] if part in PARTS and within(target, room) else ROOMS[room]
+    return any(within(target, place) for place in allowed)
 
 
 @cache
@@ -92,14 +110,31 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             yield inner or "__init__", line
 
 
-def test_units_import_only_what_lies_below() -> None:
+def test_rooms_import_what_their_rows_say() -> None:
     faults = [
         f"partitioner/{path.relative_to(PACKAGE)}:{line} imports {target}"
         for module, path in MODULES.items()
         for target, line in sorted(set(imports(path)))
-        if unit(target) not in may_import(unit(module)) | {unit(module)}
+        if not may_import(module, target)
     ]
-    assert not faults, "imports that point upwards or sideways:\n" + "\n".join(faults)
+    assert not faults, "imports that no row allows:\n" + "\n".join(faults)
+
+
+def test_every_room_has_a_row_and_every_row_a_room() -> None:
+    assert {module.split(".")[0] for module in MODULES} == ROOMS.keys()
+    named = set().union(*ROOMS.values(), PARTS, *PARTS.values())
+    gone = {place for place in named if not any(within(module, place) for module in MODULES)}
+    assert not gone, f"the tables name what is gone: {gone}"
+    policies = {module for module in MODULES if module.startswith("planner.policies.")}
+    assert policies <= PARTS.keys(), "a policy without a row"
+
+
+def test_what_plans_needs_no_torch() -> None:
+    """So `partitioner verify program.txt` starts at once, and a policy can be written and tested without a model."""
+    names = [f"partitioner.{module}" for module in MODULES if module.split(".")[0] in WITHOUT_TORCH]
+    code = f"import sys; [__import__(name) for name in {names}]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_no_import_circles() -> None:
@@ -122,8 +157,3 @@ def test_files_and_functions_are_short(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - _body_start(node) + 1
             assert length <= MOST_LINES_IN_A_FUNCTION, f"{node.name}, line {node.lineno}: {length} lines"
-
-
-def test_the_tables_name_what_exists() -> None:
-    gone = set().union(*LAYERS) - {unit(module) for module in MODULES}
-    assert not gone, f"LAYERS names units that are gone: {gone}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.analysis.levels import branches, critical_path, levels, quotient, upward_rank, width
+from partitioner.ir.dag import branches, critical_path, levels, quotient, upward_rank, width
 
 SIZE = 7
 PAIRS = [(a, b) for a in range(SIZE) for b in range(a + 1, SIZE)]

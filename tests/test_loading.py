@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from partitioner.ir.program import parse
-from partitioner.loading import LoadError, ProgramError, is_program, load_target, parse_inputs, read_program
+from partitioner.cli.inputs import parse_inputs
+from partitioner.cli.target import load_target
+from partitioner.cli.user_code import LoadError
+from partitioner.ir.parse import parse
+from partitioner.lower.planfile import ProgramError, is_program, read_program
 
 HEADER = "import torch\nfrom torch import nn\n"
 NET = "class Net(nn.Module):\n    def forward(self, x):\n        return x + 1\n"
@@ -232,7 +235,7 @@ def test_a_program(write: Write) -> None:
         ("hello", "not a printed program"),
         ("program P\n0 jump", "line 2 of the program is not understood"),
         ("program P", "declares no lane"),
-        ("program P\nlane 0 a/0 nowhere", "'nowhere', which is no torch device"),
+        ("program P\nlane 0 a/0 Nowhere", "'Nowhere', which is no torch device"),
         ("program P\nlane 0 a/0 cpu\n1 record e0", "lane 1, which is not declared"),
         ("program P\nlane 0 a/0 cpu\n-1 record e0", "lane -1, which is not declared"),
         ("program P\nlane 0 a/0 cpu\n0 copy a -> b", "copies a, which is not declared"),

@@ -8,21 +8,24 @@ from random import Random
 from hypothesis import given
 from oracle import judge
 
-from partitioner.analysis.conflicts import conflicts, issued_in_order
-from partitioner.analysis.order import happens_before
-from partitioner.ir.graph import Access, Op
-from partitioner.ir.placement import Placement
+from partitioner.ir.access import Access
+from partitioner.ir.assignment import Placement
+from partitioner.ir.conflicts import conflicts, issued_in_order
+from partitioner.ir.graph import Op
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.order import happens_before
 from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
 from partitioner.ir.task import group
-from partitioner.lower import LOWERINGS, insert_copies, insert_frees, insert_syncs, prune_waits
-from partitioner.machine import Device, Machine
-from partitioner.schedule import schedule
-from programs import Lowered, lowered_programs, make_graph, random_costs
+from partitioner.lower import LOWERINGS
+from partitioner.lower.copies import insert_copies
+from partitioner.lower.frees import insert_frees
+from partitioner.lower.syncs import insert_syncs, prune_waits
+from programs import Lowered, lowered_programs, make_graph, random_costs, scheduled
 
 
 def stages(lowered: Lowered) -> list[Program]:
     """The program as scheduled, and after each lowering."""
-    found = [schedule(lowered.tasks, lowered.placement, lowered.costs)]
+    found = [scheduled(lowered.tasks, lowered.placement, lowered.costs)]
     for lowering in LOWERINGS:
         found.append(lowering(found[-1]))
     return found
@@ -171,7 +174,7 @@ def test_one_lane_needs_no_events() -> None:
     tasks = group(graph, [["a"], ["b"]])
     machine = Machine((Device("cpu", "cpu"),))
     placement = Placement("test", {"t0": 0, "t1": 0}, {"t0": 1.0, "t1": 0.0}, {})
-    program = schedule(tasks, placement, random_costs(Random(0), graph, machine))
+    program = scheduled(tasks, placement, random_costs(Random(0), graph, machine))
     for lowering in LOWERINGS:
         program = lowering(program)
     assert [str(item) for item in program.instructions] == [

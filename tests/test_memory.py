@@ -6,8 +6,9 @@ from collections import Counter
 
 from hypothesis import given
 
-from partitioner.analysis.memory import peak_bytes
-from partitioner.ir.program import Free, Program, made, parse
+from partitioner.ir.liveness import peak_bytes
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Free, Program, made
 from programs import Lowered, lowered_programs
 
 HEADER = "program P\nlane 0 cuda0/0 cuda:0\nlane 1 cpu/0 cpu\n"

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import zoo
 from partitioner import partition
 from partitioner.errors import PartitionerError, PlacementError
-from partitioner.module import Parallel
+from partitioner.runtime.module import Parallel
 
 X = numbers(4, 6)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import closure
 
-from partitioner.analysis.order import happens_before
+from partitioner.ir.order import happens_before
 from partitioner.ir.program import Free, Instruction, Program, Record, Wait
 from programs import Lowered, lanes, lowered_programs
 

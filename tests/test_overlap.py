@@ -6,13 +6,14 @@ from itertools import combinations
 
 from hypothesis import given
 
-from partitioner.analysis.order import happens_before
-from partitioner.analysis.overlap import overlaps
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
-from partitioner.ir.call import Call
-from partitioner.ir.program import Run, parse
-from partitioner.spec import Spec
+from partitioner.ir.order import happens_before
+from partitioner.ir.overlap import overlaps
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Run
+from partitioner.model.call import Call
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import Spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules
 
 LANES = "program P\nlane 0 cpu/0 cpu\nlane 1 cpu/1 cpu\n"

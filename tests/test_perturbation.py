@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +26,12 @@ from partitioner import partition
 from partitioner.backends import BACKENDS, codegen
 from partitioner.backends.codegen import Code, hosts_of
 from partitioner.backends.threads import Call, Threads
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Wait
-from partitioner.module import Parallel
-from partitioner.plan import Plan
+from partitioner.lower.rules import Case, race
+from partitioner.planner import policies
+from partitioner.runtime.module import Parallel
 from partitioner.testing import assert_equal_runs
-from partitioner.verify import Case, race
 
 Delay = Callable[[str], float]
 """Seconds to hold a thread up, before an op of this name, or ``record 3`` or ``wait 3``."""
@@ -116,7 +116,7 @@ RandomBranches Recurrent RunningMean RunningStatistics SetItem SharedNorm TiedWe
 @pytest.fixture(autouse=True)
 def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are far too small for lanes to pay; here they are to be spread all the same."""
-    monkeypatch.setattr(sys.modules["partitioner.place.by_level"], "GATE", 0.0)
+    monkeypatch.setattr(policies, "GATE", 0.0)
 
 
 @pytest.mark.parametrize("name", HAZARDS)

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.analysis.constraints import Constraints, constrain
-from partitioner.analysis.cost import Costs, OpCost
 from partitioner.errors import PlacementError
-from partitioner.ir.graph import Access, Graph, Op
-from partitioner.ir.placement import Placement
+from partitioner.ir.access import Access
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.graph import Graph, Op
+from partitioner.ir.machine import Device, Machine
 from partitioner.ir.task import TaskGraph, group
-from partitioner.machine import Device, Machine
-from partitioner.place import POLICIES
-from partitioner.place.by_level import GATE
-from partitioner.schedule import schedule
-from partitioner.simulate import simulate
+from partitioner.planner.constraints import Constraints, constrain
+from partitioner.planner.policies import GATE, POLICIES
+from partitioner.planner.timing import simulate
 from programs import (
     lower,
     make_graph,
@@ -31,6 +30,7 @@ from programs import (
     random_machine,
     random_tasks,
     scattered,
+    scheduled,
 )
 
 EVERY_POLICY = (*POLICIES, "scattered")
@@ -57,7 +57,7 @@ def lanes_of(count: int, handoff: float = 0.0) -> Machine:
 def place(
     policy: str, graph: Graph, costs: Costs, pins: tuple[tuple[str, str], ...] = (), colocate: tuple[list[str], ...] = ()
 ) -> Placement:
-    constraints = constrain(graph, costs.machine, pins, colocate, {}, {})
+    constraints = constrain(graph, pins, colocate, {}, {})
     return POLICIES[policy](singletons(graph), costs, costs.machine, constraints)
 
 
@@ -99,7 +99,7 @@ def test_every_policy_keeps_to_memory(policy: str, rng: Random) -> None:
     caps = [rng.randint(0, 30), rng.randint(0, 30), None][: rng.randint(2, 3)]
     machine = Machine(tuple(Device(f"d{n}", f"cuda:{n}", memory=cap) for n, cap in enumerate(caps)))
     costs = Costs(machine, {layer.name: OpCost(1, 1, rng.randint(1, 10)) for layer in layers}, True)
-    constraints = constrain(graph, machine, [], [], {}, {})
+    constraints = constrain(graph, [], [], {}, {})
     tasks = singletons(graph)
     try:
         placement = {**POLICIES, "scattered": scattered(rng)}[policy](tasks, costs, machine, constraints)
@@ -118,7 +118,7 @@ def test_single_is_one_lane_in_program_order() -> None:
     graph = fork(3)
     placement = place("single", graph, seconds(graph, lanes_of(4)))
     assert set(placement.lane.values()) == {0}
-    program = schedule(singletons(graph), placement, seconds(graph, lanes_of(4)))
+    program = scheduled(singletons(graph), placement, seconds(graph, lanes_of(4)))
     assert [item.task for item in program.instructions] == ["t0", "t1", "t2", "t3", "t4"]
 
 
@@ -226,8 +226,8 @@ def test_by_level_is_within_grahams_bound_of_the_best_plan(rng: Random) -> None:
     machine = lanes_of(rng.choice((2, 3)))
     costs = Costs(machine, {known.name: OpCost(rng.choice((1, 1, 2, 5, 9)), 0, 0) for known in graph.ops}, True)
     tasks = singletons(graph)
-    placement = POLICIES["by_level"](tasks, costs, machine, constrain(graph, machine, [], [], {}, {}))
-    makespan = simulate(lower(schedule(tasks, placement, costs)), costs, tasks).makespan
+    placement = POLICIES["by_level"](tasks, costs, machine, constrain(graph, [], [], {}, {}))
+    makespan = simulate(lower(scheduled(tasks, placement, costs)), costs, tasks).makespan
     best = optimum(tasks.dag, {task.name: costs.time(task.ops, machine.devices[0]) for task in tasks.tasks}, len(machine.lanes))
     assert best <= makespan + 1e-9
     assert makespan <= best * (2 - 1 / len(machine.lanes)) * GATE
@@ -246,6 +246,6 @@ def test_ops_of_one_task_pinned_apart_are_refused() -> None:
     """`coarsen` never makes such a task; a grouping from elsewhere might."""
     machine = Machine((Device("a", "cuda:0"), Device("b", "cuda:1")))
     graph = make_graph([op("one", "x"), op("two", "one")], outputs=["two"])
-    constraints: Constraints = constrain(graph, machine, [("one", "a"), ("two", "b")], [], {}, {})
+    constraints: Constraints = constrain(graph, [("one", "a"), ("two", "b")], [], {}, {})
     with pytest.raises(PlacementError, match=r"t0 .* is pinned to b and to a"):
         POLICIES["single"](group(graph, [["one", "two"]]), seconds(graph, machine), machine, constraints)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioner.errors import PartitionerError
-from partitioner.ir.graph import Access
-from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Value, Wait, made, parse, read
-from partitioner.machine import Lane
+from partitioner.ir.access import Access
+from partitioner.ir.machine import Lane
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Value, Wait, made, read
 from programs import Lowered, lowered_programs
 
 NAMES = st.text(max_size=6) | st.sampled_from(["", "''", "->", "a b", "a,b", "(x)", "e0", "%41", "w:x", "\u2028", "\n", "run"])

@@ -27,14 +27,14 @@ from torch.utils import _pytree as pytree
 
 import zoo
 from partitioner import partition
+from partitioner.backends.fake import run_on_fake_devices, stand_in
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
 from partitioner.errors import PartitionerError
-from partitioner.fake import run_on_fake_devices, stand_in
-from partitioner.ir.call import Call
-from partitioner.machine import Link, Machine
-from partitioner.plan import Plan
-from partitioner.spec import load_spec
+from partitioner.ir.machine import Link, Machine
+from partitioner.ir.plan import Plan
+from partitioner.model.call import Call
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import assert_equal_runs
 
 QUICK = zoo.zoo("quick")

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
 from partitioner.errors import PartitionerError
-from partitioner.inspecting import inspect
-from partitioner.inspection import Branch, Inspection
-from partitioner.ir.call import Call
+from partitioner.model.call import Call
 from partitioner.report import FORMATS, PIPE, Screen
 from partitioner.report.data import VERSION, from_data, to_data
-from partitioner.simulate import op_seconds, serial_time, simulate
-from partitioner.spec import load_spec
-from partitioner.state import state_tensors
+from partitioner.report.inspect import inspect
+from partitioner.report.inspection import Branch, Inspection
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 
 
 class Towers(nn.Module):
@@ -39,9 +37,7 @@ class Towers(nn.Module):
 def look(devices: list[str], *args: torch.Tensor) -> Inspection:
     spec, model = load_spec(), Towers()
     plan = make_plan(model, Call.of(args, {}) if args else None, build_machine(spec, devices), spec)
-    seconds = op_seconds(plan.program, plan.costs, plan.tasks)
-    timeline = simulate(plan.program, plan.costs, plan.tasks)
-    return inspect(plan, state_tensors(model, plan.graph), timeline, seconds, serial_time(plan))
+    return inspect(plan)
 
 
 X = torch.zeros(4096, 512)

@@ -24,10 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda._sanitizer import EventHandler
 
-from partitioner.analysis.conflicts import conflicts
-from partitioner.ir.graph import ANY, RNG
-from partitioner.ir.program import Copy, Instruction, Program, Record, Run, Wait, parse
-from partitioner.verify import Case, race
+from partitioner.ir.access import ANY, RNG
+from partitioner.ir.conflicts import conflicts
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Copy, Instruction, Program, Record, Run, Wait
+from partitioner.lower.rules import Case, race
 from programs import Lowered, lowered_programs, random_lowered, with_instructions
 
 ONE_GPU: tuple[tuple[str, ...], ...] = (("cuda:0",),)

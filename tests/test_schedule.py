@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from partitioner.analysis.constraints import constrain
-from partitioner.analysis.cost import Costs, OpCost
-from partitioner.ir.graph import Access, Op
-from partitioner.ir.placement import Placement
+from partitioner.ir.access import Access
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.graph import Op
+from partitioner.ir.machine import Device, Machine
 from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph, group
-from partitioner.machine import Device, Machine
-from partitioner.place import POLICIES
-from partitioner.schedule import issue_order, schedule
-from programs import Lowered, lowered_programs, make_graph
+from partitioner.planner.constraints import constrain
+from partitioner.planner.policies import POLICIES
+from partitioner.planner.timing import issue_order
+from programs import Lowered, lowered_programs, make_graph, scheduled
 
 
-def scheduled(lowered: Lowered) -> Program:
-    return schedule(lowered.tasks, lowered.placement, lowered.costs)
+def runs_of(lowered: Lowered) -> Program:
+    return scheduled(lowered.tasks, lowered.placement, lowered.costs)
 
 
 @given(lowered_programs())
 def test_issue_order_respects_every_edge(lowered: Lowered) -> None:
     """Data, hazard and random edges alike: on an accelerator issue order is all that orders random ops."""
-    order = list(issue_order(lowered.tasks, lowered.placement, lowered.costs))
+    order = issue_order(lowered.tasks, lowered.placement, lowered.costs)
     position = {name: number for number, name in enumerate(order)}
     assert sorted(order) == sorted(task.name for task in lowered.tasks.tasks)
     assert all(position[before] < position[after] for before, after in lowered.tasks.edges)
@@ -31,7 +32,7 @@ def test_issue_order_respects_every_edge(lowered: Lowered) -> None:
 
 @given(lowered_programs())
 def test_a_scheduled_program_is_the_tasks_where_they_were_placed(lowered: Lowered) -> None:
-    program = scheduled(lowered)
+    program = runs_of(lowered)
     assert program.inputs == tuple(name for name, _ in lowered.graph.inputs)
     assert program.outputs == lowered.graph.outputs
     for run in program.instructions:
@@ -44,7 +45,7 @@ def test_a_scheduled_program_is_the_tasks_where_they_were_placed(lowered: Lowere
 @given(lowered_programs())
 def test_every_value_lies_where_it_is_made(lowered: Lowered) -> None:
     """What is no tensor lies nowhere. An input lies where it is read first, so that it is moved once at most."""
-    program, lanes = scheduled(lowered), lowered.machine.lanes
+    program, lanes = runs_of(lowered), lowered.machine.lanes
     made = {name: run for run in program.instructions if isinstance(run, Run) for name in run.writes}
     readers = {name: run for run in reversed(program.instructions) if isinstance(run, Run) for name in run.reads}
     assert [value.name for value in program.values] == [*program.inputs, *made]
@@ -71,13 +72,13 @@ def test_of_those_that_could_start_the_highest_rank_goes_first() -> None:
     """So what the rest of the program waits for longest is not held up."""
     tasks, costs, _ = fork({}, 1)
     placement = Placement("test", dict.fromkeys(("t0", "t1", "t2", "t3"), 0), {"t0": 0, "t1": 1, "t2": 3, "t3": 2}, {})
-    assert list(issue_order(tasks, placement, costs)) == ["t0", "t2", "t3", "t1"]
+    assert issue_order(tasks, placement, costs) == ["t0", "t2", "t3", "t1"]
 
 
 def test_equal_ranks_keep_program_order() -> None:
     tasks, costs, _ = fork({}, 1)
     placement = Placement("test", dict.fromkeys(tasks.by_name, 0), dict.fromkeys(tasks.by_name, 0.0), {})
-    assert list(issue_order(tasks, placement, costs)) == ["t0", "t1", "t2", "t3"]
+    assert issue_order(tasks, placement, costs) == ["t0", "t1", "t2", "t3"]
 
 
 def test_a_lane_that_is_free_is_fed_first() -> None:
@@ -89,11 +90,11 @@ def test_a_lane_that_is_free_is_fed_first() -> None:
     tasks, costs, _ = fork({"b": 5, "d": 5}, 2)
     rank = {"t0": 9.0, "t1": 5.0, "t2": 4.0, "t3": 1.0}
     placement = Placement("test", {"t0": 0, "t1": 0, "t2": 0, "t3": 1}, rank, {})
-    assert list(issue_order(tasks, placement, costs)) == ["t0", "t1", "t3", "t2"]
+    assert issue_order(tasks, placement, costs) == ["t0", "t1", "t3", "t2"]
 
 
 def test_the_same_order_each_time() -> None:
     tasks, costs, machine = fork({"b": 5}, 2)
-    constraints = constrain(tasks.graph, machine, [], [], {}, {})
+    constraints = constrain(tasks.graph, [], [], {}, {})
     placement = POLICIES["by_level"](tasks, costs, machine, constraints)
-    assert len({str(schedule(tasks, placement, costs)) for _ in range(3)}) == 1
+    assert len({str(scheduled(tasks, placement, costs)) for _ in range(3)}) == 1

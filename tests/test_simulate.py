@@ -8,19 +8,20 @@ from typing import cast
 import pytest
 from hypothesis import given
 
-from partitioner.analysis.bound import lower_bound
-from partitioner.analysis.cost import Costs, OpCost
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
-from partitioner.ir.call import Call
+from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph
-from partitioner.ir.program import Program, parse
+from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.parse import parse
+from partitioner.ir.plan import Plan
+from partitioner.ir.program import Program
 from partitioner.ir.task import Task, TaskGraph
 from partitioner.ir.timeline import Timeline
-from partitioner.machine import Device, Link, Machine
-from partitioner.plan import Plan
-from partitioner.simulate import op_seconds, serial_time, simulate
-from partitioner.spec import Spec
+from partitioner.model.call import Call
+from partitioner.planner.bounds import lower_bound
+from partitioner.planner.timing import op_seconds, serial_time, simulate
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import Spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules
 
 MS = 1e-3
@@ -151,4 +152,4 @@ def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
 @given(modules())
 def test_one_lane_takes_the_serial_time(model: GeneratedModule) -> None:
     plan = planned(model, ["cpu:0"])
-    assert simulate(plan.program, plan.costs, plan.tasks).makespan == pytest.approx(serial_time(plan))
+    assert simulate(plan.program, plan.costs, plan.tasks).makespan == pytest.approx(serial_time(plan.graph, plan.costs))

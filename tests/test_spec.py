@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner import spec as spec_module
 from partitioner.errors import SpecError
-from partitioner.spec import DeviceSpec, Spec, json_schema, load_spec
+from partitioner.spec import spec as spec_module
+from partitioner.spec.spec import DeviceSpec, Spec, json_schema, load_spec
 
 SPECS = Path(__file__).parent.parent / "specs"
 FULL = """

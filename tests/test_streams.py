@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends import streams
 from partitioner.backends.streams import StreamCall
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Run, Wait
-from partitioner.plan import Plan
+from partitioner.lower.rules import Case, race
 from partitioner.testing import GeneratedModule, difference, modules
-from partitioner.verify import Case, race
 
 X = numbers(4, 6)
 

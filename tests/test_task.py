@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.ir.graph import ANY, RNG, Access, Graph, Op
+from partitioner.ir.access import ANY, RNG, Access
+from partitioner.ir.graph import Graph, Op
 from partitioner.ir.task import TaskGraph, group
 from programs import graphs, make_graph
 

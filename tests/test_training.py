@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from partitioner.module import Parallel
+from partitioner.runtime.module import Parallel
 
 X = numbers(4, 6)
 

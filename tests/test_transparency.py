@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitioner import partition
+from partitioner.backends.fake import run_on_fake_devices
 from partitioner.compile import make_plan
-from partitioner.discover import build_machine
-from partitioner.fake import run_on_fake_devices
-from partitioner.ir.call import Call
-from partitioner.place import POLICIES
-from partitioner.spec import load_spec
+from partitioner.model.call import Call
+from partitioner.planner.policies import POLICIES
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, assert_equal_runs, device_lists, fake_device_lists, modules, policies
 from scatter import scatter
 

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner import units
 from partitioner.errors import SpecError
+from partitioner.ir import units
+from partitioner.spec.devices import parse_device
 
 QUANTITIES = [units.SIZE, units.BANDWIDTH, units.DURATION, units.FLOPS]
 PARSERS: list[Callable[[object], float]] = [
@@ -167,7 +168,7 @@ def test_formats(text: str, expected: str) -> None:
     ],
 )
 def test_devices(device: object, name: str) -> None:
-    assert units.parse_device(device) == name
+    assert parse_device(device) == name
 
 
 @pytest.mark.parametrize(
@@ -176,13 +177,13 @@ def test_devices(device: object, name: str) -> None:
 )
 def test_refuses_what_is_no_device(device: object) -> None:
     with pytest.raises(SpecError, match="is not a device; write cpu, or an accelerator with its index: cuda:0"):
-        units.parse_device(device)
+        parse_device(device)
 
 
 def test_refuses_an_index_that_torch_would_wrap_round() -> None:
     """torch keeps the index in a signed byte: torch.device("cuda:300") is cuda:44, without an error."""
     with pytest.raises(SpecError, match="from 0 to 127"):
-        units.parse_device("cuda:300")
+        parse_device("cuda:300")
 
 
 @given(st.fractions(0, 10**6))

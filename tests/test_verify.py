@@ -11,13 +11,17 @@ from hypothesis import given
 
 from partitioner.compile import make_plan
 from partitioner.errors import VerifyError
-from partitioner.ir.call import Call
-from partitioner.ir.graph import Access, Op
-from partitioner.ir.program import Program, Run, parse
+from partitioner.ir.access import Access
+from partitioner.ir.graph import Op
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.parse import parse
+from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph, group
-from partitioner.machine import Device, Machine
-from partitioner.spec import Spec
-from partitioner.verify import RULES, Case, Fault, faults, verify
+from partitioner.lower.rules import RULES, Case, Fault
+from partitioner.lower.verify import faults, verify
+from partitioner.lower.verify import shown as shown_fault
+from partitioner.model.call import Call
+from partitioner.spec.spec import Spec
 from programs import Lowered, lowered_programs, make_graph
 
 LANES = {
@@ -655,7 +659,7 @@ def test_a_fault_names_module_and_source_line() -> None:
     """Where the tasks are known, so is what the user wrote."""
     plan = make_plan(TwoBranches(), Call.of((torch.ones(2, 4),), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec())
     runs = [index for index, item in enumerate(plan.program.instructions) if isinstance(item, Run)]
-    shown = Fault("race", "for show", (runs[0],)).show(plan.program, plan.tasks)
+    shown = shown_fault(Fault("race", "for show", (runs[0],)), plan.program, plan.tasks)
     assert f"instruction {runs[0]} runs t0, which begins with left in left at {__file__}:" in shown
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from partitioner.backends.reference import Reference
 from partitioner.backends.streams import Streams
 from partitioner.backends.threads import Threads
-from partitioner.plan import Plan
+from partitioner.ir.plan import Plan
 
 
 class Executable(Protocol):

@@ -29,8 +29,8 @@ from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
 from partitioner.ir.graph import Op
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, made, read
-from partitioner.plan import Plan
 
 _numbers = count()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from partitioner.analysis.concurrency import runs_alone
-from partitioner.analysis.conflicts import maker
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import constants_for
+from partitioner.ir.conflicts import maker
+from partitioner.ir.overlap import runs_alone
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, made, read
-from partitioner.plan import Plan
 
 LONG_ALONE = 5e-4
 """Seconds that a task must run alone to get every thread: OpenMP's pool is started for it and sent home after it."""

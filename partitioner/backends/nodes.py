@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from partitioner.ir.graph import Graph
-from partitioner.state import attribute
+from partitioner.model.state import attribute
 
 
 def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from partitioner.backends.nodes import constants_for, move, results, retarget
-from partitioner.ir.graph import fill
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
-from partitioner.plan import Plan
-from partitioner.state import call_target, load_state
+from partitioner.model.node import call_target, fill, load_state
 
 
 class Reference:

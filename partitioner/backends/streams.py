@@ -27,7 +27,7 @@ from partitioner.backends.codegen import Code
 from partitioner.backends.nodes import move
 from partitioner.backends.probe import pair_works
 from partitioner.backends.threads import Call, Threads
-from partitioner.plan import Plan
+from partitioner.ir.plan import Plan
 
 
 class Hardware:

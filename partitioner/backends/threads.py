@@ -23,8 +23,8 @@ from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
 from partitioner.errors import SpecError
-from partitioner.plan import Plan
-from partitioner.state import load_state
+from partitioner.ir.plan import Plan
+from partitioner.model.node import load_state
 
 
 class Abandoned(BaseException):

@@ -1,47 +1,25 @@
 """What a model does: ops in program order, what each one touches, and the DAG that follows from it.
 
-A *resource* is anything two ops can disagree about: a storage (named after the op, input or parameter that made it) or a
-token such as `RNG`. `ANY` stands for every resource at once and is what an op of unknown effects writes.
-
-**The one hazard rule.** Two accesses to one resource, at least one of them a write, keep their program order. Read after
-write, write after read and write after write all follow from it; in-place ops, views, buffers, random generators and
-modules that are called twice need no rule of their own.
-
-    graph Toy
-      in  x
-      a   = linear(x)           r:x r:a.weight w:a          float32[2, 4]
-      r   = relu_(a)            w:a                         float32[2, 4]
-      out r
+graph Toy
+  in  x
+  a   = linear(x)           r:x r:a.weight w:a          float32[2, 4]
+  r   = relu_(a)            w:a                         float32[2, 4]
+  out r
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
-import torch
-from torch.utils._pytree import TreeSpec
 
-ANY = "*"
-RNG = "rng"
-HOOKS = "hooks"
-TOKENS = frozenset({ANY, RNG, HOOKS})
-"""Resources that are no storage: everything, the random generator, and whatever the hooks of a user change."""
+from partitioner.ir.access import RNG, Access, hazards
+from partitioner.ir.signature import Signature
 
-
-@dataclass(frozen=True, order=True)
-class Access:
-    """One op's use of one resource."""
-
-    resource: str
-    write: bool = False
-
-    def __str__(self) -> str:
-        return f"{'w' if self.write else 'r'}:{self.resource}"
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -54,6 +32,23 @@ class TensorMeta:
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class StateMeta:
+    """A parameter, buffer or constant: which storage it is in, and sizes in bytes.
+
+    Args:
+        storage: what tells its storage from others.
+        bytes: its own size, which an op that uses it reads.
+        kept: the size of its storage, which it keeps alive.
+        elements: how many of its elements the storage holds.
+    """
+
+    storage: int
+    bytes: int
+    kept: int
+    elements: int
 
 
 @dataclass(frozen=True)
@@ -100,31 +95,6 @@ class Op:
         touched = " ".join(map(str, self.accesses))
         metas = ", ".join(map(str, self.outputs))
         return f"{self.name} = {self.target}({', '.join(self.inputs)})  {touched}  {metas}".rstrip()
-
-
-@dataclass(frozen=True, order=True)
-class Read:
-    """An attribute that the model's forward read while it was traced: the module's qualified name, and the attribute's."""
-
-    path: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Signature:
-    """How a call's arguments become graph inputs, and graph outputs become the call's result.
-
-    The tensor leaves of ``(args, kwargs)`` are the graph's inputs, in order; every other leaf was burned in by tracing and
-    is a guard. ``accepts`` is asked once for every new set of shapes. ``reads`` are attributes of the model that were
-    burned in, and ``modes`` whether the caller's modes were.
-    """
-
-    in_spec: TreeSpec
-    constants: tuple[tuple[int, Any], ...]
-    out_spec: TreeSpec
-    accepts: Callable[[Sequence[torch.Tensor]], str | None] = field(default=lambda tensors: None)
-    reads: tuple[Read, ...] = ()
-    modes: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,80 +167,3 @@ class Graph:
         lines += [f"  {op}" for op in self.ops]
         lines.append(f"  out {', '.join(self.outputs)}")
         return "\n".join(lines)
-
-
-def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[str, str]]:
-    """The pairs that the one hazard rule orders, for ``(name, accesses)`` in program order.
-
-    Pairs that follow from others are left out: a write is ordered after the reads since the last write and after that
-    write, a read after the last write.
-
-    Example:
-        >>> r, w = Access("x"), Access("x", write=True)
-        >>> list(hazards([("a", [w]), ("b", [r]), ("c", [r]), ("d", [w])]))
-        [('a', 'b'), ('a', 'c'), ('a', 'd'), ('b', 'd'), ('c', 'd')]
-    """
-    writer: dict[str, str] = {}
-    readers: defaultdict[str, list[str]] = defaultdict(list)
-    fence = ""
-    since_fence: list[str] = []
-    for name, accesses in program:
-        before: dict[str, None] = {}
-        modes = {access.resource: access.write for access in sorted(accesses)}
-        if fence:
-            before[fence] = None
-        if ANY in modes:
-            before.update(dict.fromkeys(since_fence))
-            fence, since_fence = name, []
-            writer.clear()
-            readers.clear()
-        else:
-            for resource, write in modes.items():
-                if resource in writer:
-                    before[writer[resource]] = None
-                if write:
-                    before.update(dict.fromkeys(readers.pop(resource, ())))
-                    writer[resource] = name
-                else:
-                    readers[resource].append(name)
-            since_fence.append(name)
-        for earlier in before:
-            yield earlier, name
-
-
-def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
-    """Arguments of a torch.fx node with values in the nodes' places.
-
-    Lists and dicts come out as plain ones: a function may change those that it is given, and torch.fx's refuse that.
-    """
-    if isinstance(arguments, torch.fx.Node):
-        return value(arguments)
-    if isinstance(arguments, tuple):
-        items = [fill(item, value) for item in arguments]
-        return type(arguments)(*items) if hasattr(arguments, "_fields") else tuple(items)
-    if isinstance(arguments, list):
-        return [fill(item, value) for item in arguments]
-    if isinstance(arguments, dict):
-        return {key: fill(item, value) for key, item in arguments.items()}
-    if isinstance(arguments, slice):
-        return slice(*(fill(part, value) for part in (arguments.start, arguments.stop, arguments.step)))
-    return arguments
-
-
-def conflict(one: Iterable[Access], other: Iterable[Access]) -> str | None:
-    """The resource on which two sets of accesses conflict, or ``None``.
-
-    Example:
-        >>> conflict([Access("x")], [Access("x", write=True)])
-        'x'
-        >>> conflict([Access("x")], [Access("x")]) is None
-        True
-    """
-    mine = {access.resource: access.write for access in sorted(one)}
-    theirs = {access.resource: access.write for access in sorted(other)}
-    if (ANY in mine and theirs) or (ANY in theirs and mine):
-        return ANY
-    for resource, write in mine.items():
-        if resource in theirs and (write or theirs[resource]):
-            return resource
-    return None

@@ -16,7 +16,8 @@ from functools import cached_property
 
 import networkx as nx
 
-from partitioner.ir.graph import ANY, Access, Graph
+from partitioner.ir.access import ANY, Access
+from partitioner.ir.graph import Graph
 
 
 @dataclass(frozen=True)

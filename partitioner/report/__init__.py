@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from partitioner.inspection import Inspection
 from partitioner.report import data, graphs, text
+from partitioner.report.inspection import Inspection
 from partitioner.report.screen import PIPE, Screen
 
 Format = Callable[[Inspection, Screen], str]

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from partitioner.errors import PartitionerError
-from partitioner.inspection import Inspection
+from partitioner.report.inspection import Inspection
 
 VERSION = 1
 

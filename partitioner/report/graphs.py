@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from partitioner.inspection import Branch, Inspection
-from partitioner.units import format_duration, format_size
+from partitioner.ir.units import format_duration, format_size
+from partitioner.report.inspection import Branch, Inspection
 
 PALETTE = ("#a6cee3", "#fdbf6f", "#b2df8a", "#cab2d6", "#fb9a99", "#ffff99", "#d9d9d9", "#ccebc5")
 """Fills light enough for black text; lanes beyond the last take them again. After ColorBrewer, https://colorbrewer2.org."""

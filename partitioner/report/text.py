@@ -16,9 +16,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partitioner.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
+from partitioner.ir.units import format_count, format_duration, format_size
+from partitioner.report.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
 from partitioner.report.screen import PIPE, Screen
-from partitioner.units import format_count, format_duration, format_size
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)

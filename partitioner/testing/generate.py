@@ -101,7 +101,9 @@ def build(recipe: Recipe) -> GeneratedModule:
     Raises:
         SpecError: a step's kind, or the form of the output, is not known.
 
-    >>> from partitioner.testing import Recipe, Step, build
+    >>> from partitioner.testing import Recipe
+    >>> from partitioner.testing import Step
+    >>> from partitioner.testing import build
     >>> module = build(Recipe((Step("linear"), Step("view_write")), inputs=1))
     >>> print(module.source)
     class Generated(GeneratedModule):

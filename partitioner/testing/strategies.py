@@ -51,7 +51,9 @@ def modules(kinds: Collection[str] = KINDS, max_steps: int = 8) -> SearchStrateg
         A strategy of `GeneratedModule`; each has `example_inputs(seed)`, `recipe` and `source`.
 
     >>> from hypothesis import given, settings
-    >>> from partitioner.testing import assert_equal_runs, build, modules
+    >>> from partitioner.testing import assert_equal_runs
+    >>> from partitioner.testing import build
+    >>> from partitioner.testing import modules
     >>> @settings(max_examples=5, deadline=None, database=None)
     ... @given(modules(max_steps=3))
     ... def test_deterministic(module):

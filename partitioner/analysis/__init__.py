@@ -1,1 +1,0 @@
-"""Questions about the nouns. Nothing here changes one; every stage may ask."""

@@ -1,0 +1,1 @@
+"""Module to Graph: captured as a torch.fx graph, its effects analysed, compared with eager once."""

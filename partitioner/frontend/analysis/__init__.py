@@ -1,0 +1,1 @@
+"""torch.fx graph to Graph: what every op touches, observed or told from a table."""

@@ -1,0 +1,238 @@
+"""What an op touches, told from its name and schema alone: the static table, used where nothing could be observed.
+
+It errs to one side. An output may alias more than it does and an op may write more than it does; an op that is not
+known at all conflicts with everything. Slow is allowed, wrong is not.
+
+An `Effect` says which storages the result may share and which resources are read and written.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._library.custom_ops import OPDEFS
+from torch.nn import functional
+
+from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
+from partitioner.ir.access import ANY, HOOKS, RNG
+from partitioner.ir.graph import TensorMeta
+from partitioner.model.hooks import calls_users_hooks
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one node does.
+
+    Args:
+        storages: that the result may share.
+        reads, writes: resources.
+        outputs, flops: known only where they were observed.
+        tensor: whether the result may hold a tensor.
+    """
+
+    storages: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    outputs: tuple[TensorMeta, ...] = ()
+    flops: int | None = None
+    tensor: bool = True
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The storages of a node's arguments: of each one, by the nodes found in it, and of all together."""
+
+    of: dict[torch.fx.Node, frozenset[str]]
+
+    def within(self, argument: Any) -> frozenset[str]:
+        """Storages of the nodes inside one argument."""
+        found: list[frozenset[str]] = []
+        torch.fx.node.map_arg(argument, lambda node: found.append(self.of.get(node, frozenset())))
+        return frozenset().union(*found)
+
+    def all(self, node: torch.fx.Node) -> frozenset[str]:
+        """Storages of every argument of ``node``."""
+        return self.within((node.args, node.kwargs))
+
+
+def static_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module | None, state: frozenset[str]) -> Effect:
+    """The effect of one call node.
+
+    Args:
+        node: a ``call_function``, ``call_method`` or ``call_module``.
+        inputs: the storages of its arguments.
+        module: the module that a ``call_module`` calls.
+        state: resources of that module's parameters and buffers.
+    """
+    if module is not None:
+        effect = _module_effect(node, inputs, module, state)
+        return with_hooks(effect, node.name) if calls_users_hooks(module) else effect
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _schema_effect(node, node.target, inputs)
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _unknown(node, inputs)
+    return _python_effect(node, inputs)
+
+
+def with_hooks(effect: Effect, name: str) -> Effect:
+    """The effect of a module around which hooks of a user run.
+
+    They may change what they are given and what is the module's, give some of it back, draw random numbers, and hold state.
+    """
+    given = {resource for resource in effect.reads if not resource.startswith("self.")}
+    return replace(effect, storages=effect.storages | given | {name}, writes=effect.writes | effect.reads | {HOOKS, RNG})
+
+
+def _unknown(node: torch.fx.Node, inputs: Inputs) -> Effect:
+    storages = inputs.all(node)
+    return Effect(storages | {node.name}, storages, storages | {ANY})
+
+
+def _module_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module, state: frozenset[str]) -> Effect:
+    if not type(module).__module__.startswith("torch.nn") or any(module.children()):
+        unknown = _unknown(node, inputs)
+        return Effect(unknown.storages, unknown.reads | state, unknown.writes | state)
+    reads = inputs.all(node) | state
+    in_place = bool(getattr(module, "inplace", False))
+    written = inputs.all(node) if in_place else frozenset()
+    if module.training:
+        written |= {resource for resource in state if any(resource.endswith(name) for name, _ in module.named_buffers())}
+        written |= {RNG} if isinstance(module, RANDOM_MODULES) else frozenset()
+    shared = inputs.all(node) if in_place or isinstance(module, ALIASING_MODULES) else frozenset()
+    return Effect(shared | {node.name}, reads, written)
+
+
+def _schema_effect(node: torch.fx.Node, op: torch._ops.OpOverload, inputs: Inputs) -> Effect:
+    reads = inputs.all(node)
+    name = op._schema.name.partition("::")[2]
+    written = frozenset().union(*(inputs.within(value) for value in mutated_arguments(op, node.args, node.kwargs)))
+    if torch.Tag.nondeterministic_seeded in op.tags and not draws_nothing(op, node.args, node.kwargs):
+        written |= {RNG}
+    aliasing = name in VIEWS or op.is_view or any(result.alias_info is not None for result in op._schema.returns)
+    tensor = any("Tensor" in str(result.type) for result in op._schema.returns)
+    return Effect((reads if aliasing else frozenset()) | {node.name}, reads, written, tensor=tensor)
+
+
+def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that a call of ``op`` writes: by its schema, if that is to be trusted, and all of them otherwise.
+
+    Batch norms write their statistics without saying so.
+    """
+    if not _is_trusted(op):
+        yield from (*args, *kwargs.values())
+        return
+    silent = op._schema.name.partition("::")[2] in BATCH_NORMS
+    values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+    for argument in op._schema.arguments:
+        if argument.name in values:
+            running = (
+                silent
+                and argument.name.startswith("running_")
+                and any(map(values.get, ("training", "train", "use_input_stats")))
+            )
+            if running or (argument.alias_info is not None and argument.alias_info.is_write):
+                yield values[argument.name]
+
+
+_TRUSTED = frozenset({"aten", "prims", "prim", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"})
+
+
+def _is_trusted(op: torch._ops.OpOverload) -> bool:
+    """Whether an op's schema can be believed: torch's own, or made by `torch.library.custom_op`, which asks what it mutates.
+
+    A schema written by hand is easily wrong, and nothing in torch compares it with what the kernel does.
+    """
+    return op.namespace in _TRUSTED or op._schema.name in OPDEFS
+
+
+def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an op that can draw random numbers draws none: dropout of probability 0, or not in training."""
+    values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+    names = {argument.name for argument in op._schema.arguments}
+    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
+    probability = next((values.get(name, defaults.get(name)) for name in ("dropout_p", "p", "dropout") if name in names), None)
+    training = next((values.get(name, defaults.get(name)) for name in ("train", "training") if name in names), None)
+    return probability == 0 or training is False
+
+
+_KNOWN_NAMESPACES = (torch, torch.Tensor, functional, operator, math, torch.special, torch.linalg, torch.fft)
+_PURE_BUILTINS = frozenset(
+    {getattr, len, int, float, bool, isinstance, tuple, list, dict, slice, max, min, sum, abs, range, zip}
+)
+
+
+def _python_effect(node: torch.fx.Node, inputs: Inputs) -> Effect:
+    target = node.target
+    if target is getattr:
+        shared = frozenset() if node.args[1] in METADATA else inputs.all(node)
+        return Effect(shared | {node.name}, inputs.all(node), tensor=node.args[1] not in METADATA)
+    if target is operator.getitem:
+        return Effect(inputs.all(node) | {node.name}, inputs.all(node))
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if not _is_known(target, name):
+        return _unknown(node, inputs)
+    reads = inputs.all(node)
+    in_place = _writes_first(target, name) or bool(node.kwargs.get("inplace")) or _inplace_positional(node)
+    written = inputs.within(node.args[:1] or tuple(node.kwargs.values())) if in_place else frozenset()
+    written |= inputs.within(node.kwargs.get("out"))
+    if name in BATCH_NORMS:
+        statistics = node.kwargs.get("running_mean"), node.kwargs.get("running_var")
+        written |= inputs.within(node.args[1:5]) | inputs.within(statistics)  # where they stand depends on the function
+    if name in RANDOM:
+        written |= {RNG}
+    aliasing = name in VIEWS or target in _PURE_BUILTINS or _joins_sequences(node)
+    shared = reads if written - {RNG} or aliasing else frozenset()
+    return Effect(shared | {node.name}, reads, written, tensor=name not in METADATA)
+
+
+def _joins_sequences(node: torch.fx.Node) -> bool:
+    """Whether an addition may be one of tuples, as in ``outputs = (x,) + outputs[1:]``: the result holds what they hold."""
+    return node.target in (operator.add, operator.iadd) and all(map(_may_be_sequence, node.args))
+
+
+def _may_be_sequence(value: Any) -> bool:
+    if not isinstance(value, torch.fx.Node):
+        return isinstance(value, tuple | list)
+    if value.target is operator.getitem:
+        return isinstance(value.args[1], slice)
+    return _joins_sequences(value) or value.op == "call_module" or value.target in _PURE_BUILTINS
+
+
+def _is_known(target: Any, name: str) -> bool:
+    if isinstance(target, str):  # a method; of a tensor, unless the name says otherwise
+        return hasattr(torch.Tensor, name)
+    if target in _PURE_BUILTINS:
+        return True
+    return any(getattr(space, name, None) is target for space in (*_KNOWN_NAMESPACES, builtins, torch._C._nn))
+
+
+def _writes_first(target: Any, name: str) -> bool:
+    augmented = (
+        target in vars(operator).values()
+        and name.startswith("i")
+        and hasattr(operator, f"__{name}__")
+        and name not in _NOT_AUGMENTED
+    )
+    trailing = name.endswith("_") and not name.endswith("__")
+    return augmented or trailing or name in ("setitem", "__setitem__", "delitem", "set_data")
+
+
+_NOT_AUGMENTED = frozenset({"index", "inv", "invert", "indexOf", "is_", "is_not", "itemgetter"})
+
+
+def _inplace_positional(node: torch.fx.Node) -> bool:
+    """Whether ``inplace`` was given by position, as in ``F.relu(x, True)``."""
+    if isinstance(node.target, str) or not node.args:
+        return False
+    code = getattr(node.target, "__code__", None)
+    if code is None or "inplace" not in code.co_varnames[: code.co_argcount]:
+        return False
+    position = code.co_varnames.index("inplace")
+    return len(node.args) > position and node.args[position] is not False

@@ -1,0 +1,1 @@
+"""Module to torch.fx graph: the tracers, and what they share."""

@@ -1,0 +1,91 @@
+"""What ops touch, and the one rule that orders those that touch the same.
+
+A *resource* is anything two ops can disagree about: a storage (named after the op, input or parameter that made it) or a
+token such as `RNG`. `ANY` stands for every resource at once and is what an op of unknown effects writes.
+
+**The one hazard rule.** Two accesses to one resource, at least one of them a write, keep their program order. Read after
+write, write after read and write after write all follow from it; in-place ops, views, buffers, random generators and
+modules that are called twice need no rule of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+ANY = "*"
+RNG = "rng"
+HOOKS = "hooks"
+
+TOKENS = frozenset({ANY, RNG, HOOKS})
+"""Resources that are no storage: everything, the random generator, and whatever the hooks of a user change."""
+
+
+@dataclass(frozen=True, order=True)
+class Access:
+    """One op's use of one resource."""
+
+    resource: str
+    write: bool = False
+
+    def __str__(self) -> str:
+        return f"{'w' if self.write else 'r'}:{self.resource}"
+
+
+def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[str, str]]:
+    """The pairs that the one hazard rule orders, for ``(name, accesses)`` in program order.
+
+    Pairs that follow from others are left out: a write is ordered after the reads since the last write and after that
+    write, a read after the last write.
+
+    Example:
+        >>> r, w = Access("x"), Access("x", write=True)
+        >>> list(hazards([("a", [w]), ("b", [r]), ("c", [r]), ("d", [w])]))
+        [('a', 'b'), ('a', 'c'), ('a', 'd'), ('b', 'd'), ('c', 'd')]
+    """
+    writer: dict[str, str] = {}
+    readers: defaultdict[str, list[str]] = defaultdict(list)
+    fence = ""
+    since_fence: list[str] = []
+    for name, accesses in program:
+        before: dict[str, None] = {}
+        modes = {access.resource: access.write for access in sorted(accesses)}
+        if fence:
+            before[fence] = None
+        if ANY in modes:
+            before.update(dict.fromkeys(since_fence))
+            fence, since_fence = name, []
+            writer.clear()
+            readers.clear()
+        else:
+            for resource, write in modes.items():
+                if resource in writer:
+                    before[writer[resource]] = None
+                if write:
+                    before.update(dict.fromkeys(readers.pop(resource, ())))
+                    writer[resource] = name
+                else:
+                    readers[resource].append(name)
+            since_fence.append(name)
+        for earlier in before:
+            yield earlier, name
+
+
+def conflict(one: Iterable[Access], other: Iterable[Access]) -> str | None:
+    """The resource on which two sets of accesses conflict, or ``None``.
+
+    Example:
+        >>> conflict([Access("x")], [Access("x", write=True)])
+        'x'
+        >>> conflict([Access("x")], [Access("x")]) is None
+        True
+    """
+    mine = {access.resource: access.write for access in sorted(one)}
+    theirs = {access.resource: access.write for access in sorted(other)}
+    if (ANY in mine and theirs) or (ANY in theirs and mine):
+        return ANY
+    for resource, write in mine.items():
+        if resource in theirs and (write or theirs[resource]):
+            return resource
+    return None

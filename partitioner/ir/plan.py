@@ -1,0 +1,79 @@
+"""Everything that was decided about one program, from its graph to its instructions. What reports draw and backends emit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partitioner.ir.assignment import Placement
+from partitioner.ir.cost import Costs
+from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.machine import Machine
+from partitioner.ir.program import Program
+from partitioner.ir.task import TaskGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The result of planning.
+
+    Args:
+        graph: the traced model.
+        machine: the devices and lanes that it was planned for.
+        costs: seconds and bytes of every op.
+        tasks: how ops were grouped.
+        placement: where each task runs, and why.
+        program: the verified instructions.
+        state: what the parameters, buffers and constants take that its ops use, by qualified name.
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    tasks: TaskGraph
+    placement: Placement
+    program: Program
+    state: Mapping[str, StateMeta] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = (self.graph, self.costs, self.tasks, self.placement, self.program)
+        return "\n\n".join(map(str, parts))
+
+    def summary(self) -> str:
+        """What was made, in a few lines."""
+        used = sorted({item.lane for item in self.program.instructions})
+        lanes = ", ".join(self.machine.lanes[lane].name for lane in used) or "no lane"
+        tasks = len(self.tasks.tasks)
+        counted = f"{len(self.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''}"
+        lines = [f"Parallel({self.graph.name}): {counted} on {lanes}"]
+        lines.append(f"  traced by {self.graph.frontend}, placed by {self.placement.policy}")
+        reasons = set(self.placement.reason.values())
+        if len(reasons) == 1 and len(used) == 1:
+            lines.append(f"  {reasons.pop()}")
+        lines += (f"  note: {note}" for note in self.graph.notes)
+        return "\n".join(lines)
+
+
+def places(plan: Plan) -> dict[str, str]:
+    """Device name of all state that a plan has placed."""
+    names = {lane.torch_device: lane.device for lane in plan.machine.lanes}
+    kept = {name: names[device] for name, device in state_devices(plan).items()}
+    return {name: device for name, device in kept.items() if name not in plan.graph.constants}
+
+
+def resident_bytes(plan: Plan) -> dict[str, int]:
+    """Bytes of parameters, buffers and constants on each torch device; tied ones count once."""
+    total: defaultdict[str, int] = defaultdict(int)
+    counted: set[int] = set()
+    for name, device in state_devices(plan).items():
+        if name in plan.state and plan.state[name].storage not in counted:
+            counted.add(plan.state[name].storage)
+            total[device] += plan.state[name].kept
+    return dict(total)
+
+
+def state_devices(plan: Plan) -> dict[str, str]:
+    """The torch device on which each parameter, buffer and constant of a plan is used."""
+    lanes, lane, task_of = plan.machine.lanes, plan.placement.lane, plan.tasks.task_of
+    return {name: lanes[lane[task_of[op.name]]].torch_device for op in plan.graph.ops for name in op.state}

@@ -1,0 +1,74 @@
+"""A value that is read on another device is copied there, once per device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from partitioner.ir.access import Access
+from partitioner.ir.program import Copy, Instruction, Program, Run, Value
+
+
+def insert_copies(program: Program) -> Program:
+    """Copy every value to each other device that reads it, on the lane that reads it first."""
+    pass_ = _Copies(program)
+    instructions = tuple(new for old in program.instructions for new in pass_.rewrite(old))
+    return replace(program, instructions=instructions, values=tuple(pass_.values.values()))
+
+
+class _Copies:
+    """Remembers what has been copied where, and what a storage is called by a Run that reads copies.
+
+    An op that views a value views the copy that it was given. So resources are renamed: a copy stands for every storage that
+    its source may share, and a Run touches the copies among what it reads. Where the storage itself lies, it may touch that,
+    too: a value can be copied away, viewed there, and the view be copied back.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = {value.name: value for value in program.values}
+        self.home: dict[str, str] = {name: self.values[name].device for name in program.inputs}
+        self.stands_for: dict[str, tuple[str, ...]] = {}
+
+    def rewrite(self, instruction: Instruction) -> Iterator[Instruction]:
+        if not isinstance(instruction, Run):
+            yield instruction
+            return
+        device = self.program.lanes[instruction.lane].torch_device
+        for access in instruction.touches:
+            self.home.setdefault(access.resource, device)
+        reads = []
+        for name in instruction.reads:
+            if self.values[name].device in ("", device):
+                reads.append(name)
+                continue
+            copy = f"{name}@{device}"
+            if copy not in self.values:
+                yield Copy(instruction.lane, name, copy)
+                self.values[copy] = Value(copy, device, self.values[name].bytes, (copy,))
+                self.stands_for[copy] = self.program.by_name[name].storages
+            reads.append(copy)
+        seen = {storage for name in reads for storage in self.values[name].storages}
+        for name in instruction.writes:
+            value = self.values[name]
+            storages = sorted(there for storage in value.storages for there in self._there(storage, device, seen))
+            self.values[name] = Value(name, value.device, value.bytes, tuple(dict.fromkeys(storages)))
+        yield Run(
+            instruction.lane,
+            instruction.task,
+            tuple(reads),
+            instruction.writes,
+            self._renamed(instruction.touches, device, seen),
+        )
+
+    def _there(self, storage: str, device: str, seen: set[str]) -> set[str]:
+        """What ``storage`` is called by a Run on ``device`` that reads values with the storages ``seen``."""
+        copies = {copy for copy in seen if storage in self.stands_for.get(copy, ())}
+        return copies | {storage} if self.home.get(storage, device) == device else copies or {storage}
+
+    def _renamed(self, touches: tuple[Access, ...], device: str, seen: set[str]) -> tuple[Access, ...]:
+        modes: dict[str, bool] = {}
+        for access in touches:
+            for resource in self._there(access.resource, device, seen):
+                modes[resource] = modes.get(resource, False) or access.write
+        return tuple(Access(resource, write) for resource, write in sorted(modes.items()))

@@ -1,0 +1,89 @@
+"""Is a program right? Every rule is asked, and all faults are shown, each with the program around it.
+
+race: instructions 4 and 7 both touch %a, and no event orders cpu/0 before cpu/1
+     3 | 0 wait e0
+>    4 | 0 run t0 (x) -> (a) w:a r:x
+      ...
+>    7 | 1 run t1 (a) -> (b) r:a w:b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partitioner.errors import PlacementError, VerifyError
+from partitioner.ir.machine import caps
+from partitioner.ir.plan import Plan, resident_bytes
+from partitioner.ir.program import Program, Run
+from partitioner.ir.task import TaskGraph
+from partitioner.lower.rules import RULES, Case, Fault, capacity
+
+
+def faults(case: Case) -> list[Fault]:
+    """Every fault that any rule finds."""
+    return [fault for rule in RULES for fault in rule(case)]
+
+
+def verify(
+    program: Program,
+    *,
+    tasks: TaskGraph | None = None,
+    memory: Mapping[str, int] | None = None,
+    resident: Mapping[str, int] | None = None,
+) -> Program:
+    """Return ``program`` if it breaks no rule.
+
+    Args:
+        program: what to check.
+        tasks: the tasks that it was made from; without them the rule ``graph`` is skipped.
+        memory: cap in bytes by torch device.
+        resident: bytes of parameters and buffers by torch device.
+
+    Raises:
+        VerifyError: with every fault, and the program around each.
+    """
+    found = faults(Case(program, tasks, memory or {}, resident or {}))
+    if found:
+        count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
+        raise VerifyError(
+            "\n\n".join([f"program {program.name} has {count}", *(shown(fault, program, tasks) for fault in found[:20])])
+        )
+    return program
+
+
+def check_memory(plan: Plan) -> None:
+    """Policies count state; what the values between tasks add is known only now.
+
+    Raises:
+        PlacementError: the caps do not hold parameters, buffers and live values.
+    """
+    found = list(capacity(Case(plan.program, memory=caps(plan.machine), resident=resident_bytes(plan))))
+    if found:
+        advice = "Raise the cap, add a device, pin parts of the model elsewhere, or plan for a smaller batch."
+        raise PlacementError("\n".join([*(fault.message for fault in found), advice]))
+
+
+def shown(fault: Fault, program: Program, tasks: TaskGraph | None = None) -> str:
+    """A fault with the program around it, and with module and source line of the ops concerned where tasks are known."""
+    lines = [f"{fault.rule}: {fault.message}", *_excerpt(program, fault.at)]
+    return "\n".join([*lines, *(_sources(program, tasks, fault.at) if tasks is not None else ())])
+
+
+def _excerpt(program: Program, at: tuple[int, ...]) -> Iterator[str]:
+    shown = sorted({near for index in at for near in range(max(0, index - 1), min(len(program.instructions), index + 2))})
+    previous = -1
+    for index in shown:
+        if previous >= 0 and index > previous + 1:
+            yield "      ..."
+        yield f"  {'>' if index in at else ' '} {index:4d} | {program.instructions[index]}"
+        previous = index
+
+
+def _sources(program: Program, tasks: TaskGraph, at: tuple[int, ...]) -> Iterator[str]:
+    """Where the first op of each Run among the instructions comes from."""
+    for index in at:
+        item = program.instructions[index]
+        task = tasks.by_name.get(item.task) if isinstance(item, Run) else None
+        if task is not None:
+            op = tasks.graph.by_name[task.ops[0]]
+            yield f"  instruction {index} runs {task.name}, which begins with {op.name} {op.where}".rstrip()

@@ -1,0 +1,67 @@
+"""The state of a model: parameters, buffers and tensor attributes by qualified name, as the module has it now."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.errors import InputError
+from partitioner.model.storage import storage_bytes, storage_key, tensor_bytes
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """The attribute of a module, or of a module in it, by qualified name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    value: Any = root
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def lookup(root: nn.Module, path: str) -> object:
+    """The attribute of a module, or of a module in it, by qualified name; ``None`` if there is none."""
+    value: object = root
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def state_tensors(module: nn.Module, names: Iterable[str], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the parameters, buffers and constants of the given names, by qualified name."""
+    values = ((name, constants[name] if name in constants else lookup(module, name)) for name in names)
+    return {name: value for name, value in values if isinstance(value, torch.Tensor)}
+
+
+def sizes(tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    """What tells a tensor's storage from others; bytes of the tensor and of the storage; elements that the storage holds."""
+    kept = storage_bytes(tensor)
+    return storage_key(tensor), tensor_bytes(tensor), kept, kept // tensor.element_size()
+
+
+def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of a module by qualified name, tied ones under each of their names."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return dict(named)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy.
+
+    Raises:
+        InputError: something in the model cannot be copied.
+    """
+    try:
+        with torch.inference_mode(False):  # tensors that are made under it can never be trained
+            return copying.deepcopy(model)
+    except Exception as error:  # whatever lies in the model may refuse
+        raise InputError(
+            f"{type(model).__name__} cannot be copied. {type(error).__name__}: {error}\n"
+            "Leave out copy=True, and the model itself is partitioned; or build it again."
+        ) from error

@@ -1,0 +1,1 @@
+"""Graph and Machine to Assignment: costs, constraints, tasks, and the policies that place them."""

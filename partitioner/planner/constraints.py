@@ -1,0 +1,124 @@
+"""What no policy may break: pins, colocations, and the ops that must share a device to be right.
+
+Ops share a device if they use the same parameter, buffer or constant (it lies in one place), or touch one storage up to its
+last in-place write (a copy taken earlier would miss the write). After its last write a storage may be read anywhere,
+through a copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from networkx.utils import UnionFind
+
+from partitioner.errors import PlacementError
+from partitioner.ir.access import TOKENS
+from partitioner.ir.graph import Graph, Op, StateMeta
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Groups of ops that share a device, and the devices that are fixed.
+
+    Args:
+        group: the group of each op; an op that is free is a group of its own.
+        device: device name of each pinned group.
+    """
+
+    group: Mapping[str, str]
+    device: Mapping[str, str]
+
+    def pinned(self, op: str) -> str | None:
+        """The device that ``op`` must run on, if it is pinned."""
+        return self.device.get(self.group[op])
+
+
+def constrain(
+    graph: Graph,
+    pins: Sequence[tuple[str, str]],
+    colocate: Sequence[Sequence[str]],
+    state: Mapping[str, StateMeta],
+    fixed: Mapping[str, str],
+) -> Constraints:
+    """Collect every constraint on ``graph``.
+
+    Args:
+        graph: what will be placed.
+        pins: ``(pattern, device name)`` over module paths and op names.
+        colocate: lists of patterns; the ops that match any pattern of one list share a device.
+        state: parameters, buffers and constants, by qualified name; what is in one storage shares a device.
+        fixed: device name of state that has been placed already, by qualified name.
+
+    Raises:
+        PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
+    """
+    groups: UnionFind[str] = UnionFind(op.name for op in graph.ops)
+    for names in [*_sharing_state(graph, state), *_before_last_write(graph)]:
+        groups.union(*names)
+    for patterns in colocate:
+        groups.union(*(op.name for pattern in patterns for op in _matching(graph, pattern)))
+    wanted: dict[str, tuple[str, str]] = {}
+    for pattern, device in pins:
+        for op in _matching(graph, pattern):
+            _pin(wanted, groups[op.name], device, f"pin {pattern!r} (op {op.name})")
+    for op in graph.ops:
+        for used in op.state:
+            if used in fixed:
+                _pin(wanted, groups[op.name], fixed[used], f"{used}, which lies there already")
+    return Constraints({op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()})
+
+
+def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) -> None:
+    other, reason = wanted.setdefault(group, (device, why))
+    if other != device:
+        raise PlacementError(
+            f"ops that must share a device are pinned to two: {other} by {reason}, and {device} by {why}.\n"
+            "They share a parameter, a buffer, a storage that is written in place, or a colocation. Pin them to one device."
+        )
+
+
+def matches(op: Op, pattern: str) -> bool:
+    """Whether a glob pattern means an op: by its name, its module path, or a module around it.
+
+    Example:
+        >>> op = Op("linear_3", "linear", path="encoder.layer.0")
+        >>> [matches(op, pattern) for pattern in ("encoder", "encoder.*", "linear_*", "decoder.*")]
+        [True, True, True, False]
+    """
+    return fnmatchcase(op.name, pattern) or fnmatchcase(op.path, pattern) or fnmatchcase(op.path, f"{pattern}.*")
+
+
+def _matching(graph: Graph, pattern: str) -> list[Op]:
+    """The ops that a pattern places. A size or a dtype is asked where its tensor is, whoever asks."""
+    found = [op for op in graph.ops if matches(op, pattern)]
+    if not found:
+        paths = sorted({op.path.split(".")[0] for op in graph.ops if op.path})
+        raise PlacementError(
+            f"pattern {pattern!r} matches no op. Patterns are globs over module paths and op names; "
+            f"the top-level modules are: {', '.join(paths) or '(none)'}."
+        )
+    return [op for op in found if op.tensor]
+
+
+def _sharing_state(graph: Graph, state: Mapping[str, StateMeta]) -> Iterable[list[str]]:
+    users: defaultdict[object, list[str]] = defaultdict(list)
+    for op in graph.ops:
+        for name in op.state:
+            users[state[name].storage if name in state else name].append(op.name)
+    return users.values()
+
+
+def _before_last_write(graph: Graph) -> Iterable[list[str]]:
+    """For each storage that is written after it was made: the ops that touch it up to the last write."""
+    touching: defaultdict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for op in graph.ops:
+        for access in op.accesses:
+            if access.resource not in TOKENS:
+                touching[access.resource].append((op.name, access.write and access.resource != op.name))
+    for uses in touching.values():
+        last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)
+        if last >= 0:
+            yield [name for name, _ in uses[: last + 1]]

@@ -1,0 +1,32 @@
+"""What every op of a graph costs: FLOPs and bytes, as tracing saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partitioner.ir.cost import Costs, OpCost
+from partitioner.ir.graph import Graph, Op, StateMeta
+from partitioner.ir.machine import Machine
+
+
+def estimate(graph: Graph, machine: Machine, state: Mapping[str, StateMeta]) -> Costs:
+    """Cost of every op of ``graph``.
+
+    Args:
+        graph: with shapes if example inputs were given.
+        machine: devices and their rates.
+        state: sizes of each parameter, buffer and constant, by qualified name.
+    """
+    known = graph.by_name
+    sizes = {name: meta.bytes for name, meta in graph.inputs if meta is not None}
+
+    def of(op: Op) -> OpCost:
+        used = sum(state[name].bytes for name in op.state if name in state)
+        if not op.tensor:
+            return OpCost(0, 0, used)
+        if op.name not in op.storages and not any(access.write for access in op.accesses):
+            return OpCost(0, 0, used)  # a view
+        read = sum(known[name].bytes if name in known else sizes.get(name, 0) for name in op.inputs)
+        return OpCost(op.flops or 0, read + op.bytes + used, used)
+
+    return Costs(machine, {op.name: of(op) for op in graph.ops}, graph.observed)

@@ -1,0 +1,56 @@
+"""State gets to its devices, in place: optimizers and ties that hold it go on holding it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from partitioner.model.state import all_state, lookup
+from partitioner.model.storage import storage_key
+
+
+def move_state(module: nn.Module, devices: Mapping[str, str], default: str) -> None:
+    """Move parameters and buffers to their devices, in place: optimizers and ties that hold them go on holding them.
+
+    Args:
+        module: whose state.
+        devices: torch device by qualified name.
+        default: where everything goes that no op uses.
+    """
+    by_storage: defaultdict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    everything = all_state(module)
+    for name in devices:
+        extra = lookup(module, name)
+        if name not in everything and isinstance(extra, torch.Tensor):
+            everything[name] = extra
+    for name, tensor in everything.items():
+        by_storage[storage_key(tensor)].append((name, tensor))
+    for members in by_storage.values():
+        wanted = next((devices[name] for name, _ in members if name in devices), default)
+        _move_together([tensor for _, tensor in members], torch.device(wanted))
+
+
+def _move_together(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Move tensors that share one storage so that they still share one."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    if all(tensor.device == device for tensor in distinct.values()):
+        return
+    with torch.no_grad():
+        if len(distinct) == 1:
+            (tensor,) = distinct.values()
+            _move_one(tensor, tensor.detach().to(device))
+            return
+        first = next(iter(distinct.values()))
+        whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage()).to(device)
+        for tensor in distinct.values():
+            view = torch.empty(0, dtype=tensor.dtype, device=device)
+            _move_one(tensor, view.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()))
+
+
+def _move_one(tensor: torch.Tensor, moved: torch.Tensor) -> None:
+    tensor.data = moved
+    if tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(moved.device)

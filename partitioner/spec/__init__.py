@@ -1,0 +1,1 @@
+"""What is asked for, and the machine that comes of it."""

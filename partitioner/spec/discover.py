@@ -1,0 +1,229 @@
+"""Spec to machine: fills in what the spec does not say, from what is found here and from plain assumptions.
+
+An absent device is never touched, so a laptop can plan for eight GPUs; :func:`missing_devices` says what cannot run
+here. Assumed numbers only have to rank plans: measure, and write them in the spec, where more is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from partitioner.errors import PlacementError, SpecError
+from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine
+from partitioner.ir.units import quote
+from partitioner.spec.devices import parse_device
+from partitioner.spec.spec import DeviceSpec, LinkSpec, Spec
+
+MOST_CPU_LANES = 8  # beyond that, lanes share caches and memory channels more than they add
+USABLE_MEMORY = 0.9  # the rest is for torch's context, the allocator's gaps, and kernels' workspaces
+CPU_CORE = Device("", "cpu")
+ACCELERATOR = Device("", "cuda", flops=2e13, bandwidth=1e12, overhead=6e-6, handoff=1e-5)
+PEER_LINK = Link("", "", bandwidth=5e10, latency=1e-5)
+HOST_LINK = DEFAULT_LINK
+
+
+def discover() -> tuple[str, ...]:
+    """The devices of this machine, one string per lane: every accelerator, else the CPU once per core, at most 8 times.
+
+    >>> len(discover()) >= 1
+    True
+    """
+    found = torch.accelerator.current_accelerator()
+    if found is not None and torch.accelerator.is_available():
+        return tuple(f"{found.type}:{index}" for index in range(torch.accelerator.device_count()))
+    return tuple(f"cpu:{index}" for index in range(min(_cores(), MOST_CPU_LANES)))
+
+
+def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = None) -> Machine:
+    """The machine that ``spec`` describes, or the part of it that ``devices`` names.
+
+    Args:
+        spec: what is known of devices and links. With no devices in it, those that are found.
+        devices: torch devices, or names of the spec's devices. One that is named n > 1 times gets n lanes; ``cpu:0``
+            and ``cpu:1`` both name the CPU. Lane 0 is the first one's. What the spec says of a device still holds.
+
+    Returns:
+        A machine whose every ordered pair of devices has a link. Memory caps that the spec leaves out: 0.9 of what an
+        accelerator has, if it is present; no cap for the CPU and for absent devices.
+
+    Raises:
+        SpecError: ``devices`` is empty or names no device; a pin or link of the spec is outside the machine.
+
+    >>> print(build_machine(Spec(), ["cpu:0", "cpu:1"]))
+    Machine
+      cpu  cpu  2 lanes  no cap   cpu/0  cpu/1
+    """
+    if devices is None:
+        entries = list(spec.devices) or _chosen(spec, discover())
+    else:
+        entries = _chosen(spec, [devices] if isinstance(devices, str | torch.device) else devices)
+    bare = Machine(tuple(_device(entry) for entry in entries))
+    _check_names(spec, bare)
+    return replace(bare, links=_links(spec, bare))
+
+
+def find_device(machine: Machine, text: str) -> Device | None:
+    """The device that a pin or a link means by ``text``: by name, else as a torch device; ``None`` if there is none.
+
+    >>> find_device(build_machine(Spec(), ["cuda:0"]), "cuda").name
+    'cuda:0'
+    """
+    if text in machine.by_name:
+        return machine.by_name[text]
+    try:
+        place = parse_device(text)
+    except SpecError:
+        return None
+    return next((device for device in machine.devices if device.torch_device == place), None)
+
+
+def pinned(machine: Machine, spec: Spec) -> list[tuple[str, str]]:
+    """Pattern and device name of each pin.
+
+    Raises:
+        PlacementError: a pin names a device that the machine does not have.
+    """
+    found = []
+    for pin in spec.pins:
+        device = find_device(machine, pin.device)
+        if device is None:
+            known = ", ".join(machine.by_name)
+            text = f"pin {pin.match!r} names device {pin.device!r}, which this machine does not have. It has: {known}."
+            raise PlacementError(text)
+        found.append((pin.match, device.name))
+    return found
+
+
+def missing_devices(machine: Machine) -> list[str]:
+    """The torch devices of ``machine`` that this process cannot use: it can be planned for, but not run.
+
+    >>> missing_devices(build_machine(Spec(), ["cpu"]))
+    []
+    """
+    places = dict.fromkeys(device.torch_device for device in machine.devices)
+    return [place for place in places if not _present(place)]
+
+
+def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpec]:
+    """One entry for each device that ``devices`` names, in the order of the first mention."""
+    by_word = {word: entry for entry in spec.devices for word in (entry.device, entry.name)}
+    faults, mentions = [], Counter[str]()
+    for index, word in enumerate(devices):
+        try:
+            named = by_word.get(word) if isinstance(word, str) else None
+            mentions[named.device if named else parse_device(word)] += 1
+        except SpecError as error:
+            faults.append(f"devices[{index}]: {error}")
+    if faults or not mentions:
+        raise SpecError("\n".join(faults) or "devices is empty; name at least one, or leave it out for those found")
+    entries = [by_word.get(place, DeviceSpec(device=place)) for place in mentions]
+    return [
+        entry.model_copy(update={"lanes": mentions[entry.device]}) if mentions[entry.device] > 1 else entry for entry in entries
+    ]
+
+
+def _device(entry: DeviceSpec) -> Device:
+    base = _assumed(entry)
+    rates = {"flops": entry.flops or base.flops, "bandwidth": entry.bandwidth or base.bandwidth}
+    return Device(
+        name=entry.name,
+        torch_device=entry.device,
+        lanes=entry.lanes,
+        memory=entry.memory if entry.memory is not None else _usable_memory(entry.device),
+        flops=rates["flops"] * entry.speed,
+        bandwidth=rates["bandwidth"] * entry.speed,
+        overhead=base.overhead if entry.overhead is None else entry.overhead,
+        handoff=base.handoff if entry.handoff is None else entry.handoff,
+        cores=base.cores,
+    )
+
+
+def _assumed(entry: DeviceSpec) -> Device:
+    """A CPU's lanes share its cores: as many as torch may use for one op in this process."""
+    if entry.device != "cpu":
+        return ACCELERATOR
+    return replace(CPU_CORE, cores=torch.get_num_threads())
+
+
+def _links(spec: Spec, machine: Machine) -> tuple[Link, ...]:
+    written = {_ends(machine, link): link for link in spec.links}
+    links = []
+    for source in machine.devices:
+        for target in machine.devices:
+            if source is not target:
+                base = HOST_LINK if "cpu" in (source.kind, target.kind) else PEER_LINK
+                links.append(_link(base, source.name, target.name, written.get((source.name, target.name))))
+    return tuple(links)
+
+
+def _link(base: Link, source: str, target: str, entry: LinkSpec | None) -> Link:
+    bandwidth = base.bandwidth if entry is None or entry.bandwidth is None else entry.bandwidth
+    latency = base.latency if entry is None or entry.latency is None else entry.latency
+    return Link(source, target, bandwidth, latency)
+
+
+def _ends(machine: Machine, link: LinkSpec) -> tuple[str | None, str | None]:
+    source, target = find_device(machine, link.source), find_device(machine, link.target)
+    return source.name if source else None, target.name if target else None
+
+
+def _check_names(spec: Spec, machine: Machine) -> None:
+    """A spec without devices cannot check its own names, and one with devices may be narrowed to fewer than it pins to.
+
+    A link of a device that was not chosen is no fault: it has nothing to carry.
+    """
+    words = [(f"pins[{index}].device", pin.device) for index, pin in enumerate(spec.pins)]
+    if not spec.devices:
+        words += [(f"links[{index}].source", link.source) for index, link in enumerate(spec.links)]
+        words += [(f"links[{index}].target", link.target) for index, link in enumerate(spec.links)]
+    there = ", ".join(device.name for device in machine.devices)
+    faults = [
+        f"{path}: {quote(word)} is not in this machine, which has {there}; name one of these, or add it to devices"
+        for path, word in words
+        if find_device(machine, word) is None
+    ]
+    if faults:
+        raise SpecError("\n".join(faults))
+
+
+def _cores() -> int:
+    """The cores this process may use; where the system does not say, the threads torch chose for it."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, torch.get_num_threads())
+
+
+def _present(place: str) -> bool:
+    """Whether this process can use the torch device; counts devices and touches none."""
+    device, found = torch.device(place), torch.accelerator.current_accelerator()
+    if device.type == "cpu":
+        return True
+    if found is None or found.type != device.type or not torch.accelerator.is_available():
+        return False
+    return (device.index or 0) < torch.accelerator.device_count()
+
+
+def _usable_memory(place: str) -> int | None:
+    """Bytes a plan may use on a present accelerator whose backend tells its memory; ``None`` for all else."""
+    device = torch.device(place)
+    if device.type == "cpu" or not _present(place):
+        return None
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    total = getattr(properties(device), "total_memory", None) if properties is not None else None
+    return int(total * USABLE_MEMORY) if total is not None else None
+
+
+def refuse_missing(machine: Machine) -> None:
+    """Raise if a device of the plan cannot be used by this process."""
+    missing = missing_devices(machine)
+    if missing:
+        raise PlacementError(
+            f"{', '.join(missing)} cannot be used here: torch finds {torch.accelerator.device_count()} accelerators.\n"
+            "The plan itself can be made and shown: `python -m partitioner inspect`. To run here, name devices that are there, "
+            "such as 'cpu:0', 'cpu:1'."
+        )

@@ -1,0 +1,109 @@
+"""Documents: the mapping in a YAML, JSON or TOML file, read safely into plain data.
+
+Any bytes at all give either a mapping or one `SpecError` that says why not: no tag is constructed, no alias unfolds into
+billions of values, and a key that is written twice, of which readers would keep the last, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import yaml
+
+from partitioner.errors import SpecError
+from partitioner.ir.units import format_size, quote
+
+LARGEST_FILE = 2**20
+MOST_VALUES = 2**20  # no file of this size holds more without aliases
+
+
+def read_document(source: str | Path) -> dict[str, object]:
+    """The mapping in a file.
+
+    Args:
+        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file.
+
+    Raises:
+        SpecError: it cannot be read, is not valid, or holds no mapping.
+    """
+    where, path = quote(str(source)), Path(source)
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise SpecError(f"{where}: not the path of a spec; it ends in one of {', '.join(_PARSERS)}")
+    data = _bytes(path, where)
+    try:
+        document = parse(data.decode("utf-8-sig"))
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{where}: the document is nested too deeply; a spec has four levels") from None
+    except Exception as error:  # PyYAML leaks KeyError, AttributeError and more for tags such as `!!bool x`
+        reason = f"{type(error).__name__}: {error}"[:500]
+        raise SpecError(f"{where}: not valid {path.suffix[1:].upper()} in UTF-8; {reason}") from error
+    if not isinstance(document, dict):
+        raise SpecError(f"{where}: the document is {quote(document)}; a spec is a mapping, {{}} for all defaults")
+    return document
+
+
+def _bytes(path: Path, where: str) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block, and /dev/zero never ends
+            raise OSError("it is a directory or a device")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{where}: cannot be read: {error}; give the path of a file that exists") from error
+    if len(data) > LARGEST_FILE:
+        raise SpecError(f"{where}: larger than {format_size(LARGEST_FILE)}, which no spec is; check the path")
+    return data
+
+
+def _parse_yaml(text: str) -> object:
+    """What ``yaml.safe_load`` gives, once the nodes are known to be few: aliases of aliases can stand for billions."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        _count(root, {})
+    return yaml.safe_load(text)
+
+
+def _count(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Values below ``node``, an alias counted each time it is used; a key written twice is refused on the way."""
+    if id(node) not in counts:
+        counts[id(node)] = MOST_VALUES  # while it is open: an alias to itself has no end
+        if isinstance(node, yaml.MappingNode):
+            _refuse_doubles([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            children = [child for pair in node.value for child in pair]
+        else:
+            children = node.value if isinstance(node, yaml.SequenceNode) else []
+        counts[id(node)] = 1 + sum(_count(child, counts) for child in children)
+    if counts[id(node)] > MOST_VALUES:
+        raise SpecError(f"the aliases stand for more than {MOST_VALUES} values, or for themselves; write values out")
+    return counts[id(node)]
+
+
+def _parse_json(text: str) -> object:
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        _refuse_doubles([key for key, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=mapping)
+
+
+def _refuse_doubles(keys: list[str]) -> None:
+    """YAML and JSON readers keep the last of two equal keys without a word, which loses half a document."""
+    for key, times in Counter(keys).items():
+        if times > 1:
+            raise SpecError(f"the key {quote(key)} is written {times} times in one mapping; keep one")
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+    ".json": _parse_json,
+    ".toml": tomllib.loads,
+}

@@ -1,0 +1,190 @@
+"""What the user asks for: devices, links, pins, a policy and a backend, read from a document or from Python.
+
+This is the border of the package: past it, a spec is well-formed. Every fault of a document is reported at once, each
+with its path in the document::
+
+    "lab.yaml": 2 faults
+      devices[1].memory: "16GiBB" is not a size; write bytes or a number with B, kB, MB, ..., for example "16GiB"
+      polcy: is no key here; did you mean "policy"?
+
+What a spec does not say is filled in by :mod:`partitioner.discover`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+
+from partitioner.errors import SpecError
+from partitioner.ir import units
+from partitioner.ir.units import quote
+from partitioner.spec.devices import parse_device
+from partitioner.spec.document import read_document
+from partitioner.spec.faults import disagreements, fault_lines
+
+MOST_FAULTS = 50
+
+
+def _quantity(kind: units.Quantity, parse: Callable[[object], float], least: int) -> tuple[object, ...]:
+    """The metadata of a field that reads numbers and texts alike, in Python and in the JSON Schema."""
+    schema = {"anyOf": [{"type": "number", "minimum": least}, {"type": "string", "pattern": kind.pattern}]}
+    return BeforeValidator(parse), Field(ge=least), WithJsonSchema({**schema, "examples": [kind.example]})
+
+
+# A rate under one unit per second is a slip of the prefix, and would make a time that overflows.
+Size = Annotated[int, *_quantity(units.SIZE, units.parse_size, 1)]
+Bandwidth = Annotated[float, *_quantity(units.BANDWIDTH, units.parse_bandwidth, 1)]
+Flops = Annotated[float, *_quantity(units.FLOPS, units.parse_flops, 1)]
+Duration = Annotated[float, *_quantity(units.DURATION, units.parse_duration, 0)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
+# Programs are printed and parsed again, so a name is one word of them; ``<name>/<index>`` is a lane.
+Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
+
+
+class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
+    """One place with its own memory. What is left out is measured or assumed by :mod:`partitioner.discover`.
+
+    >>> DeviceSpec(device="cuda", lanes=4).name
+    'cuda:0'
+    """
+
+    device: Torch = Field(description="the torch device: cpu, cuda:0, xpu:1; it need not be present to plan for it")
+    name: Name = Field(
+        default_factory=lambda fields: fields["device"],
+        description="what links, pins and reports call it: letters, digits and _.:- ; the torch device if left out",
+    )
+    lanes: int = Field(
+        default=1, strict=True, ge=1, le=1024, description="streams or worker threads that run at once, 1 to 1024"
+    )
+    memory: Size | None = Field(
+        default=None, description="bytes a plan may use, such as 16GiB; null for what is there (CPU: no cap)"
+    )
+    speed: float = Field(
+        default=1.0,
+        strict=True,
+        ge=1e-6,
+        le=1e6,
+        allow_inf_nan=False,
+        description="how fast it is next to its like: a factor on flops and bandwidth, 1 for average",
+    )
+    flops: Flops | None = Field(default=None, description="FLOP/s that one lane reaches, such as 10TFLOP/s")
+    bandwidth: Bandwidth | None = Field(default=None, description="bytes/s that one lane reads and writes, such as 900GB/s")
+    overhead: Duration | None = Field(default=None, description="seconds the host spends to issue one op, such as 3us")
+    handoff: Duration | None = Field(
+        default=None, description="seconds from an op on one lane to an op on another that waits for it, such as 10us"
+    )
+
+
+class LinkSpec(BaseModel, frozen=True, extra="forbid"):
+    """A one-way connection; write two for both ways.
+
+    >>> LinkSpec(source="cuda:0", target="cpu").latency is None
+    True
+    """
+
+    source: Text = Field(description="the device it leaves, by name or as a torch device")
+    target: Text = Field(description="the device it enters, by name or as a torch device")
+    bandwidth: Bandwidth | None = Field(default=None, description="bytes/s it carries, such as 64GB/s")
+    latency: Duration | None = Field(default=None, description="seconds a copy takes before its bytes, such as 10us")
+
+
+class PinSpec(BaseModel, frozen=True, extra="forbid"):
+    """Ops that must run on one device.
+
+    >>> PinSpec(match="encoder.*", device="cuda:0").match
+    'encoder.*'
+    """
+
+    match: Text = Field(description="a glob over module paths and op names, such as encoder.*")
+    device: Text = Field(description="the device, by name or as a torch device")
+
+
+class Spec(BaseModel, frozen=True, extra="forbid"):
+    """Everything a user may ask for. Read one with :func:`load_spec`, whose errors are made for people.
+
+    Raises:
+        pydantic.ValidationError: a field is wrong, a device is written twice, or a link or pin names no device.
+
+    >>> Spec().policy
+    'by_level'
+    """
+
+    schema_version: int = Field(default=1, strict=True, ge=1, le=1, description="the version of this format; there is only 1")
+    devices: tuple[DeviceSpec, ...] = Field(
+        default=(), description="a list of the devices to plan for; empty for those that are found"
+    )
+    links: tuple[LinkSpec, ...] = Field(default=(), description="a list of the links that differ from the default")
+    policy: Text = Field(
+        default="by_level", description="who decides where ops run, a name in POLICIES; built in: by_level, single"
+    )
+    backend: Text = Field(
+        default="auto",
+        description="what runs the program, a name in BACKENDS; built in: auto, reference, threads, streams",
+    )
+    pins: tuple[PinSpec, ...] = Field(default=(), description="a list of the ops whose device is given")
+    colocate: tuple[Annotated[tuple[Text, ...], Field(min_length=1)], ...] = Field(
+        default=(), description="a list of lists of globs; the ops that match any glob of one list share a device"
+    )
+    grain: Duration | None = Field(
+        default=None,
+        description="seconds of the shortest task worth a launch of its own, such as 100us; null to derive it",
+    )
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Spec:
+        faults = list(disagreements(dict(self)))
+        if faults:
+            raise ValidationError.from_exception_data("Spec", faults)
+        return self
+
+
+_MODELS: Mapping[str, type[BaseModel]] = {"devices": DeviceSpec, "links": LinkSpec, "pins": PinSpec}
+"""The model of each entry of a list in the document, by the list's key."""
+
+
+def json_schema() -> str:
+    """The JSON Schema of :class:`Spec` as text, for editors: what ``specs/spec.schema.json`` holds.
+
+    >>> '"devices"' in json_schema()
+    True
+    """
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
+    for model in (schema, *schema["$defs"].values()):
+        model["description"] = model["description"].split("\n")[0]  # an editor has no use for the doctests
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+def load_spec(source: Spec | Mapping[str, object] | str | Path | None = None, **overrides: object) -> Spec:
+    """The spec in ``source``, checked.
+
+    Args:
+        source: a spec; a mapping; the path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file; ``None``: defaults.
+        overrides: fields of :class:`Spec` that replace those of ``source``; ``None`` leaves a field as it is.
+
+    Raises:
+        SpecError: the only error. It lists every fault with its path in the document.
+
+    >>> load_spec({"devices": [{"device": "cuda:0", "memory": "16GiB"}]}, policy="single").devices[0].memory
+    17179869184
+    """
+    if isinstance(source, str | Path):
+        where, document = quote(str(source)), read_document(source)
+    elif isinstance(source, Spec):
+        where, document = "the spec", {key: getattr(source, key) for key in source.model_fields_set}
+    elif source is None or isinstance(source, Mapping):
+        where, document = "the spec", dict(source or {})
+    else:
+        raise SpecError(f"{quote(source)} is not a spec; give a Spec, a mapping, the path of a file, or None")
+    document |= {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return Spec.model_validate(document)
+    except ValidationError as error:
+        faults = fault_lines(error, document, Spec, _MODELS)
+    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    title = f"{where}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
+    raise SpecError("\n  ".join([title, *faults[:MOST_FAULTS], *more]))
