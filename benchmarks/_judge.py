@@ -133,7 +133,7 @@ def _judge(entry: _corpus_models.Entry, row: Row) -> None:
     parallel = attempt(row, "partition", lambda: spread(fresh, args, kwargs))
     if parallel is None:
         return
-    row.frontend, row.ops = parallel.graph.frontend, len(parallel.graph.ops)
+    row.frontend, row.ops = parallel.graph.tracer, len(parallel.graph.ops)
     row.lanes = len(set(parallel.placement.lane.values()))
     attempt(row, "static table", lambda: _hold_effects(row, parallel, example_call(fresh, args, kwargs)))
     found = attempt(row, "run", lambda: run(parallel, call))
@@ -171,7 +171,7 @@ def brief(error: BaseException, most: int = 400) -> str:
 
 def spread(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parallel:
     """The model over three CPU lanes, whether that pays or not: chains are not contracted, so that every op is a task."""
-    with mock.patch.object(coarsen._Partition, "chain", lambda self: None):
+    with mock.patch.object(coarsen._Clusters, "chain", lambda self: None):
         return partition(model, example_inputs=args, example_kwargs=kwargs, spec=CPU_SPEC)
 
 
@@ -335,5 +335,5 @@ def _fake(row: Row, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     if shapes != eager and len(shapes) == len(eager):
         row.note("different", f"fake GPUs: results of shapes {shapes[:4]} instead of {eager[:4]}")
         return
-    used = len({plan.machine.lanes[lane].device for lane in plan.placement.lane.values()})
+    used = len({plan.machine.lanes[lane].device_name for lane in plan.placement.lane.values()})
     row.fake = f"{used} GPUs" if used > 1 else "1 GPU"

@@ -25,7 +25,7 @@ from _corpus_models import zoo
 from torch import Tensor, nn
 
 from partitioner import Parallel, partition
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.planner import policies
 from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import serial_time, simulate
@@ -39,9 +39,9 @@ DEFAULT_GRAIN = 1e-4
 MATTERS = 1.03
 
 
-def ungated(*arguments: Any) -> Placement:
+def ungated(*arguments: Any) -> Assignment:
     """`by_level` without its last step, in which it falls back to one lane."""
-    with mock.patch.object(policies, "GATE", 0.0):
+    with mock.patch.object(policies, "MIN_SPEEDUP", 0.0):
         return POLICIES["by_level"](*arguments)
 
 

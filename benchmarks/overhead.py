@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> None:
         case = CASES[name](options.quick)
         parallel, found = race(case, options.rounds)
         ratio = Ratio.of(found["emitted"], found["eager"])
-        rows.append([name, parallel.graph.frontend, len(parallel.graph.ops), *map(milliseconds, found.values()), ratio])
+        rows.append([name, parallel.graph.tracer, len(parallel.graph.ops), *map(milliseconds, found.values()), ratio])
         slower += [name] if ratio.median > AIM else []
     print(table(["model", "front end", "ops", "eager ms", "emitted ms", "emitted / eager, median (quartiles)"], rows))
     print(f"\nmore than {AIM - 1:.0%} slower: {', '.join(slower) or 'none'}")

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from partitioner import partition
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Machine
 from partitioner.ir.task import TaskGraph
@@ -37,11 +37,11 @@ class StaleView(torch.nn.Module):
         return [late @ late, view.mean(), *(view[:, number:] for number in range(50))]
 
 
-def slices_elsewhere(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+def slices_elsewhere(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
     """Slices on lane 1, everything else on lane 0."""
     targets = {task.name: {tasks.graph.by_name[op].target for op in task.ops} for task in tasks.tasks}
     lane = {name: int(found == {"getitem"}) for name, found in targets.items()}
-    return Placement("slices_elsewhere", lane, {name: -float(number) for number, name in enumerate(lane)}, {})
+    return Assignment("slices_elsewhere", lane, {name: -float(number) for number, name in enumerate(lane)}, {})
 
 
 def main(which: str, calls: int) -> None:

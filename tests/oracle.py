@@ -170,7 +170,7 @@ class _Judge:
         self.freed: dict[str, int] = {}
         for name in program.inputs:
             for buffer in self.memory.values[name].buffers.values():
-                buffer.device = program.by_name[name].device
+                buffer.device = program.by_name[name].torch_device
 
     def judge(self) -> None:
         self._events()
@@ -217,7 +217,7 @@ class _Judge:
     def _make(self, name: str, value: Reference, lane: int, touched: Touched) -> None:
         if name in self.references:
             raise Wrong(f"{name} is made twice")
-        device = self.program.by_name[name].device
+        device = self.program.by_name[name].torch_device
         if device not in ("", self.program.lanes[lane].torch_device):
             raise Wrong(f"{name} is made on the wrong device")
         self.memory.values[name] = self.references[name] = value

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.backends import nodes
 from partitioner.backends.codegen import Code
-from partitioner.backends.streams import StreamCall, Streams
+from partitioner.backends.streams import StreamLaunch, Streams
 from partitioner.compile import make_plan
 from partitioner.ir.machine import accelerators_first
 from partitioner.ir.plan import Plan, state_devices
@@ -434,7 +434,7 @@ def _state(old: Tensor, where: str) -> Tensor:
     return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-class WatchedCall(StreamCall):
+class WatchedCall(StreamLaunch):
     """Tells the world what locks between host threads order."""
 
     def __init__(self, code: Code, hosts: int, plan: Plan, hardware: Any) -> None:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_structure
 
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY, RNG, Access
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph, Op, TensorMeta
 from partitioner.ir.machine import Device, Lane, Link, Machine
@@ -34,7 +34,7 @@ from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
-from partitioner.planner.feasible import Ledger
+from partitioner.planner.feasible import Feasible
 from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import issue_order
 
@@ -51,7 +51,7 @@ class Lowered:
     costs: Costs
     constraints: Constraints
     tasks: TaskGraph
-    placement: Placement
+    placement: Assignment
     program: Program
 
     def __repr__(self) -> str:
@@ -184,16 +184,16 @@ def random_tasks(rng: Random, graph: Graph, costs: Costs, constraints: Constrain
 
 def scattered(
     rng: Random,
-) -> Callable[[TaskGraph, Costs, Machine, Constraints], Placement]:
+) -> Callable[[TaskGraph, Costs, Machine, Constraints], Assignment]:
     """A policy that puts every task on any lane that it may have, with any rank."""
 
-    def policy(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
-        ledger = Ledger(tasks, costs, machine, constraints)
+    def policy(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
+        feasible = Feasible(tasks, costs, machine, constraints)
         lane: dict[str, int] = {}
         for task in tasks.tasks:
-            lane[task.name] = rng.choice(ledger.lanes(task.name))
-            ledger.take(task.name, lane[task.name])
-        return Placement("scattered", lane, {name: rng.random() for name in lane}, dict.fromkeys(lane, ""))
+            lane[task.name] = rng.choice(feasible.lanes(task.name))
+            feasible.assign(task.name, lane[task.name])
+        return Assignment("scattered", lane, {name: rng.random() for name in lane}, dict.fromkeys(lane, ""))
 
     return policy
 
@@ -205,13 +205,13 @@ def lower(program: Program) -> Program:
     return program
 
 
-def scheduled(tasks: TaskGraph, placement: Placement, costs: Costs) -> Program:
+def scheduled(tasks: TaskGraph, placement: Assignment, costs: Costs) -> Program:
     """The Runs of a placement, in the order that the driver issues them in."""
     return schedule(tasks, placement, costs.machine, issue_order(tasks, placement, costs))
 
 
 def build(
-    graph: Graph, machine: Machine, costs: Costs, constraints: Constraints, tasks: TaskGraph, placement: Placement
+    graph: Graph, machine: Machine, costs: Costs, constraints: Constraints, tasks: TaskGraph, placement: Assignment
 ) -> Lowered:
     """Schedule and lower."""
     program = lower(scheduled(tasks, placement, costs))

@@ -33,7 +33,7 @@ class Diamond(nn.Module):
 def bound(machine: Machine, module: nn.Module | None = None, **seconds: int) -> Bound:
     graph = trace(module or Diamond(), Call.of((torch.zeros(1, 2),), {}))
     costs = {op.name: OpCost(seconds.get(op.name, 0) * GIGA, 0, 0) for op in graph.ops}
-    return lower_bound(graph, Costs(machine, costs, measured_shapes=True))
+    return lower_bound(graph, Costs(machine, costs, shapes_known=True))
 
 
 def device(lanes: int, cores: int = 1, place: str = "cpu", speed: float = 1.0) -> Device:

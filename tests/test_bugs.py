@@ -21,7 +21,7 @@ from partitioner.backends.threads import gradient_edges
 from partitioner.compile import make_plan
 from partitioner.errors import InputError, PartitionerError
 from partitioner.ir.access import ANY, Access
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.parse import parse
@@ -48,7 +48,7 @@ def placed(graph: Graph, machine: Machine, **lane: int) -> tuple[TaskGraph, Prog
     tasks = group(graph, [[known.name] for known in graph.ops])
     lanes = {task.name: lane[task.ops[0]] for task in tasks.tasks}
     rank = {task.name: -float(number) for number, task in enumerate(tasks.tasks)}
-    return tasks, scheduled(tasks, Placement("test", lanes, rank, {}), random_costs(Random(0), graph, machine))
+    return tasks, scheduled(tasks, Assignment("test", lanes, rank, {}), random_costs(Random(0), graph, machine))
 
 
 class Decoder(nn.Module):
@@ -76,7 +76,7 @@ def test_a_decoder_that_asks_for_a_size_can_be_pinned_apart_from_its_encoder() -
         {"pins": [{"match": "encoder", "device": "gpu0"}, {"match": "decoder", "device": "gpu1"}], "colocate": [["decoder"]]}
     )
     plan = make_plan(model, Call.of((torch.ones(2, 4),), {}), machine, spec)
-    devices = {name: machine.lanes[plan.placement.lane[task]].device for name, task in plan.tasks.task_of.items()}
+    devices = {name: machine.lanes[plan.placement.lane[task]].device_name for name, task in plan.tasks.task_of.items()}
     assert devices == {"encoder": "gpu0", "size": "gpu0", "decoder_layer": "gpu1", "reshape": "gpu1"}
 
 
@@ -209,10 +209,10 @@ def test_gradient_accumulators_of_shared_leaves_exist_before_the_lanes_start() -
     x, late = torch.randn(3, 64, requires_grad=True), torch.randn(8, 8)
     plan = make_plan(SharedLeaf(), Call.of((x, late), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec(grain=1e-9))
     lane = {name: int(task.ops[0].startswith("getitem")) for name, task in plan.tasks.by_name.items()}
-    program = scheduled(plan.tasks, Placement("test", lane, dict.fromkeys(lane, 0.0), {}), plan.costs)
+    program = scheduled(plan.tasks, Assignment("test", lane, dict.fromkeys(lane, 0.0), {}), plan.costs)
     for lowering in LOWERINGS:
         program = lowering(program)
-    code = generate(replace(plan, placement=Placement("test", lane, {}, {}), program=program))
+    code = generate(replace(plan, placement=Assignment("test", lane, {}, {}), program=program))
     assert code.shared_inputs == (0,)
     (held,) = gradient_edges(code, SharedLeaf(), [x, late])
     assert held.grad_fn is not None and held.grad_fn.next_functions[0][0].variable is x

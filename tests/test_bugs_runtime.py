@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from partitioner import partition
 from partitioner.backends.codegen import Code
-from partitioner.backends.threads import Call
+from partitioner.backends.threads import Launch
 from partitioner.errors import InputError, SpecError
 from partitioner.runtime.gate import Gate
 
@@ -28,9 +28,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def empty_call(events: int) -> Call:
+def empty_call(events: int) -> Launch:
     """A call of code that needs so many events."""
-    return Call(Code("", "", (), events, 0, {}, (), ()), 2)
+    return Launch(Code("", "", (), events, 0, {}, (), ()), 2)
 
 
 class Contended:
@@ -179,7 +179,7 @@ def test_a_partitioned_module_that_is_traced() -> None:
     model = Holder(inner)
     plain.load_state_dict(model.state_dict())
     parallel = spread(model, X)
-    assert parallel.graph.frontend == "symbolic_trace" and len(inner._entries) == 1
+    assert parallel.graph.tracer == "symbolic_trace" and len(inner._entries) == 1
     assert_same(plain(X), parallel(X))
 
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from partitioner.frontend.trace import trace
 from partitioner.model.call import Call
-from partitioner.report.branches import chains, reduced
+from partitioner.report.branches import branches, reduced
 from partitioner.testing import GeneratedModule, modules
 
 
 def chains_of(module: nn.Module, *args: torch.Tensor) -> list[list[str]]:
-    return chains(trace(module, Call.of(args, {})))
+    return branches(trace(module, Call.of(args, {})))
 
 
 def test_a_residual_block_is_one_chain() -> None:
@@ -61,7 +61,7 @@ def test_sizes_belong_to_the_tensor_that_was_asked() -> None:
 @given(modules())
 def test_chains_of_any_model(model: GeneratedModule) -> None:
     graph = trace(model, Call.of(model.example_inputs(0), {}))
-    found = chains(graph)
+    found = branches(graph)
     assert sorted(op for chain in found for op in chain) == sorted(graph.by_name)
     home = {op: number for number, chain in enumerate(found) for op in chain}
     assert all(home[source] <= home[target] for source, target in graph.edges), "chains are in an order that may run"

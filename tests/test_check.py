@@ -230,7 +230,7 @@ class HalfTraced(nn.Module):
 
 def test_another_front_end_is_tried_on_a_difference() -> None:
     parallel = partition(HalfTraced(), ["cpu:0"], example_inputs=X)
-    assert parallel.graph.frontend == "export"
+    assert parallel.graph.tracer == "export"
     assert any(
         "symbolic_trace differed from eager in output 0: values differ by up to" in note for note in parallel.graph.notes
     )

@@ -6,7 +6,7 @@ import networkx as nx
 from hypothesis import given
 
 from partitioner.ir.access import ANY, conflict
-from partitioner.ir.conflicts import conflicts, free_lanes, issued_in_order, maker, stale_uses, storage_users
+from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_in_order, stale_uses, storage_users
 from partitioner.ir.parse import parse
 from partitioner.ir.program import Copy, Free, Program, Run, Value
 from programs import Lowered, lowered_programs
@@ -32,7 +32,7 @@ def test_conflicts_imply_every_pair_that_conflicts(lowered: Lowered) -> None:
 def test_users_and_makers(lowered: Lowered) -> None:
     """Users of a value are those of its storages, too: a view keeps its base alive. The maker wrote first."""
     items = lowered.program.instructions
-    users, makers = storage_users(lowered.program), maker(lowered.program)
+    users, makers = storage_users(lowered.program), allocators(lowered.program)
     for value in lowered.program.values:
         names = {f"%{value.name}", *value.storages}
         touching = [n for n, item in enumerate(items) if names & {a.resource for a in lowered.program.accesses(item)}]
@@ -64,7 +64,7 @@ def test_memory_belongs_to_the_lane_that_made_it() -> None:
         "number": Value("number", "", 0, ()),
     }
     made = program(text)
-    lanes = {name: free_lanes(made, value, maker(made)) for name, value in values.items()}
+    lanes = {name: free_lanes(made, value, allocators(made)) for name, value in values.items()}
     assert lanes == {"x": [0], "either": [], "foreign": [], "host": [2], "number": [2]}
 
 

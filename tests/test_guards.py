@@ -74,7 +74,7 @@ class Exported(Traceable):
 def parallel(kind: type[Traceable]) -> Parallel:
     torch.manual_seed(0)
     made = partition(kind(), ["cpu:0", "cpu:1"], example_inputs=X)
-    assert made.graph.frontend == kind.frontend
+    assert made.graph.tracer == kind.frontend
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.ir.dag import branches, critical_path, levels, quotient, upward_rank, width
+from partitioner.ir.dag import chains, critical_path, levels, quotient, upward_priority, width
 
 SIZE = 7
 PAIRS = [(a, b) for a in range(SIZE) for b in range(a + 1, SIZE)]
@@ -47,23 +47,23 @@ def test_depth_is_the_longest_way_from_a_source(dag: nx.DiGraph[int]) -> None:
 
 def test_nothing_has_no_depth() -> None:
     empty: nx.DiGraph[int] = nx.DiGraph()
-    assert (levels(empty), width(empty), branches(empty), critical_path(empty, float)) == ([], 0, [], (0.0, []))
+    assert (levels(empty), width(empty), chains(empty), critical_path(empty, float)) == ([], 0, [], (0.0, []))
 
 
 @given(DAGS)
 def test_branches_are_the_maximal_chains(dag: nx.DiGraph[int]) -> None:
     """Two ops are in one branch exactly if a row of edges between them neither forks nor joins."""
     links = [(a, b) for a, b in dag.edges if dag.out_degree(a) == 1 and dag.in_degree(b) == 1]
-    chains = nx.Graph(links)
-    chains.add_nodes_from(dag)
-    assert {frozenset(branch) for branch in branches(dag)} == {frozenset(part) for part in nx.connected_components(chains)}
-    for branch in branches(dag):
+    joined = nx.Graph(links)
+    joined.add_nodes_from(dag)
+    assert {frozenset(branch) for branch in chains(dag)} == {frozenset(part) for part in nx.connected_components(joined)}
+    for branch in chains(dag):
         assert all(edge in dag.edges for edge in pairwise(branch))
 
 
 @given(DAGS)
 def test_the_quotient_by_branches_is_a_dag(dag: nx.DiGraph[int]) -> None:
-    groups = branches(dag)
+    groups = chains(dag)
     folded = quotient(dag, groups)
     assert nx.is_directed_acyclic_graph(folded)
     home = {node: number for number, group in enumerate(groups) for node in group}
@@ -73,7 +73,7 @@ def test_the_quotient_by_branches_is_a_dag(dag: nx.DiGraph[int]) -> None:
 
 @given(DAGS, TIMES, TIMES)
 def test_rank_is_the_longest_way_to_the_end(dag: nx.DiGraph[int], times: list[int], delays: list[int]) -> None:
-    rank = upward_rank(dag, times.__getitem__, lambda a, b: delays[a])
+    rank = upward_priority(dag, times.__getitem__, lambda a, b: delays[a])
     for node in dag:
         ways = paths_from(dag, node)
         assert rank[node] == max(sum(times[n] for n in path) + sum(delays[n] for n in path[:-1]) for path in ways)

@@ -9,12 +9,12 @@ from hypothesis import given
 from oracle import judge
 
 from partitioner.ir.access import Access
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.conflicts import conflicts, issued_in_order
 from partitioner.ir.graph import Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.order import happens_before
-from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
+from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, inputs_of, outputs_of
 from partitioner.ir.task import group
 from partitioner.lower import LOWERINGS
 from partitioner.lower.copies import insert_copies
@@ -55,7 +55,7 @@ def test_a_value_is_copied_once_to_each_device_that_reads_it(lowered: Lowered) -
     wanted = set()
     for run in kinds(before, Run):
         device = before.lanes[run.lane].torch_device
-        wanted |= {(name, device) for name in run.reads if before.by_name[name].device not in ("", device)}
+        wanted |= {(name, device) for name in run.reads if before.by_name[name].torch_device not in ("", device)}
     assert set(copies) == wanted
     for index, item in enumerate(after.instructions):
         if isinstance(item, Copy):
@@ -72,7 +72,7 @@ def test_copies_change_nothing_else(lowered: Lowered) -> None:
         assert (old.lane, old.task, old.writes) == (new.lane, new.task, new.writes)
         assert tuple(name.partition("@")[0] for name in new.reads) == old.reads
         device = after.lanes[new.lane].torch_device
-        assert all(after.by_name[name].device in ("", device) for name in (*new.reads, *new.writes))
+        assert all(after.by_name[name].torch_device in ("", device) for name in (*new.reads, *new.writes))
 
 
 @given(lowered_programs())
@@ -156,7 +156,7 @@ def test_each_value_is_freed_once_and_as_soon_as_its_lane_knows(lowered: Lowered
     order = happens_before(program)
     for index, item in enumerate(program.instructions):
         if isinstance(item, Free):
-            users = [n for n, other in enumerate(program.instructions) if item.value in (*read(other), *made(other))]
+            users = [n for n, other in enumerate(program.instructions) if item.value in (*inputs_of(other), *outputs_of(other))]
             assert all(order.before(user, index) for user in users)
 
 
@@ -173,7 +173,7 @@ def test_one_lane_needs_no_events() -> None:
     graph = make_graph(ops, outputs=["b"])
     tasks = group(graph, [["a"], ["b"]])
     machine = Machine((Device("cpu", "cpu"),))
-    placement = Placement("test", {"t0": 0, "t1": 0}, {"t0": 1.0, "t1": 0.0}, {})
+    placement = Assignment("test", {"t0": 0, "t1": 0}, {"t0": 1.0, "t1": 0.0}, {})
     program = scheduled(tasks, placement, random_costs(Random(0), graph, machine))
     for lowering in LOWERINGS:
         program = lowering(program)

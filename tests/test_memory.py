@@ -8,7 +8,7 @@ from hypothesis import given
 
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.parse import parse
-from partitioner.ir.program import Free, Program, made
+from partitioner.ir.program import Free, Program, outputs_of
 from programs import Lowered, lowered_programs
 
 HEADER = "program P\nlane 0 cuda0/0 cuda:0\nlane 1 cpu/0 cpu\n"
@@ -26,13 +26,13 @@ def replayed(known: Program) -> dict[str, list[int]]:
             sizes[storage] = max(sizes[storage], value.bytes)
     callers = {storage for name in known.inputs for storage in known.by_name[name].storages}
     live: list[str] = []
-    history: dict[str, list[int]] = {value.device: [] for value in known.values}
+    history: dict[str, list[int]] = {value.torch_device: [] for value in known.values}
     for item in known.instructions:
-        live += made(item)
+        live += outputs_of(item)
         if isinstance(item, Free):
             live.remove(item.value)
         for device, sums in history.items():
-            held = {s for name in live if known.by_name[name].device == device for s in known.by_name[name].storages}
+            held = {s for name in live if known.by_name[name].torch_device == device for s in known.by_name[name].storages}
             sums.append(sum(sizes[storage] for storage in held - callers))
     return history
 

@@ -550,7 +550,7 @@ class BranchesOnShape(Towers):
 
 def test_other_shapes_are_traced_when_they_come() -> None:
     model, parallel = twins(BranchesOnShape(), X)
-    assert parallel.graph.frontend == "export"
+    assert parallel.graph.tracer == "export"
     for shape in ((4, 6), (9, 6), (4, 12), (4, 13), (2, 18), (5, 19), (4, 6)):
         assert_same(model(numbers(*shape)), parallel(numbers(*shape)))
 

@@ -25,7 +25,7 @@ from models import make
 from partitioner import partition
 from partitioner.backends import BACKENDS, codegen
 from partitioner.backends.codegen import Code, hosts_of
-from partitioner.backends.threads import Call, Threads
+from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Wait
 from partitioner.lower.rules import Case, race
@@ -43,7 +43,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-class HeldUp(Call):
+class HeldUp(Launch):
     """A call whose threads are held up."""
 
     def __init__(self, code: Code, hosts: int, delay: Delay) -> None:
@@ -116,7 +116,7 @@ RandomBranches Recurrent RunningMean RunningStatistics SetItem SharedNorm TiedWe
 @pytest.fixture(autouse=True)
 def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are far too small for lanes to pay; here they are to be spread all the same."""
-    monkeypatch.setattr(policies, "GATE", 0.0)
+    monkeypatch.setattr(policies, "MIN_SPEEDUP", 0.0)
 
 
 @pytest.mark.parametrize("name", HAZARDS)

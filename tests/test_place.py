@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from partitioner.errors import PlacementError
 from partitioner.ir.access import Access
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.task import TaskGraph, group
 from partitioner.planner.constraints import Constraints, constrain
-from partitioner.planner.policies import GATE, POLICIES
+from partitioner.planner.policies import MIN_SPEEDUP, POLICIES
 from partitioner.planner.timing import simulate
 from programs import (
     lower,
@@ -56,7 +56,7 @@ def lanes_of(count: int, handoff: float = 0.0) -> Machine:
 
 def place(
     policy: str, graph: Graph, costs: Costs, pins: tuple[tuple[str, str], ...] = (), colocate: tuple[list[str], ...] = ()
-) -> Placement:
+) -> Assignment:
     constraints = constrain(graph, pins, colocate, {}, {})
     return POLICIES[policy](singletons(graph), costs, costs.machine, constraints)
 
@@ -81,10 +81,10 @@ def test_every_policy_keeps_to_pins_and_groups(policy: str, rng: Random) -> None
     costs, constraints = random_costs(rng, graph, machine), random_constraints(rng, graph, machine)
     tasks = random_tasks(rng, graph, costs, constraints)
     placement = {**POLICIES, "scattered": scattered(rng)}[policy](tasks, costs, machine, constraints)
-    assert set(placement.lane) == set(placement.rank) == set(placement.reason) == {task.name for task in tasks.tasks}
+    assert set(placement.lane) == set(placement.priority) == set(placement.reason) == {task.name for task in tasks.tasks}
     devices = defaultdict(set)
     for known in graph.ops:
-        device = machine.lanes[placement.lane[tasks.task_of[known.name]]].device
+        device = machine.lanes[placement.lane[tasks.task_of[known.name]]].device_name
         devices[constraints.group[known.name]].add(device)
         assert constraints.pinned(known.name) in (None, device)
     assert all(len(found) == 1 for found in devices.values())
@@ -181,15 +181,15 @@ def test_the_gate_falls_back_to_one_lane_with_its_reason() -> None:
     placement = place("by_level", graph, seconds(graph, lanes_of(2, handoff=0.98)))
     assert set(placement.lane.values()) == {0}
     assert set(placement.reason.values()) == {
-        f"serial, because lanes were predicted to give 0.81x and {GATE:.2f}x is the least that counts"
+        f"serial, because lanes were predicted to give 0.81x and {MIN_SPEEDUP:.2f}x is the least that counts"
     }
 
 
 def test_a_gain_within_the_error_of_the_estimate_does_not_count() -> None:
-    """100 s on one lane or 98 s on two: the second is less than a factor of GATE better."""
+    """100 s on one lane or 98 s on two: the second is less than a factor of MIN_SPEEDUP better."""
     graph = make_graph([op("long", "x"), op("short", "x")], outputs=["long", "short"])
     placement = place("by_level", graph, seconds(graph, lanes_of(2), long=98, short=2))
-    assert GATE > 100 / 98
+    assert MIN_SPEEDUP > 100 / 98
     assert set(placement.lane.values()) == {0}
     better = place("by_level", graph, seconds(graph, lanes_of(2), long=90, short=10))
     assert set(better.lane.values()) == {0, 1}
@@ -230,7 +230,7 @@ def test_by_level_is_within_grahams_bound_of_the_best_plan(rng: Random) -> None:
     makespan = simulate(lower(scheduled(tasks, placement, costs)), costs, tasks).makespan
     best = optimum(tasks.dag, {task.name: costs.time(task.ops, machine.devices[0]) for task in tasks.tasks}, len(machine.lanes))
     assert best <= makespan + 1e-9
-    assert makespan <= best * (2 - 1 / len(machine.lanes)) * GATE
+    assert makespan <= best * (2 - 1 / len(machine.lanes)) * MIN_SPEEDUP
 
 
 def test_a_group_is_reserved_as_a_whole() -> None:

@@ -10,7 +10,7 @@ from partitioner.errors import PartitionerError
 from partitioner.ir.access import Access
 from partitioner.ir.machine import Lane
 from partitioner.ir.parse import parse
-from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Value, Wait, made, read
+from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Value, Wait, inputs_of, outputs_of
 from programs import Lowered, lowered_programs
 
 NAMES = st.text(max_size=6) | st.sampled_from(["", "''", "->", "a b", "a,b", "(x)", "e0", "%41", "w:x", "\u2028", "\n", "run"])
@@ -126,6 +126,6 @@ def test_what_instructions_touch() -> None:
     run = Run(0, "t", ("a",), ("b",), (Access("s", True),))
     assert [str(access) for access in program.accesses(run)] == ["r:%a", "w:%b", "w:s"]
     assert all(program.accesses(item) == () for item in (Record(0, 0), Wait(0, 0), Free(0, "a")))
-    assert (read(run), made(run)) == (("a",), ("b",))
-    assert (read(Copy(0, "a", "c")), made(Copy(0, "a", "c"))) == (("a",), ("c",))
-    assert (read(Free(0, "a")), made(Free(0, "a"))) == ((), ())
+    assert (inputs_of(run), outputs_of(run)) == (("a",), ("b",))
+    assert (inputs_of(Copy(0, "a", "c")), outputs_of(Copy(0, "a", "c"))) == (("a",), ("c",))
+    assert (inputs_of(Free(0, "a")), outputs_of(Free(0, "a"))) == ((), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from partitioner.ir.access import Access
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Op
 from partitioner.ir.machine import Device, Machine
@@ -52,10 +52,10 @@ def test_every_value_lies_where_it_is_made(lowered: Lowered) -> None:
     for value in program.values:
         if value.name in made:
             known = lowered.graph.by_name[value.name]
-            assert value.device == (lanes[made[value.name].lane].torch_device if known.tensor else "")
+            assert value.torch_device == (lanes[made[value.name].lane].torch_device if known.tensor else "")
             assert (value.bytes, value.storages) == (known.bytes, known.storages)
         else:
-            assert value.device == lanes[readers[value.name].lane if value.name in readers else 0].torch_device
+            assert value.torch_device == lanes[readers[value.name].lane if value.name in readers else 0].torch_device
 
 
 def fork(costs: dict[str, int], lanes: int) -> tuple[TaskGraph, Costs, Machine]:
@@ -71,13 +71,13 @@ def fork(costs: dict[str, int], lanes: int) -> tuple[TaskGraph, Costs, Machine]:
 def test_of_those_that_could_start_the_highest_rank_goes_first() -> None:
     """So what the rest of the program waits for longest is not held up."""
     tasks, costs, _ = fork({}, 1)
-    placement = Placement("test", dict.fromkeys(("t0", "t1", "t2", "t3"), 0), {"t0": 0, "t1": 1, "t2": 3, "t3": 2}, {})
+    placement = Assignment("test", dict.fromkeys(("t0", "t1", "t2", "t3"), 0), {"t0": 0, "t1": 1, "t2": 3, "t3": 2}, {})
     assert issue_order(tasks, placement, costs) == ["t0", "t2", "t3", "t1"]
 
 
 def test_equal_ranks_keep_program_order() -> None:
     tasks, costs, _ = fork({}, 1)
-    placement = Placement("test", dict.fromkeys(tasks.by_name, 0), dict.fromkeys(tasks.by_name, 0.0), {})
+    placement = Assignment("test", dict.fromkeys(tasks.by_name, 0), dict.fromkeys(tasks.by_name, 0.0), {})
     assert issue_order(tasks, placement, costs) == ["t0", "t1", "t2", "t3"]
 
 
@@ -89,7 +89,7 @@ def test_a_lane_that_is_free_is_fed_first() -> None:
     """
     tasks, costs, _ = fork({"b": 5, "d": 5}, 2)
     rank = {"t0": 9.0, "t1": 5.0, "t2": 4.0, "t3": 1.0}
-    placement = Placement("test", {"t0": 0, "t1": 0, "t2": 0, "t3": 1}, rank, {})
+    placement = Assignment("test", {"t0": 0, "t1": 0, "t2": 0, "t3": 1}, rank, {})
     assert issue_order(tasks, placement, costs) == ["t0", "t1", "t3", "t2"]
 
 

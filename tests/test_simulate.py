@@ -30,7 +30,7 @@ MS = 1e-3
 def costs_of(machine: Machine, **milliseconds: float) -> Costs:
     """Ops that take so long on one thread of a device of 1 GFLOP/s, and profit nearly fully from more threads."""
     flops = {name: round(time * MS * 1e9) for name, time in milliseconds.items()}
-    return Costs(machine, {name: OpCost(count, 0, 0) for name, count in flops.items()}, measured_shapes=True)
+    return Costs(machine, {name: OpCost(count, 0, 0) for name, count in flops.items()}, shapes_known=True)
 
 
 def tasks_of(costs: Costs) -> TaskGraph:

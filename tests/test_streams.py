@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends import streams
-from partitioner.backends.streams import StreamCall
+from partitioner.backends.streams import StreamLaunch
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Run, Wait
 from partitioner.lower.rules import Case, race
@@ -63,7 +63,7 @@ class Bench:
 
     def make(self, *inputs: Tensor) -> list[Tensor]:
         """Inputs where the plan wants them, written by the caller's own streams."""
-        homes = [self.plan.program.by_name[name].device for name in self.plan.program.inputs]
+        homes = [self.plan.program.by_name[name].torch_device for name in self.plan.program.inputs]
         return [put(x, home).requires_grad_(x.requires_grad) * 1 for x, home in zip(inputs, homes, strict=True)]
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -401,15 +401,15 @@ def test_copies_leave_no_lane_waiting(world: World) -> None:
 
 def skip_waits(patch: pytest.MonkeyPatch, events: set[int]) -> None:
     """Let streams not wait for these events; hosts still do, or values would not be there."""
-    original = StreamCall.wait
+    original = StreamLaunch.wait
 
-    def wait(self: StreamCall, event: int, lane: int) -> None:
+    def wait(self: StreamLaunch, event: int, lane: int) -> None:
         if event in events and lane in self.streams:
             self.recorded.get(event)
             return
         original(self, event, lane)
 
-    patch.setattr(StreamCall, "wait", wait)
+    patch.setattr(StreamLaunch, "wait", wait)
 
 
 def test_a_missing_wait_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,14 +425,14 @@ def test_a_missing_entry_or_exit_is_seen(world: World, monkeypatch: pytest.Monke
     """The other devices' lanes must start after their callers' streams, and these must go on after the lanes."""
     inputs = (X, numbers(4, 6, seed=2))
     bench = Bench(world, Mixed(), inputs, {"cuda:0": 1, "cuda:1": 1})
-    original = getattr(StreamCall, part)
+    original = getattr(StreamLaunch, part)
 
-    def waiting_for_nobody(call: StreamCall) -> None:
+    def waiting_for_nobody(call: StreamLaunch) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Stream, "wait_stream", lambda stream, other: None)
             original(call)
 
-    monkeypatch.setattr(StreamCall, part, waiting_for_nobody)
+    monkeypatch.setattr(StreamLaunch, part, waiting_for_nobody)
     arguments = bench.make(*inputs)
     with torch.no_grad():
         bench.execute(bench.model, arguments)

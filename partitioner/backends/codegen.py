@@ -30,7 +30,7 @@ from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
 from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
-from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, made, read
+from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, inputs_of, outputs_of
 
 _numbers = count()
 
@@ -117,7 +117,10 @@ class _Host:
         self.program = context.program
         self.items = [(index, item) for index, item in enumerate(self.program.instructions) if context.hosts[item.lane] == host]
         self.last_use = {
-            name: index for index, item in self.items for name in (*read(item), *made(item)) if context.home[name] == host
+            name: index
+            for index, item in self.items
+            for name in (*inputs_of(item), *outputs_of(item))
+            if context.home[name] == host
         }
         self.lane: int | None = None
         self.alone: bool | None = True if host == 0 else None  # a worker's thread comes with whatever it had last
@@ -178,7 +181,7 @@ class _Host:
                 self.lines.add(f"S.wait({event}, {lane})")
             case Free(lane=lane, value=value):
                 self._free(lane, value)
-        self._to_slots(made(item))
+        self._to_slots(outputs_of(item))
 
     def _to_slots(self, values: tuple[str, ...]) -> None:
         for value in values:
@@ -216,7 +219,7 @@ class _Host:
     def _keep(self, item: Run) -> None:
         """Autograd may save what this lane reads, and let go of it before the lane's backward has run."""
         for name in item.reads:
-            if self.program.by_name[name].device and self.context.maker.get(name, 0) != item.lane:
+            if self.program.by_name[name].torch_device and self.context.lane_of.get(name, 0) != item.lane:
                 self.lines.add(f"S.keep({self.context.reference(name, self.host)}, {item.lane})")
 
     def _temporaries(self, item: Run) -> Mapping[str, list[str]]:
@@ -243,7 +246,7 @@ class _Host:
 
     def _drop(self, index: int, item: Instruction) -> None:
         """Drop local names whose last use this was, where no lane has a say in that."""
-        for name in dict.fromkeys((*read(item), *made(item))):
+        for name in dict.fromkeys((*inputs_of(item), *outputs_of(item))):
             mine = self.context.home[name] == self.host and self.last_use[name] == index
             returned = name in self.program.outputs and self.host == 0
             if mine and not returned and (name in self.program.inputs or self.context.belongs_to_no_lane(name)):

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import constants_for
-from partitioner.ir.conflicts import maker
+from partitioner.ir.conflicts import allocators
 from partitioner.ir.overlap import runs_alone
 from partitioner.ir.plan import Plan
-from partitioner.ir.program import Record, Run, Wait, made, read
+from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
 
 LONG_ALONE = 5e-4
 """Seconds that a task must run alone to get every thread: OpenMP's pool is started for it and sent home after it."""
@@ -25,9 +25,9 @@ class Context:
         self.device = {op: plan.machine.lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}
         values = (*self.nodes, *(value.name for value in self.program.values))
         self.names = Names(values, constants_for(plan.graph, self.device.__getitem__))
-        self.maker = {name: item.lane for item in self.program.instructions for name in made(item)}
-        self.allocator = maker(self.program)
-        self.home = {name: hosts[self.maker.get(name, 0)] for name in (*self.program.inputs, *self.maker)}
+        self.lane_of = {name: item.lane for item in self.program.instructions for name in outputs_of(item)}
+        self.allocators = allocators(self.program)
+        self.home = {name: hosts[self.lane_of.get(name, 0)] for name in (*self.program.inputs, *self.lane_of)}
         self.event_lanes = self._event_lanes()
         self.events = max(self.event_lanes, default=-1) + 1
         self.slots = self._slots()
@@ -56,7 +56,7 @@ class Context:
         """A slot for each value that another host than its own reads, or that another host than the caller's returns."""
         crossing: dict[str, None] = {}
         for item in self.program.instructions:
-            crossing.update((name, None) for name in read(item) if self.home[name] != self.hosts[item.lane])
+            crossing.update((name, None) for name in inputs_of(item) if self.home[name] != self.hosts[item.lane])
         crossing.update((name, None) for name in self.program.outputs if self.home[name] != 0)
         return {name: number for number, name in enumerate(crossing)}
 
@@ -64,7 +64,7 @@ class Context:
         """Inputs, by position, and state, by name, that several hosts use."""
         users: defaultdict[str, set[int]] = defaultdict(set)
         for item in self.program.instructions:
-            names = [*read(item)]
+            names = [*inputs_of(item)]
             if isinstance(item, Run):
                 names += (f"self.{name}" for op in self.ops(item.task) for name in self.plan.graph.by_name[op].state)
             for name in names:
@@ -86,11 +86,11 @@ class Context:
 
     def belongs_to_no_lane(self, value: str) -> bool:
         """Memory of the CPU, and what is no tensor: a name may go after its last use, wherever the Free stands."""
-        return self.program.by_name[value].device in ("", "cpu")
+        return self.program.by_name[value].torch_device in ("", "cpu")
 
     def is_late(self, lane: int, value: str) -> bool:
         """Whether a lane frees what another one allocated. Only lane 0 does, at the end, for all the others."""
-        return any(self.allocator.get(storage, lane) != lane for storage in self.program.by_name[value].storages)
+        return any(self.allocators.get(storage, lane) != lane for storage in self.program.by_name[value].storages)
 
     def ops(self, task: str) -> tuple[str, ...]:
         """The ops of a task."""

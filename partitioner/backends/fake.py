@@ -43,7 +43,7 @@ def run_on_fake_devices(plan: Plan, module: nn.Module, tensors: Sequence[torch.T
         state = _placed(fake, all_state(module), devices, stand_in(plan.machine.lanes[0].torch_device))
         with _reparametrize_module(module, state), _attributes(fake, module, devices):
             values = plan.program.by_name
-            homes = [stand_in(values[name].device) for name in plan.program.inputs]
+            homes = [stand_in(values[name].torch_device) for name in plan.program.inputs]
             inputs = [fake.from_tensor(t).to(home) for t, home in zip(tensors, homes, strict=True)]
             return Reference(plan, stand_in)(module, inputs)
 

@@ -26,12 +26,12 @@ from torch.utils._pytree import tree_leaves
 from partitioner.backends.codegen import Code
 from partitioner.backends.nodes import move
 from partitioner.backends.probe import pair_works
-from partitioner.backends.threads import Call, Threads
+from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
 
 
 class Hardware:
-    """What `StreamCall` asks of torch; tests put a recorder in its place. Streams and events are kept for reuse."""
+    """What `StreamLaunch` asks of torch; tests put a recorder in its place. Streams and events are kept for reuse."""
 
     def __init__(self) -> None:
         self.side: dict[tuple[str, int], torch.Stream] = {}
@@ -78,7 +78,7 @@ HARDWARE = Hardware()
 _TRANSFER = -1  # index of the side stream on which copies leave a device
 
 
-class StreamCall(Call):
+class StreamLaunch(Launch):
     """One call: the streams of its lanes, and events of both kinds. Lane 0 is an accelerator lane.
 
     Args:
@@ -216,6 +216,6 @@ class Streams(Threads):
         super().__init__(plan)
         self.hardware = hardware
 
-    def begin(self, code: Code, hosts: int) -> Call:
+    def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
-        return StreamCall(code, hosts, self.plan, self.hardware)
+        return StreamLaunch(code, hosts, self.plan, self.hardware)

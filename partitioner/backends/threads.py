@@ -31,7 +31,7 @@ class Abandoned(BaseException):
     """Raised in a lane when another lane has failed; never seen by the user."""
 
 
-class Call:
+class Launch:
     """One call's events and slots. An event is a lock that is held until it is recorded.
 
     Args:
@@ -140,11 +140,11 @@ class Threads:
         code = self.parallel if hosts == self.hosts else self.serial
         return self._run(code, self.begin(code, hosts), root, tensors)
 
-    def begin(self, code: Code, hosts: int) -> Call:
+    def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
-        return Call(code, hosts)
+        return Launch(code, hosts)
 
-    def _run(self, code: Code, call: Call, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def _run(self, code: Code, call: Launch, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
         done = [threading.Lock() for _ in code.hosts[1:]]
         held = gradient_edges(code, root, tensors) if done else []
         result: list[Any] = []
@@ -165,7 +165,7 @@ class Threads:
                 del failure
         return result
 
-    def _start_workers(self, done: list[threading.Lock], code: Code, call: Call, root: nn.Module) -> None:
+    def _start_workers(self, done: list[threading.Lock], code: Code, call: Launch, root: nn.Module) -> None:
         """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
         if done:
             HERE.occupied = True
@@ -174,7 +174,7 @@ class Threads:
                 call.make_room()
             POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
 
-    def _job(self, host: int, call: Call, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:
+    def _job(self, host: int, call: Launch, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:
         done.acquire()
 
         def job() -> None:
@@ -202,7 +202,7 @@ def gradient_edges(code: Code, root: nn.Module, tensors: Sequence[torch.Tensor])
     return [tensor.view_as(tensor) for tensor in shared if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
 
 
-def _finish(call: Call, done: list[threading.Lock]) -> None:
+def _finish(call: Launch, done: list[threading.Lock]) -> None:
     """Return when every lane has stopped and the caller's thread is as it was. Ctrl-C does not cut that short.
 
     After an error it is not known which jobs were posted, for Ctrl-C may come between any two lines: then the workers'

@@ -14,7 +14,7 @@ from partitioner.errors import DifferenceError, InputError, TraceError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.capture import Refused
 from partitioner.frontend.capture.tracers import attempts, why
-from partitioner.frontend.check import blame, compare, try_eager
+from partitioner.frontend.check import compare, locate_difference, try_eager
 from partitioner.ir.graph import Graph
 from partitioner.ir.signature import Open
 from partitioner.ir.units import format_duration
@@ -55,7 +55,7 @@ def _trace(module: nn.Module, call: Call | None, skip: Sequence[str], open_dims:
             continue
         graph = build_graph(capture, module, None if call is None else call.tensors)
         notes = tuple(f"{front_end} refused: {refused.reason}" for front_end, refused in refusals)
-        return replace(graph, frontend=name, notes=(*notes, *graph.notes))
+        return replace(graph, tracer=name, notes=(*notes, *graph.notes))
     raise TraceError(why(module, call, refusals, skip))
 
 
@@ -86,7 +86,7 @@ def faithful_graph(module: nn.Module, call: Call, open_dims: Open = frozenset())
             note = f"compared with eager on two inputs in {format_duration(time.perf_counter() - start)}: equal"
             notes = [f"{name} differed from eager in {what}" for name, what in differing.items()]
             return replace(graph, notes=(*graph.notes, *notes, *(comparison.notes or (note,))))
-        differing[graph.frontend] = f"{comparison.difference}. {blame(graph, module, call)}".strip()
+        differing[graph.tracer] = f"{comparison.difference}. {locate_difference(graph, module, call)}".strip()
 
 
 @contextmanager

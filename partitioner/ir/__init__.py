@@ -1,4 +1,4 @@
-"""The nouns, in the order in which a model passes through them: Graph, Tasks, Placement, Program, Timeline.
+"""The nouns, in the order in which a model passes through them: Graph, Tasks, Assignment, Program, Timeline.
 
 Each is a frozen value, knows nothing of the stages that make it, and prints as text.
 """

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Placement:
+class Assignment:
     """A policy's decision.
 
     Args:
         policy: who decided.
         lane: lane number of each task. A lane and not only a device, because "a chain stays on its lane" is a decision of
             placement: the schedule could not take it back without knowing why it was made.
-        rank: priority of each task; of two that could start, the higher goes first.
+        priority: of each task; of two that could start, the higher goes first.
         reason: why each task is where it is, for reports.
         makespan: when the policy expects the last task to end, in seconds; 0 if it did not reckon.
     """
 
     policy: str
     lane: Mapping[str, int]
-    rank: Mapping[str, float]
+    priority: Mapping[str, float]
     reason: Mapping[str, str]
     makespan: float = 0.0
 
     def __str__(self) -> str:
         lines = [f"placement {self.policy}"]
         for task, lane in self.lane.items():
-            lines.append(f"  {task}  lane {lane}  rank {self.rank[task]:.3g}  {self.reason.get(task, '')}".rstrip())
+            lines.append(f"  {task}  lane {lane}  rank {self.priority[task]:.3g}  {self.reason.get(task, '')}".rstrip())
         return "\n".join(lines)

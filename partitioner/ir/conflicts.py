@@ -72,13 +72,13 @@ def free_lanes(program: Program, value: Value, makers: Mapping[str, int]) -> lis
     On a CPU any lane may. On an accelerator only the lane that allocated its storage; where a value may share storages of
     several lanes there is none, and it has to wait for the end.
     """
-    if value.device in ("", "cpu"):
+    if value.torch_device in ("", "cpu"):
         return [n for n, lane in enumerate(program.lanes) if lane.kind == "cpu"] or [0]
     lanes = {makers[storage] for storage in value.storages if storage in makers}
     return list(lanes) if len(lanes) == 1 else []
 
 
-def maker(program: Program) -> Mapping[str, int]:
+def allocators(program: Program) -> Mapping[str, int]:
     """The lane that first writes each resource."""
     found: dict[str, int] = {}
     for item in program.instructions:

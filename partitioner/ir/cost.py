@@ -34,12 +34,12 @@ class Costs:
     Args:
         machine: where it would run.
         ops: by op name.
-        measured_shapes: whether shapes are known. If not, parameter sizes are all there is to go by.
+        shapes_known: whether shapes are known. If not, parameter sizes are all there is to go by.
     """
 
     machine: Machine
     ops: Mapping[str, OpCost]
-    measured_shapes: bool
+    shapes_known: bool
 
     def op_time(self, op: str, device: Device, threads: int = 1) -> float:
         """Seconds of one op on one lane of ``device``, with ``threads`` threads where that is a CPU."""

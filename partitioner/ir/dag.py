@@ -32,11 +32,11 @@ def width(dag: nx.DiGraph[N]) -> int:
     return max(map(len, levels(dag)), default=0)
 
 
-def branches(dag: nx.DiGraph[N]) -> list[list[N]]:
+def chains(dag: nx.DiGraph[N]) -> list[list[N]]:
     """Maximal chains between forks and joins; every node is in exactly one.
 
     Example:
-        >>> branches(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "e"), ("a", "d"), ("d", "e")]))
+        >>> chains(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "e"), ("a", "d"), ("d", "e")]))
         [['a'], ['b', 'c'], ['d'], ['e']]
     """
     chains: list[list[N]] = []
@@ -62,7 +62,7 @@ def quotient(dag: nx.DiGraph[N], groups: list[list[N]]) -> nx.DiGraph[int]:
     return result
 
 
-def upward_rank(dag: nx.DiGraph[N], time: Callable[[N], float], delay: Callable[[N, N], float]) -> dict[N, float]:
+def upward_priority(dag: nx.DiGraph[N], time: Callable[[N], float], delay: Callable[[N, N], float]) -> dict[N, float]:
     """Longest time from the start of each node to the end of the program.
 
     Args:
@@ -73,20 +73,20 @@ def upward_rank(dag: nx.DiGraph[N], time: Callable[[N], float], delay: Callable[
     Source: Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
     computing", IEEE TPDS 2002 (HEFT).
     """
-    rank: dict[N, float] = {}
+    priority: dict[N, float] = {}
     for node in reversed(list(nx.topological_sort(dag))):
-        rank[node] = time(node) + max((delay(node, after) + rank[after] for after in dag.successors(node)), default=0.0)
-    return rank
+        priority[node] = time(node) + max((delay(node, after) + priority[after] for after in dag.successors(node)), default=0.0)
+    return priority
 
 
 def critical_path(dag: nx.DiGraph[N], time: Callable[[N], float]) -> tuple[float, list[N]]:
     """The longest path: its seconds, and its nodes in order."""
-    rank = upward_rank(dag, time, lambda _a, _b: 0.0)
-    if not rank:
+    priority = upward_priority(dag, time, lambda _a, _b: 0.0)
+    if not priority:
         return 0.0, []
-    node = max(rank, key=rank.__getitem__)
+    node = max(priority, key=priority.__getitem__)
     path = [node]
     while after := list(dag.successors(node)):
-        node = max(after, key=rank.__getitem__)
+        node = max(after, key=priority.__getitem__)
         path.append(node)
-    return rank[path[0]], path
+    return priority[path[0]], path

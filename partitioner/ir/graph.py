@@ -53,7 +53,7 @@ class StateMeta:
 
 @dataclass(frozen=True)
 class Op:
-    """One node of the traced program.
+    """One node of the traced graph.
 
     Args:
         name: unique in the graph, and a Python identifier.
@@ -106,10 +106,10 @@ class Graph:
         ops: in program order.
         inputs: names of the graph's inputs, with their metadata where example inputs were given.
         outputs: the names of the ops and inputs that the model returns, each once.
-        fx: the traced program itself; its nodes carry the names of `ops`.
+        fx: the traced graph itself; its nodes carry the names of `ops`.
         constants: tensors and graph modules that tracing lifted out of the model, by the name that `fx` calls them.
         signature: the calling convention.
-        frontend: which front end traced it.
+        tracer: which tracer gave it.
         notes: what a front end or fallback had to give up, for reports.
         observed: whether effects were observed on example inputs, or come from the static table.
     """
@@ -121,7 +121,7 @@ class Graph:
     fx: torch.fx.Graph
     signature: Signature
     constants: dict[str, Any] = field(default_factory=dict)
-    frontend: str = ""
+    tracer: str = ""
     notes: tuple[str, ...] = ()
     observed: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from partitioner.ir.program import Free, Program, made
+from partitioner.ir.program import Free, Program, outputs_of
 
 
 def peak_bytes(program: Program) -> dict[str, tuple[int, int]]:
@@ -23,12 +23,12 @@ def peak_bytes(program: Program) -> dict[str, tuple[int, int]]:
     foreign = {storage for name in program.inputs if name in program.by_name for storage in program.by_name[name].storages}
     for index, item in enumerate(program.instructions):
         gone = (item.value,) if isinstance(item, Free) else ()
-        for names, change in ((made(item), 1), (gone, -1)):
+        for names, change in ((outputs_of(item), 1), (gone, -1)):
             for value in (program.by_name[name] for name in names if name in program.by_name):
                 for storage in value.storages:
                     before, holders[storage] = holders[storage], holders[storage] + change
                     if storage not in foreign and (before == 0) != (holders[storage] == 0):
-                        live[value.device] += change * size[storage]
-                if live[value.device] > peak.get(value.device, (0, -1))[0]:
-                    peak[value.device] = (live[value.device], index)
+                        live[value.torch_device] += change * size[storage]
+                if live[value.torch_device] > peak.get(value.torch_device, (0, -1))[0]:
+                    peak[value.torch_device] = (live[value.torch_device], index)
     return peak

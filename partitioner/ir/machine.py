@@ -67,7 +67,7 @@ class Lane:
     """A FIFO on one device: a CUDA stream, a CPU worker. ``name`` is ``<device name>/<index>``."""
 
     name: str
-    device: str
+    device_name: str
     torch_device: str
 
     @property
@@ -106,7 +106,7 @@ class Machine:
 
     def device_of(self, lane: int) -> Device:
         """The device that lane number ``lane`` runs on."""
-        return self.by_name[self.lanes[lane].device]
+        return self.by_name[self.lanes[lane].device_name]
 
     def link(self, source: str, target: str) -> Link:
         """The link from device ``source`` to device ``target``; a PCIe-like default where none was written down."""

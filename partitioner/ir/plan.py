@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine
@@ -32,7 +32,7 @@ class Plan:
     machine: Machine
     costs: Costs
     tasks: TaskGraph
-    placement: Placement
+    placement: Assignment
     program: Program
     state: Mapping[str, StateMeta] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Plan:
         tasks = len(self.tasks.tasks)
         counted = f"{len(self.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''}"
         lines = [f"Parallel({self.graph.name}): {counted} on {lanes}"]
-        lines.append(f"  traced by {self.graph.frontend}, placed by {self.placement.policy}")
+        lines.append(f"  traced by {self.graph.tracer}, placed by {self.placement.policy}")
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:
             lines.append(f"  {reasons.pop()}")
@@ -57,7 +57,7 @@ class Plan:
 
 def places(plan: Plan) -> dict[str, str]:
     """Device name of all state that a plan has placed."""
-    names = {lane.torch_device: lane.device for lane in plan.machine.lanes}
+    names = {lane.torch_device: lane.device_name for lane in plan.machine.lanes}
     kept = {name: names[device] for name, device in state_devices(plan).items()}
     return {name: device for name, device in kept.items() if name not in plan.graph.constants}
 

@@ -40,13 +40,13 @@ class Value:
 
     Args:
         name: the op or input that it comes from; a copy is called ``<name>@<torch device>``.
-        device: torch device that it lies on; ``""`` for what is no tensor and can be read anywhere.
+        torch_device: that it lies on; ``""`` for what is no tensor and can be read anywhere.
         bytes: its size.
         storages: the storages it may share with other values.
     """
 
     name: str
-    device: str
+    torch_device: str
     bytes: int
     storages: tuple[str, ...]
 
@@ -62,8 +62,8 @@ class Run:
     touches: tuple[Access, ...] = ()
 
     def __str__(self) -> str:
-        arrow = f"({', '.join(map(_token, self.reads))}) -> ({', '.join(map(_token, self.writes))})"
-        return " ".join([f"{self.lane} run {_token(self.task)} {arrow}", *(_access(a) for a in self.touches)])
+        arrow = f"({', '.join(map(_word, self.reads))}) -> ({', '.join(map(_word, self.writes))})"
+        return " ".join([f"{self.lane} run {_word(self.task)} {arrow}", *(_access(a) for a in self.touches)])
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Copy:
     target: str
 
     def __str__(self) -> str:
-        return f"{self.lane} copy {_token(self.source)} -> {_token(self.target)}"
+        return f"{self.lane} copy {_word(self.source)} -> {_word(self.target)}"
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ class Free:
     value: str
 
     def __str__(self) -> str:
-        return f"{self.lane} free {_token(self.value)}"
+        return f"{self.lane} free {_word(self.value)}"
 
 
 Instruction = Run | Copy | Record | Wait | Free
 
 
-def read(item: Instruction) -> tuple[str, ...]:
+def inputs_of(item: Instruction) -> tuple[str, ...]:
     """The values that an instruction reads."""
     return item.reads if isinstance(item, Run) else (item.source,) if isinstance(item, Copy) else ()
 
 
-def made(item: Instruction) -> tuple[str, ...]:
+def outputs_of(item: Instruction) -> tuple[str, ...]:
     """The values that an instruction makes."""
     return item.writes if isinstance(item, Run) else (item.target,) if isinstance(item, Copy) else ()
 
@@ -156,14 +156,14 @@ class Program:
         return ()
 
     def __str__(self) -> str:
-        lines = [f"program {_token(self.name)}"]
-        lines += [f"lane {n} {_token(lane.name)} {_token(lane.torch_device)}" for n, lane in enumerate(self.lanes)]
+        lines = [f"program {_word(self.name)}"]
+        lines += [f"lane {n} {_word(lane.name)} {_word(lane.torch_device)}" for n, lane in enumerate(self.lanes)]
         for value in self.values:
             lines.append(
-                " ".join(["value", _token(value.name), _token(value.device), str(value.bytes), *map(_token, value.storages)])
+                " ".join(["value", _word(value.name), _word(value.torch_device), str(value.bytes), *map(_word, value.storages)])
             )
-        lines += [f"input {_token(name)}" for name in self.inputs]
-        lines += [f"output {_token(name)}" for name in self.outputs]
+        lines += [f"input {_word(name)}" for name in self.inputs]
+        lines += [f"output {_word(name)}" for name in self.outputs]
         lines += map(str, self.instructions)
         return "\n".join(lines)
 
@@ -179,10 +179,10 @@ def _value_write(name: str) -> Access:
 EMPTY = "''"
 
 
-def _token(text: str) -> str:
+def _word(text: str) -> str:
     """One word without blanks, commas or parentheses; two quotes stand for the empty word."""
     return quote(text, safe="@.:/*_[]$<>-") if text else EMPTY
 
 
 def _access(access: Access) -> str:
-    return f"{'w' if access.write else 'r'}:{_token(access.resource)}"
+    return f"{'w' if access.write else 'r'}:{_word(access.resource)}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, order=True)
-class Read:
+class AttributeRead:
     """An attribute that the model's forward read while it was traced: the module's qualified name, and the attribute's."""
 
     path: str
@@ -24,7 +24,7 @@ class Signature:
     """How a call's arguments become graph inputs, and graph outputs become the call's result.
 
     The tensor leaves of ``(args, kwargs)`` are the graph's inputs, in order; every other leaf was burned in by tracing and
-    is a guard. ``accepts`` is asked once for every new set of shapes. ``reads`` are attributes of the model that were
+    is a guard. ``accepts`` is asked once for every new set of shapes. ``attribute_reads`` are attributes of the model that were
     burned in, and ``modes`` whether the caller's modes were.
     """
 
@@ -32,7 +32,7 @@ class Signature:
     constants: tuple[tuple[int, Any], ...]
     out_spec: TreeSpec
     accepts: Callable[[Sequence[torch.Tensor]], str | None] = field(default=lambda tensors: None)
-    reads: tuple[Read, ...] = ()
+    attribute_reads: tuple[AttributeRead, ...] = ()
     modes: bool = False
 
 

@@ -27,7 +27,7 @@ class _Copies:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.values = {value.name: value for value in program.values}
-        self.home: dict[str, str] = {name: self.values[name].device for name in program.inputs}
+        self.home: dict[str, str] = {name: self.values[name].torch_device for name in program.inputs}
         self.stands_for: dict[str, tuple[str, ...]] = {}
 
     def rewrite(self, instruction: Instruction) -> Iterator[Instruction]:
@@ -39,7 +39,7 @@ class _Copies:
             self.home.setdefault(access.resource, device)
         reads = []
         for name in instruction.reads:
-            if self.values[name].device in ("", device):
+            if self.values[name].torch_device in ("", device):
                 reads.append(name)
                 continue
             copy = f"{name}@{device}"
@@ -52,7 +52,7 @@ class _Copies:
         for name in instruction.writes:
             value = self.values[name]
             storages = sorted(there for storage in value.storages for there in self._there(storage, device, seen))
-            self.values[name] = Value(name, value.device, value.bytes, tuple(dict.fromkeys(storages)))
+            self.values[name] = Value(name, value.torch_device, value.bytes, tuple(dict.fromkeys(storages)))
         yield Run(
             instruction.lane,
             instruction.task,

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 
-from partitioner.ir.conflicts import free_lanes, maker, storage_users
+from partitioner.ir.conflicts import allocators, free_lanes, storage_users
 from partitioner.ir.order import happens_before
 from partitioner.ir.program import Free, Instruction, Program
 
@@ -18,7 +18,7 @@ def insert_frees(program: Program) -> Program:
     that. What no lane learns in time is freed at the end, on lane 0, which has waited for everybody.
     """
     spots = _Spots(program)
-    users, makers = storage_users(program), maker(program)
+    users, makers = storage_users(program), allocators(program)
     placed: defaultdict[int, list[Free]] = defaultdict(list)
     last = len(program.instructions)
     kept = {*program.outputs, *program.inputs}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from partitioner.ir.access import TOKENS, conflict
-from partitioner.ir.conflicts import conflicts, free_lanes, issued_in_order, maker, stale_uses, storage_users
+from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_in_order, stale_uses, storage_users
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.order import Order, happens_before
-from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, made, read
+from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, inputs_of, outputs_of
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_size
 
@@ -112,9 +112,11 @@ def device(case: Case) -> Iterator[Fault]:
     home: dict[str, int] = {}
     for index, item in enumerate(case.program.instructions):
         here = case.device(index)
-        for name in (*item.reads, *item.writes) if isinstance(item, Run) else made(item):
-            if name in values and values[name].device not in ("", here):
-                yield Fault("device", f"{name} lies on {values[name].device}, and {case.lane(index)} is on {here}", (index,))
+        for name in (*item.reads, *item.writes) if isinstance(item, Run) else outputs_of(item):
+            if name in values and values[name].torch_device not in ("", here):
+                yield Fault(
+                    "device", f"{name} lies on {values[name].torch_device}, and {case.lane(index)} is on {here}", (index,)
+                )
         for access in item.touches if isinstance(item, Run) else ():
             first = home.setdefault(access.resource, index)
             if access.resource not in TOKENS and case.device(first) != here:
@@ -134,10 +136,10 @@ def definition(case: Case) -> Iterator[Fault]:
     """Every value is declared, and made once, before it is read; every output is made."""
     origin: dict[str, int] = dict.fromkeys(case.program.inputs, -1)
     for index, item in enumerate(case.program.instructions):
-        for name in read(item):
+        for name in inputs_of(item):
             if name not in origin:
                 yield Fault("definition", f"{name} is read before it is made", (index,))
-        for name in made(item):
+        for name in outputs_of(item):
             if name in origin:
                 yield Fault("definition", f"{name} is made twice", (index,))
             if name not in case.program.by_name:
@@ -162,7 +164,7 @@ def use_after_free(case: Case) -> Iterator[Fault]:
 def freeing(case: Case) -> Iterator[Fault]:
     """Every value but inputs and outputs is freed, once, where its memory came from or when all is done."""
     kept = {*case.program.inputs, *case.program.outputs}
-    makers = maker(case.program)
+    makers = allocators(case.program)
     freed: dict[str, int] = {}
     end = max((i for i, item in enumerate(case.program.instructions) if not isinstance(item, Free)), default=-1)
     for index, item in enumerate(case.program.instructions):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Machine
 from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.task import TaskGraph
 
 
-def schedule(tasks: TaskGraph, placement: Placement, machine: Machine, order: Sequence[str]) -> Program:
+def schedule(tasks: TaskGraph, placement: Assignment, machine: Machine, order: Sequence[str]) -> Program:
     """Call the tasks, in an order.
 
     Args:
@@ -34,7 +34,7 @@ def schedule(tasks: TaskGraph, placement: Placement, machine: Machine, order: Se
     )
 
 
-def _inputs(tasks: TaskGraph, placement: Placement, machine: Machine, order: Sequence[str]) -> list[Value]:
+def _inputs(tasks: TaskGraph, placement: Assignment, machine: Machine, order: Sequence[str]) -> list[Value]:
     """Each graph input lies where it is first read: the caller's tensor is moved there if it is somewhere else."""
     home: dict[str, int] = {}
     for name in order:

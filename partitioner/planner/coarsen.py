@@ -45,17 +45,17 @@ def coarsen(graph: Graph, costs: Costs, constraints: Constraints, grain: float |
     """
     if grain is None:
         handoff = min((device.handoff for device in costs.machine.devices), default=0.0)
-        grain = HANDOFFS_PER_GRAIN * handoff if costs.measured_shapes else 0.0
-    partition = _Partition(graph, costs, constraints)
-    partition.attach(graph)
-    partition.chain()
+        grain = HANDOFFS_PER_GRAIN * handoff if costs.shapes_known else 0.0
+    clusters = _Clusters(graph, costs, constraints)
+    clusters.attach(graph)
+    clusters.chain()
     if grain > 0 and len(costs.machine.lanes) > 1:
-        partition.gather(grain)
-        partition.settle(grain)
-    return group(graph, partition.groups(graph))
+        clusters.gather(grain)
+        clusters.settle(grain)
+    return group(graph, clusters.groups(graph))
 
 
-class _Partition:
+class _Clusters:
     """Mutable while coarsening: clusters by number, with their neighbours, seconds, bytes of state and pinned device."""
 
     def __init__(self, graph: Graph, costs: Costs, constraints: Constraints) -> None:

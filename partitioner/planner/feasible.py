@@ -12,7 +12,7 @@ from partitioner.ir.units import format_size
 from partitioner.planner.constraints import Constraints
 
 
-class Ledger:
+class Feasible:
     """What has been given to which device so far.
 
     Groups of tasks that must share a device are reserved as a whole when the first of them is placed, so that a later one
@@ -50,15 +50,15 @@ class Ledger:
         allowed = [
             n
             for n, lane in enumerate(self.machine.lanes)
-            if (lane.device == fixed if fixed else self._fits(lane.device, group))
+            if (lane.device_name == fixed if fixed else self._fits(lane.device_name, group))
         ]
         if not allowed:
             raise PlacementError(self._full(task))
         return allowed
 
-    def take(self, task: str, lane: int) -> None:
+    def assign(self, task: str, lane: int) -> None:
         """Note that ``task`` goes to ``lane``."""
-        group, device = self.group[task], self.machine.lanes[lane].device
+        group, device = self.group[task], self.machine.lanes[lane].device_name
         if group not in self.device:
             self.device[group] = device
             self.used[device] += self.demand[group]

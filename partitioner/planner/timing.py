@@ -19,7 +19,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device, Machine
@@ -73,13 +73,13 @@ def serial_time(graph: Graph, costs: Costs) -> float:
 def _threads(program: Program, costs: Costs) -> dict[str, int]:
     """Threads of an op on each device: its lane's share of the cores, or all of them where no other lane is used."""
     used = {program.lanes[item.lane] for item in program.instructions if isinstance(item, Run)}
-    lanes = Counter(lane.device for lane in used)
+    lanes = Counter(lane.device_name for lane in used)
     devices = costs.machine.by_name
     return {name: devices[name].cores if count == 1 else devices[name].threads_per_lane for name, count in lanes.items()}
 
 
 def _device(program: Program, costs: Costs, lane: int) -> Device:
-    return costs.machine.by_name[program.lanes[lane].device]
+    return costs.machine.by_name[program.lanes[lane].device_name]
 
 
 class _Clock:
@@ -110,7 +110,7 @@ class _Clock:
 
     def _copy_seconds(self, source: str, lane: int) -> float:
         value = self.program.by_name[source]
-        link = self.costs.machine.link(self.names.get(value.device, ""), self.program.lanes[lane].device)
+        link = self.costs.machine.link(self.names.get(value.torch_device, ""), self.program.lanes[lane].device_name)
         return link.latency + value.bytes / link.bandwidth
 
     def _arrival(self, lane: int, time: float, origin: int) -> float:
@@ -118,7 +118,7 @@ class _Clock:
         return time if lane == origin else time + _device(self.program, self.costs, lane).handoff
 
 
-def issue_order(tasks: TaskGraph, placement: Placement, costs: Costs) -> list[str]:
+def issue_order(tasks: TaskGraph, placement: Assignment, costs: Costs) -> list[str]:
     """Names of the tasks, in the order in which they are issued."""
     order: list[str] = []
     machine = costs.machine
@@ -126,7 +126,7 @@ def issue_order(tasks: TaskGraph, placement: Placement, costs: Costs) -> list[st
     waiting = {task.name: len(tasks.predecessors[task.name]) for task in tasks.tasks}
     ready = dict.fromkeys(waiting, 0.0)
     position = {task.name: number for number, task in enumerate(tasks.tasks)}
-    heap = [(0.0, -placement.rank[name], position[name], name) for name, count in waiting.items() if not count]
+    heap = [(0.0, -placement.priority[name], position[name], name) for name, count in waiting.items() if not count]
     heapq.heapify(heap)
     while heap:
         start, priority, number, name = heapq.heappop(heap)
@@ -144,7 +144,7 @@ def issue_order(tasks: TaskGraph, placement: Placement, costs: Costs) -> list[st
             ready[after] = max(ready[after], arrival)
             waiting[after] -= 1
             if not waiting[after]:
-                heapq.heappush(heap, (ready[after], -placement.rank[after], position[after], after))
+                heapq.heappush(heap, (ready[after], -placement.priority[after], position[after], after))
     return order
 
 

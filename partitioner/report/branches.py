@@ -14,18 +14,16 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from partitioner.ir.dag import branches, quotient
+from partitioner.ir.dag import chains, quotient
 from partitioner.ir.graph import Graph
 
 
-def chains(graph: Graph) -> list[list[str]]:
+def branches(graph: Graph) -> list[list[str]]:
     """Every op in exactly one chain, in program order; the chains in an order in which they may run."""
     clusters = _with_sizes(graph)
     dag = reduced(quotient(graph.dag, clusters))
     position = {op.name: number for number, op in enumerate(graph.ops)}
-    return [
-        sorted((op for cluster in branch for op in clusters[cluster]), key=position.__getitem__) for branch in branches(dag)
-    ]
+    return [sorted((op for cluster in branch for op in clusters[cluster]), key=position.__getitem__) for branch in chains(dag)]
 
 
 def _with_sizes(graph: Graph) -> list[list[str]]:

@@ -17,7 +17,7 @@ from partitioner.ir.program import Copy
 from partitioner.ir.timeline import Timeline
 from partitioner.planner.bounds import Bound, lower_bound
 from partitioner.planner.timing import op_seconds, serial_time, simulate
-from partitioner.report.branches import chains
+from partitioner.report.branches import branches
 from partitioner.report.inspection import Branch, Depth, DeviceLoad, Edge, Inspection, LaneLoad, Prediction, Summary, Transfers
 
 _STRENGTH = {"data": 0, "hazard": 1, "random": 2}
@@ -57,16 +57,16 @@ class _View:
         return serial_time(self.plan.graph, self.plan.costs)
 
     @property
-    def measured(self) -> bool:
-        return self.plan.costs.measured_shapes
+    def shapes_known(self) -> bool:
+        return self.plan.costs.shapes_known
 
     @cached_property
-    def chains(self) -> list[list[str]]:
-        return chains(self.plan.graph)
+    def branches(self) -> list[list[str]]:
+        return branches(self.plan.graph)
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        return levels(quotient(self.plan.graph.dag, self.chains))
+        return levels(quotient(self.plan.graph.dag, self.branches))
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -90,7 +90,7 @@ class _View:
     # By depth ---------------------------------------------------------------------------------------------------------
 
     def branch(self, member: int) -> Branch:
-        ops = [self.plan.graph.by_name[name] for name in self.chains[member]]
+        ops = [self.plan.graph.by_name[name] for name in self.branches[member]]
         tasks = tuple(dict.fromkeys(self.plan.tasks.task_of[op.name] for op in ops))
         lanes = [self.plan.machine.lanes[self.plan.placement.lane[task]] for task in tasks]
         left = [op for op in ops if self.is_read_elsewhere(op, {other.name for other in ops})]
@@ -101,11 +101,11 @@ class _View:
             path=common_path([op.path for op in ops]),
             parameters=elements,
             parameter_bytes=size,
-            flops=sum(op.flops or 0 for op in ops) if self.measured else None,
-            output_bytes=sum(op.bytes for op in left) if self.measured else None,
-            seconds=sum(self.seconds[op.name] for op in ops) if self.measured else None,
-            critical=any(op.name in self.critical for op in ops) if self.measured else None,
-            devices=tuple(dict.fromkeys(lane.device for lane in lanes)),
+            flops=sum(op.flops or 0 for op in ops) if self.shapes_known else None,
+            output_bytes=sum(op.bytes for op in left) if self.shapes_known else None,
+            seconds=sum(self.seconds[op.name] for op in ops) if self.shapes_known else None,
+            critical=any(op.name in self.critical for op in ops) if self.shapes_known else None,
+            devices=tuple(dict.fromkeys(lane.device_name for lane in lanes)),
             lanes=tuple(dict.fromkeys(lane.name for lane in lanes)),
             tasks=tasks,
             reasons=tuple(self.plan.placement.reason.get(task, "") for task in tasks),
@@ -116,7 +116,7 @@ class _View:
 
     def edges(self) -> Iterator[Edge]:
         """Edges between branches, each with its strongest reason."""
-        home = {op: member for member, chain in enumerate(self.chains) for op in chain}
+        home = {op: member for member, chain in enumerate(self.branches) for op in chain}
         kinds: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         for (source, target), kind in self.plan.graph.edges.items():
             if home[source] != home[target]:
@@ -131,18 +131,18 @@ class _View:
         elements, size = self.size(graph.ops)
         return Summary(
             model=graph.name,
-            frontend=graph.frontend,
+            frontend=graph.tracer,
             effects="observed" if graph.observed else "static",
             policy=self.plan.placement.policy,
             ops=len(graph.ops),
-            branches=len(self.chains),
+            branches=len(self.branches),
             tasks=len(self.plan.tasks.tasks),
             depth=len(self.levels),
             width=max(map(len, self.levels), default=0),
             parameters=elements,
             parameter_bytes=size,
-            flops=sum(op.flops or 0 for op in graph.ops) if self.measured else None,
-            prediction=self.prediction() if self.measured else None,
+            flops=sum(op.flops or 0 for op in graph.ops) if self.shapes_known else None,
+            prediction=self.prediction() if self.shapes_known else None,
             transfers=tuple(self.transfers()),
             devices=tuple(map(self.device, self.plan.machine.devices)),
             verdict=self.verdict(),
@@ -165,21 +165,21 @@ class _View:
     def transfers(self) -> Iterator[Transfers]:
         """Copies, and inputs that are first read elsewhere: the caller's are taken to lie on the first device."""
         program = self.plan.program
-        moved = [(program.lanes[0].torch_device, program.by_name[name].device, name) for name in program.inputs]
+        moved = [(program.lanes[0].torch_device, program.by_name[name].torch_device, name) for name in program.inputs]
         for item in program.instructions:
             if isinstance(item, Copy):
-                moved.append((program.by_name[item.source].device, program.lanes[item.lane].torch_device, item.source))
+                moved.append((program.by_name[item.source].torch_device, program.lanes[item.lane].torch_device, item.source))
         sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for source, target, name in moved:
             if target not in ("", source):
                 sizes[source, target].append(program.by_name[name].bytes)
         known = {device.torch_device: device.name for device in self.plan.machine.devices}
         for (source, target), found in sizes.items():
-            yield Transfers(known[source], known[target], len(found), sum(found) if self.measured else None)
+            yield Transfers(known[source], known[target], len(found), sum(found) if self.shapes_known else None)
 
     def device(self, device: Device) -> DeviceLoad:
         placed, lanes = self.plan.placement.lane, self.plan.machine.lanes
-        own = [number for number, lane in enumerate(lanes) if lane.device == device.name]
+        own = [number for number, lane in enumerate(lanes) if lane.device_name == device.name]
         ops = (op for op in self.plan.graph.ops if placed[self.plan.tasks.task_of[op.name]] in own)
         _, size = self.size(ops)
         peak, _ = peak_bytes(self.plan.program).get(device.torch_device, (0, -1))
@@ -187,7 +187,7 @@ class _View:
             name=device.name,
             torch_device=device.torch_device,
             parameter_bytes=size,
-            peak_bytes=peak if self.measured else None,
+            peak_bytes=peak if self.shapes_known else None,
             cap=device.memory,
             headroom=None if device.memory is None else device.memory - size - peak,
             lanes=tuple(map(self.lane, own)),
@@ -196,11 +196,11 @@ class _View:
     def lane(self, number: int) -> LaneLoad:
         tasks = list(self.plan.placement.lane.values()).count(number)
         share = min(1.0, _ratio(self.timeline.busy(number), self.timeline.makespan)) if tasks else 0.0
-        return LaneLoad(self.plan.machine.lanes[number].name, tasks, share if self.measured else None)
+        return LaneLoad(self.plan.machine.lanes[number].name, tasks, share if self.shapes_known else None)
 
     def notes(self, size: int) -> Iterator[str]:
         yield from self.plan.graph.notes
-        if not self.measured:
+        if not self.shapes_known:
             yield _UNKNOWN
         first = self.plan.machine.devices[0]
         if first.memory is not None and size > first.memory:
@@ -216,7 +216,7 @@ class _View:
         if not overlaps(self.plan.program):
             why = "the model is a chain" if chain else "no two of the tasks may overlap"
             return f"One device works at a time, because {why}. The {len(lanes)} lanes share memory, not time."
-        gain = f", expected to be {_ratio(self.serial, self.timeline.makespan):.2f}x as fast as one device" * self.measured
+        gain = f", expected to be {_ratio(self.serial, self.timeline.makespan):.2f}x as fast as one device" * self.shapes_known
         return f"Branches run at the same time on {len(lanes)} lanes{gain}."
 
     def why_serial(self, chain: bool) -> str:

@@ -60,7 +60,7 @@ class _Writer:
 
     def __init__(self, inspection: Inspection, screen: Screen) -> None:
         self.inspection, self.screen, self.summary = inspection, screen, inspection.summary
-        self.measured = self.summary.prediction is not None
+        self.shapes_known = self.summary.prediction is not None
         self.counts = screen.width is None or screen.width >= _WIDE
         names = [lane.name for device in self.summary.devices for lane in device.lanes]
         self.colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
@@ -98,7 +98,7 @@ class _Writer:
     def branch_table(self) -> Table:
         table = self.table(
             *("depth", "branch", *(("params",) if self.counts else ()), "size"),
-            *(("FLOP", "output", "time") if self.measured else ()),
+            *(("FLOP", "output", "time") if self.shapes_known else ()),
             *("lane", "task", "ops"),
             right="params size FLOP output time",
             title=_LEGEND if any(branch.critical for branch in self.inspection.branches) else "",
@@ -123,7 +123,7 @@ class _Writer:
         if self.counts:
             yield Text(_count(branch.parameters))
         yield Text(format_size(branch.parameter_bytes) if branch.parameter_bytes else "-")
-        if self.measured:
+        if self.shapes_known:
             yield Text(_count(branch.flops))
             yield Text(_size(branch.output_bytes))
             yield Text(f"{_time(branch.seconds)}{'*' if branch.critical else ' '}", style="bold" if branch.critical else "")

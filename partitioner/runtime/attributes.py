@@ -69,10 +69,10 @@ class Attributes:
     @staticmethod
     def of(root: nn.Module, signature: Signature) -> Attributes:
         """Note what ``root`` holds now of what its forward read."""
-        modules = {path: root.get_submodule(path) for path in dict.fromkeys(read.path for read in signature.reads)}
+        modules = {path: root.get_submodule(path) for path in dict.fromkeys(read.path for read in signature.attribute_reads)}
         present: dict[tuple[int, str], Mapping[str, Any]] = {}
         absent: list[tuple[dict[str, Any], str]] = []
-        for read in signature.reads:
+        for read in signature.attribute_reads:
             module = modules[read.path]
             key, home = _home(module, read.name)
             if home is not None and not isinstance(home[read.name], torch.Tensor | nn.Module):  # those are read anew in a call

@@ -57,7 +57,7 @@ class Entry:
     def homes(self) -> tuple[torch.device, ...]:
         """Where the program wants each input."""
         values = self.plan.program.by_name
-        return tuple(torch.device(values[name].device) for name in self.plan.program.inputs)
+        return tuple(torch.device(values[name].torch_device) for name in self.plan.program.inputs)
 
     def accepts(self, tensors: tuple[torch.Tensor, ...], hooked: tuple[str, ...]) -> bool:
         """Whether the program computes the right thing for these tensors now.
@@ -68,7 +68,7 @@ class Entry:
             return False
         if self.plan.graph.writes_inputs and sharing(tensors) != self.shared:
             return False
-        if self.shapes is None or self.plan.graph.frontend.startswith("symbolic_trace"):
+        if self.shapes is None or self.plan.graph.tracer.startswith("symbolic_trace"):
             return True
         if [tensor.dtype for tensor in tensors] != [dtype for _, dtype in self.shapes]:
             return False

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from partitioner.backends.workers import in_a_lane
 from partitioner.errors import InputError, PartitionerError, PlacementError
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
@@ -79,7 +79,7 @@ class Parallel(nn.Module):
         return self.plan.graph.dag
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> Assignment:
         """Where every task runs, and why."""
         return self.plan.placement
 

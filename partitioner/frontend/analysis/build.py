@@ -56,7 +56,7 @@ def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Ten
         fx=capture.fx,
         signature=capture.signature,
         constants={name: _ordinary(constant) for name, constant in capture.constants.items()},
-        frontend=capture.frontend,
+        tracer=capture.tracer,
         notes=notes,
         observed=observed,
     )

@@ -67,7 +67,7 @@ def observe(
     """The effect of every node of ``graph``, by name.
 
     Args:
-        graph: the traced program.
+        graph: the traced graph.
         module: the model; its state is replaced by fake tensors meanwhile.
         constants: what tracing lifted out of the model.
         tensors: example inputs, one for each placeholder; only their metadata is used.

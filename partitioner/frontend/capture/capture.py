@@ -22,7 +22,7 @@ class Capture:
     Args:
         fx: placeholders, ``get_attr``, calls and one ``output`` whose argument is the flat list of results.
         signature: the calling convention.
-        frontend: its name.
+        tracer: its name.
         constants: tensors and graph modules lifted out of the model, by ``get_attr`` target.
         sources: ``file:line`` of each node, by name.
         paths: module path of each node, by name.
@@ -31,7 +31,7 @@ class Capture:
 
     fx: torch.fx.Graph
     signature: Signature
-    frontend: str
+    tracer: str
     constants: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)

@@ -86,7 +86,7 @@ def capture_export(module: nn.Module, call: Call, *, open_dims: Open = frozenset
     return Capture(
         fx=unlifted.graph,
         signature=Signature(call.spec, call.constants, result.spec, accepts, reads.lasting, reads.modes),
-        frontend="export",
+        tracer="export",
         constants=constants,
         sources={node.name: _source(node) for node in unlifted.graph.nodes},
         paths={node.name: _path(node) for node in unlifted.graph.nodes},

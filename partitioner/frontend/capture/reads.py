@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from partitioner.ir.signature import Read
+from partitioner.ir.signature import AttributeRead
 from partitioner.model.source import is_user_code
 
 _LAYERS = str(Path(torch.nn.__file__).parent)
@@ -50,12 +50,12 @@ class Reads:
         modes: whether the caller's modes were asked for: gradients, inference, autocast.
     """
 
-    attributes: set[Read] = field(default_factory=lambda: {Read("", "forward")})
-    assigned: set[Read] = field(default_factory=set)
+    attributes: set[AttributeRead] = field(default_factory=lambda: {AttributeRead("", "forward")})
+    assigned: set[AttributeRead] = field(default_factory=set)
     modes: bool = False
 
     @property
-    def lasting(self) -> tuple[Read, ...]:
+    def lasting(self) -> tuple[AttributeRead, ...]:
         """What a program depends on. A counter of forward's own is no reason for another program."""
         return tuple(sorted(self.attributes - self.assigned))
 
@@ -71,10 +71,10 @@ def noting_reads(root: nn.Module) -> Iterator[Reads]:
     for path, module in root.named_modules():
         paths.setdefault(id(module), path)
 
-    def note(module: nn.Module, name: str, into: set[Read]) -> None:
+    def note(module: nn.Module, name: str, into: set[AttributeRead]) -> None:
         path = paths.get(id(module)) if name not in _OWN and threading.get_ident() == thread else None
         if path is not None and _matters(name, sys._getframe(2).f_code.co_filename):
-            into.add(Read(path, name))
+            into.add(AttributeRead(path, name))
 
     def get(module: nn.Module, name: str) -> Any:
         note(module, name, reads.attributes)
@@ -106,7 +106,7 @@ def _matters(name: str, file: str) -> bool:
 
 def every_read(root: nn.Module) -> Reads:
     """Everything that a forward could read, for where it cannot be watched."""
-    found = {Read(path, name) for path, module in root.named_modules() for name in _names(module)}
+    found = {AttributeRead(path, name) for path, module in root.named_modules() for name in _names(module)}
     return Reads(found, modes=True)
 
 

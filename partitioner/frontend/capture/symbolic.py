@@ -48,13 +48,13 @@ def capture_symbolic(module: nn.Module, call: Call, *, leaves: frozenset[str] = 
     except Refused:
         raise
     except Exception as error:  # forward is the user's code and may raise anything on a proxy
-        raise Refused(_reason(error), tracer.blame, user_line(error)) from error
+        raise Refused(_reason(error), tracer.failed_in, user_line(error)) from error
     _refuse_lost(sorted(item.name for item in assigned if not item.name.startswith("_tensor_constant")))
     assert tracer.out_spec is not None
     return Capture(
         fx=graph,
-        signature=Signature(call.spec, call.constants, tracer.out_spec, reads=reads.lasting, modes=reads.modes),
-        frontend="symbolic_trace",
+        signature=Signature(call.spec, call.constants, tracer.out_spec, attribute_reads=reads.lasting, modes=reads.modes),
+        tracer="symbolic_trace",
         constants=_constants(graph, tracer),
         sources=tracer.sources,
         paths=tracer.paths,
@@ -134,7 +134,7 @@ class FlatTracer(torch.fx.Tracer):
         self.out_spec: TreeSpec | None = None
         self.sources: dict[str, str] = {}
         self.paths: dict[str, str] = {}
-        self.blame = ""
+        self.failed_in = ""
         self.modes = _modes()
 
     def create_args_for_root(
@@ -169,7 +169,7 @@ class FlatTracer(torch.fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.blame = self.blame or self.path_of_module(m)
+            self.failed_in = self.failed_in or self.path_of_module(m)
             raise
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Whether a traced program computes what its model computes, and where it does not."""
+"""Whether a traced graph computes what its model computes, and where it does not."""
 
 from partitioner.frontend.check.compare import Comparison, compare, try_eager
-from partitioner.frontend.check.locate import blame
+from partitioner.frontend.check.locate import locate_difference
 
-__all__ = ["Comparison", "blame", "compare", "try_eager"]
+__all__ = ["Comparison", "compare", "locate_difference", "try_eager"]

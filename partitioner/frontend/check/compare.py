@@ -1,4 +1,4 @@
-"""Does the traced program compute what the model computes? Run both once and compare.
+"""Does the traced graph compute what the model computes? Run both once and compare.
 
 Tracers can be silently wrong: they burn in what a forward decided on the example, and drop what they do not see. So a traced
 graph is interpreted beside eager, on the examples and then on a second draw of the same shapes: outputs, buffers afterwards
@@ -70,7 +70,7 @@ def compare(graph: Graph, module: nn.Module, call: Call) -> Comparison:
     The second call follows on the first, so that state which a forward carries from call to call shows.
 
     Args:
-        graph: the traced program.
+        graph: the traced graph.
         module: the model; its state and the random generators are put back.
         call: the example inputs.
 

@@ -21,7 +21,7 @@ def interpret(
     """The graph's results.
 
     Args:
-        graph: the traced program.
+        graph: the traced graph.
         module: whose state it runs on.
         tensors: the graph's inputs.
         look: called with each node and its value.

@@ -1,4 +1,4 @@
-"""Where a traced program first leaves its model: found by running both and comparing what their submodules give.
+"""Where a traced graph first leaves its model: found by running both and comparing what their submodules give.
 
 Eager has no ops to compare, but every submodule's result can be seen. The first submodule whose result no op of the program
 computes is where the two part; the ops that were traced inside of it are named.
@@ -22,11 +22,11 @@ from partitioner.model.keep import state_kept
 Result = tuple[str, torch.Tensor]
 
 
-def blame(graph: Graph, module: nn.Module, call: Call) -> str:
+def locate_difference(graph: Graph, module: nn.Module, call: Call) -> str:
     """A sentence that names the first submodule whose result differs, with its ops; empty if none could be told.
 
     Args:
-        graph: the traced program, which is known to differ.
+        graph: the traced graph, which is known to differ.
         module: the model.
         call: the example inputs.
     """

@@ -10,16 +10,16 @@ free and its inputs are near, so a chain stays on its lane unless another is fre
 
 from __future__ import annotations
 
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
-from partitioner.ir.dag import levels, upward_rank
+from partitioner.ir.dag import levels, upward_priority
 from partitioner.ir.machine import Machine
 from partitioner.ir.task import TaskGraph
 from partitioner.planner.constraints import Constraints
-from partitioner.planner.feasible import Ledger
+from partitioner.planner.feasible import Feasible
 
 
-def by_level(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+def by_level(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
     """Place every task, level by level.
 
     Args:
@@ -31,25 +31,25 @@ def by_level(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Cons
     Raises:
         PlacementError: a task fits nowhere.
     """
-    assignment = _Assignment(tasks, costs, machine, constraints)
+    scheduler = _ListScheduler(tasks, costs, machine, constraints)
     for level in levels(tasks.dag):
-        assignment.place_level(level)
-    return Placement("by_level", assignment.lane, assignment.rank, assignment.reason, assignment.makespan)
+        scheduler.place_level(level)
+    return Assignment("by_level", scheduler.lane, scheduler.priority, scheduler.reason, scheduler.makespan)
 
 
-class _Assignment:
+class _ListScheduler:
     """The state of the list scheduler: when each lane is free, where each task ended."""
 
     def __init__(self, tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> None:
         self.tasks, self.costs, self.machine = tasks, costs, machine
-        self.ledger = Ledger(tasks, costs, machine, constraints)
+        self.feasible = Feasible(tasks, costs, machine, constraints)
         self.free = [0.0] * len(machine.lanes)
         self.end: dict[str, float] = {}
         self.lane: dict[str, int] = {}
         self.reason: dict[str, str] = {}
         self.copied: set[tuple[str, str]] = set()
         first = machine.devices[0]
-        self.rank = upward_rank(tasks.dag, lambda t: self.seconds(t, 0, alone=False), lambda _a, _b: first.handoff)
+        self.priority = upward_priority(tasks.dag, lambda t: self.seconds(t, 0, alone=False), lambda _a, _b: first.handoff)
 
     @property
     def makespan(self) -> float:
@@ -64,20 +64,20 @@ class _Assignment:
     def place_level(self, level: list[str]) -> None:
         """Longest first, each to the lane on which it ends first."""
         alone = len(level) == 1
-        for task in sorted(level, key=lambda name: -self.rank[name]):
+        for task in sorted(level, key=lambda name: -self.priority[name]):
             favourite = self._favourite(task)
-            choices = [(self._end(task, lane, alone), lane != favourite, lane) for lane in self.ledger.lanes(task)]
+            choices = [(self._end(task, lane, alone), lane != favourite, lane) for lane in self.feasible.lanes(task)]
             end, _, lane = min(choices)
-            self.ledger.take(task, lane)
+            self.feasible.assign(task, lane)
             self.free[lane] = self.end[task] = end
             self.lane[task] = lane
             self._note_copies(task, lane)
             self.reason[task] = self._why(task, lane, favourite, len(choices))
 
     def _note_copies(self, task: str, lane: int) -> None:
-        there = self.machine.lanes[lane].device
+        there = self.machine.lanes[lane].device_name
         for before in self.tasks.predecessors[task]:
-            if self.machine.lanes[self.lane[before]].device != there:
+            if self.machine.lanes[self.lane[before]].device_name != there:
                 self.copied.update((value, there) for value in self.tasks.edges[before, task])
 
     def _favourite(self, task: str) -> int:
@@ -109,7 +109,7 @@ class _Assignment:
 
     def _copy_seconds(self, before: str, task: str, lane: int) -> float:
         """Time to copy what ``before`` hands over, unless an earlier task on the same device has had it copied."""
-        here, there = self.machine.lanes[self.lane[before]].device, self.machine.lanes[lane].device
+        here, there = self.machine.lanes[self.lane[before]].device_name, self.machine.lanes[lane].device_name
         if here == there:
             return 0.0
         link, ops = self.machine.link(here, there), self.tasks.graph.by_name

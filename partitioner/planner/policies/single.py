@@ -6,24 +6,24 @@ that may have it.
 
 from __future__ import annotations
 
-from partitioner.ir.assignment import Placement
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Machine
 from partitioner.ir.task import TaskGraph
 from partitioner.planner.constraints import Constraints
-from partitioner.planner.feasible import Ledger
+from partitioner.planner.feasible import Feasible
 
 
-def single(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Placement:
+def single(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
     """Place every task on the first lane that may have it.
 
     Raises:
         PlacementError: a task fits nowhere.
     """
-    ledger = Ledger(tasks, costs, machine, constraints)
+    feasible = Feasible(tasks, costs, machine, constraints)
     lane: dict[str, int] = {}
     for task in tasks.tasks:
-        lane[task.name] = ledger.lanes(task.name)[0]
-        ledger.take(task.name, lane[task.name])
-    rank = {task.name: float(-number) for number, task in enumerate(tasks.tasks)}
-    return Placement("single", lane, rank, dict.fromkeys(lane, "everything on one lane"))
+        lane[task.name] = feasible.lanes(task.name)[0]
+        feasible.assign(task.name, lane[task.name])
+    priority = {task.name: float(-number) for number, task in enumerate(tasks.tasks)}
+    return Assignment("single", lane, priority, dict.fromkeys(lane, "everything on one lane"))
