@@ -29,7 +29,7 @@ from partitioner.ir.plan import Plan, places, state_devices
 from partitioner.ir.signature import Open
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
-from partitioner.lower.verify import check_memory, verify
+from partitioner.lower.verify import verify_plan
 from partitioner.model.call import Call, example_call
 from partitioner.model.hooks import silenced
 from partitioner.model.state import copied, sizes, state_tensors
@@ -101,14 +101,15 @@ def partition(
         >>> list(parallel.state_dict()) == list(model.state_dict())
         True
     """
-    document, machine = _asked(devices, spec, policy=policy, backend=backend, **fields)
+    document = load_spec(spec, policy=policy, backend=backend, **fields)
+    machine = build_machine(document, devices)
     call = example_call(model, example_inputs, example_kwargs)
     model = copied(model) if copy else model
     plan = make_plan(model, call, machine, document, check=check)
-    refuse_missing(machine)
+    refuse_missing(plan.machine)
     execute = emit(plan, document)
     with torch.inference_mode(False):
-        move_state(model, state_devices(plan), machine.lanes[0].torch_device)
+        move_state(model, state_devices(plan), plan.machine.lanes[0].torch_device)
 
     def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
         on_one_device = len(set(state_devices(first).values())) <= 1
@@ -131,13 +132,9 @@ def planned(
     check: bool = True,
 ) -> Plan:
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
-    document, machine = _asked(devices, spec, policy=policy)
+    document = load_spec(spec, policy=policy)
+    machine = build_machine(document, devices)
     return make_plan(model, example_call(model, example_inputs, example_kwargs), machine, document, check=check)
-
-
-def _asked(devices: Any, spec: Any, **fields: Any) -> tuple[Spec, Machine]:
-    document = load_spec(spec, **fields)
-    return document, accelerators_first(build_machine(document, devices))
 
 
 def make_plan(
@@ -155,7 +152,7 @@ def make_plan(
     Args:
         module: the model; left as it was.
         call: example arguments, if there are any.
-        machine: what to plan for.
+        machine: what to plan for; accelerators are put first, for lane 0 is the caller's.
         spec: pins, colocations, policy, grain.
         fixed: device name of state that lies somewhere already, by qualified name.
         check: compare the traced graph with the model on the call, and try another front end if they differ.
@@ -165,6 +162,7 @@ def make_plan(
         TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
     """
     policy = choice("policy", spec.policy, POLICIES)
+    machine = accelerators_first(machine)
     graph = faithful_graph(module, call, open_dims) if check and call else trace(module, call, open_dims=open_dims)
     tensors = state_tensors(module, [name for op in graph.ops for name in op.state], graph.constants)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in tensors.items()}
@@ -176,8 +174,7 @@ def make_plan(
     for lowering in LOWERINGS:
         program = lowering(program)
     plan = Plan(graph, machine, costs, tasks, placement, program, state)
-    check_memory(plan)
-    verify(program, tasks=tasks)
+    verify_plan(plan)
     return plan
 
 

@@ -4,7 +4,7 @@
 writes buffers, a Copy makes new ones. What comes out must be what the ops compute in the order of the graph. And nothing that
 touches one buffer may be left to chance: every such pair, each against each, must be ordered by lanes and events.
 
-It differs from `partitioner.verify` wherever it can: it follows buffers through the ops and not the resources that a Run
+It differs from `partitioner.lower.verify` wherever it can: it follows buffers through the ops and not the resources that a Run
 names; it closes happens-before over sets and not clocks; and it looks at all pairs and not at those that imply the others.
 """
 

@@ -34,7 +34,6 @@ from partitioner.backends import nodes
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamLaunch, Streams
 from partitioner.compile import make_plan
-from partitioner.ir.machine import accelerators_first
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import Call
 from partitioner.spec.discover import build_machine
@@ -407,7 +406,7 @@ def plan_for(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int]
         {"source": one, "target": other, "latency": 0, "bandwidth": 1e15} for one in lanes for other in lanes if one != other
     ]
     document = load_spec({"devices": devices, "links": links, "grain": 1e-9})
-    machine = accelerators_first(build_machine(document))
+    machine = build_machine(document)
     return make_plan(model, Call.of(inputs, {}), machine, document)
 
 

@@ -18,8 +18,10 @@ from partitioner import partition
 from partitioner.backends.codegen import generate
 from partitioner.backends.fake import run_on_fake_devices
 from partitioner.backends.threads import gradient_edges
-from partitioner.compile import make_plan
+from partitioner.compile import emit, make_plan
 from partitioner.errors import InputError, PartitionerError
+from partitioner.frontend.capture.capture import Refused
+from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.ir.access import ANY, Access
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph, Op
@@ -28,7 +30,9 @@ from partitioner.ir.parse import parse
 from partitioner.ir.program import Program, Wait
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
-from partitioner.lower.verify import verify
+from partitioner.lower import verify as verifier
+from partitioner.lower.rules import Case
+from partitioner.lower.verify import faults, verify
 from partitioner.model.call import Call
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
@@ -374,3 +378,93 @@ def test_a_model_that_cannot_be_copied() -> None:
     model.last = model.weight * 2
     with pytest.raises(InputError, match=r"Linear cannot be copied.*graph leaves(.|\n)*Leave out copy=True"):
         partition(model, ["cpu:0"], copy=True)
+
+
+def test_an_accelerator_that_is_named_last_still_has_lane_0() -> None:
+    """Only `partition` put accelerators first. Of a machine made by hand `make_plan` made a plan that no backend took."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    machine = Machine((Device("host", "cpu"), Device("gpu", "cuda:0")))
+    spec = Spec(pins=(PinSpec(match="*", device="gpu"),))
+    plan = make_plan(model, Call.of((x,), {}), machine, spec)
+    assert [lane.torch_device for lane in plan.machine.lanes] == ["cuda:0", "cpu"]
+    assert "nn_linear" in emit(plan, spec).code
+
+
+class Iterated(nn.Module):
+    """One layer, used four times, and once more under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(64, 64, bias=False)
+        self.last = nn.Linear(64, 64, bias=False)
+        self.last.weight = self.step.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = self.step(x).relu()
+        return self.last(x)
+
+
+def test_shared_state_takes_its_memory_once() -> None:
+    """A weight that five ops use needed room five times, so a model was refused on a machine that holds it."""
+    model, x = Iterated(), torch.ones(2, 64)
+    cap = 64 * 64 * 4 + 8 * 2 * 64 * 4
+    machine = Machine((Device("one", "cuda:0", memory=cap), Device("two", "cuda:1", memory=cap)))
+    plan = make_plan(model, Call.of((x,), {}), machine, Spec())
+    assert sum(cost.state for cost in plan.costs.ops.values()) == 64 * 64 * 4
+    assert sum(cost.moved for cost in plan.costs.ops.values()) > 5 * 64 * 64 * 4
+
+
+def test_a_plan_is_verified_against_the_caps_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule `capacity` was asked beside the verifier, which saw no cap of any plan."""
+    cases: list[Case] = []
+    monkeypatch.setattr(verifier, "faults", lambda case: cases.append(case) or faults(case))
+    machine = Machine((Device("cpu", "cpu", memory=2**20),))
+    make_plan(nn.Linear(4, 4), Call.of((torch.ones(2, 4),), {}), machine, Spec())
+    assert [(case.memory, case.resident) for case in cases] == [({"cpu": 2**20}, {"cpu": 80})]
+
+
+class Worded(nn.Module):
+    """Calls a parameter, a submodule and a keyword argument what only Python may call something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"in": nn.Linear(4, 4), "class": Scaled()})
+        self.parts["class"].register_forward_hook(lambda _module, _args, result: result)  # so it is called as a whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts["in"](x) + self.parts["class"](**{"lambda": x})
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("is", nn.Parameter(torch.full((4,), 2.0)))
+
+    def forward(self, **named: Tensor) -> Tensor:
+        return named["lambda"] * getattr(self, "is")
+
+
+def test_names_that_are_words_of_python() -> None:
+    """Generated code read ``R.is`` and ``m(lambda=x)``: a raw SyntaxError out of `partition`."""
+    model, x = Worded(), torch.randn(2, 4)
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=x, grain=1e-9)
+    assert torch.equal(parallel(x), model(x))
+    bare = Scaled()
+    assert torch.equal(partition(bare, ["cpu"], example_kwargs={"lambda": x})(**{"lambda": x}), bare(**{"lambda": x}))
+
+
+class OtherDtype(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return x @ x
+
+
+def test_a_switch_of_the_dtype_of_autocast_is_not_lost() -> None:
+    """The tracer had a list of modes of its own, without dtypes: under autocast, a region with another one was dropped."""
+    x = torch.randn(4, 4)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(Refused, match="switches grad mode"),
+    ):
+        capture_symbolic(OtherDtype(), Call.of((x,), {}))

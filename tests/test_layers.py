@@ -17,6 +17,8 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+import partitioner
+
 ROOMS: dict[str, set[str]] = {
     "ir": {"errors"},
     "model": {"errors"},
@@ -55,7 +57,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """The module's dotted name without the package's: ``place.heft``, ``ir`` for ``ir/__init__.py``, ``__init__``."""
+    """The module's dotted name without the package's: ``lower.runs``, ``ir`` for ``ir/__init__.py``, ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
@@ -135,6 +137,14 @@ def test_what_plans_needs_no_torch() -> None:
     code = f"import sys; [__import__(name) for name in {names}]; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_no_public_name_is_a_file() -> None:
+    """When a file ``verify.py`` had been imported, ``from partitioner import verify`` gave that and not the function."""
+    assert not {module.split(".")[0] for module in MODULES} & set(partitioner.__all__)
+    code = "import partitioner.lower.verify; from partitioner import partition, verify; print(partition, verify)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert [word for word in done.stdout.split() if word.startswith("<")] == ["<function", "<function"]
 
 
 def test_no_import_circles() -> None:

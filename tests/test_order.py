@@ -6,11 +6,13 @@ clock to get wrong.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import closure
 
-from partitioner.ir.order import happens_before
+from partitioner.ir.order import happens_before, idle_waits
 from partitioner.ir.program import Free, Instruction, Program, Record, Wait
 from programs import Lowered, lanes, lowered_programs
 
@@ -62,3 +64,17 @@ def test_the_drawing_in_the_docstring() -> None:
     assert order.clocks[4] == (2, 1)
     assert order.before(0, 4) and not order.before(2, 4) and not order.before(4, 2)
     assert order.final == ((3, 0), (2, 2))
+
+
+@given(ANYTHING)
+def test_idle_waits_order_nothing(program: Program) -> None:
+    """Without them, work is ordered as it was. When pruning had clocks of its own, an event recorded twice told them apart."""
+    idle = idle_waits(program)
+    kept = [index for index in range(len(program.instructions)) if index not in idle]
+    order, pruned = (
+        happens_before(program),
+        happens_before(replace(program, instructions=tuple(program.instructions[index] for index in kept))),
+    )
+    work = [(now, index) for now, index in enumerate(kept) if isinstance(program.instructions[index], Free)]
+    for one, first in work:
+        assert all(pruned.before(one, other) == order.before(first, second) for other, second in work)

@@ -1,7 +1,7 @@
 """Backends: a plan becomes something that can be called. A new one is a file of its own and a line here.
 
 What a backend makes is called with the model (whose state it reads) and the graph's input tensors, and gives the graph's
-results; `module.ParallelModule` does everything around that.
+results; `runtime.module.Parallel` does everything around that.
 """
 
 from __future__ import annotations

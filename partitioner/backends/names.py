@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ def variable(value: str) -> str:
     """
     name = re.sub(r"\W", "_", value.replace("@", "__on__"))
     return f"{name}_" if name in OURS else name
+
+
+def _is_name(word: str) -> bool:
+    """Whether Python takes a word as a name. Attributes and keyword arguments may be called anything at all."""
+    return word.isidentifier() and not iskeyword(word)
 
 
 class Names:
@@ -56,7 +62,7 @@ class Names:
         if path in self.constants:
             return f"C[{path!r}]"
         owner, _, name = path.rpartition(".")
-        return f"{self.module(owner)}.{name}" if name.isidentifier() else f"getattr({self.module(owner)}, {name!r})"
+        return f"{self.module(owner)}.{name}" if _is_name(name) else f"getattr({self.module(owner)}, {name!r})"
 
     def object(self, value: Any, label: str) -> str:
         """A name for any object, the same one each time."""
@@ -86,7 +92,8 @@ class Names:
         operator = _infix(target, texts) if not kwargs else None
         if operator is not None:
             return operator
-        texts += (f"{key}={self.argument(arg, local)}" for key, arg in kwargs.items())
+        named = ((key, self.argument(arg, local)) for key, arg in kwargs.items())
+        texts += (f"{key}={text}" if _is_name(key) else f"**{{{key!r}: {text}}}" for key, text in named)
         if node.op == "call_module":
             return f"{self.module(target)}({', '.join(texts)})"
         if node.op == "call_method":

@@ -91,7 +91,7 @@ def place_constant(value: Any, device: str) -> Any:
 def constants_for(graph: Graph, device_of: Callable[[str], str]) -> dict[str, Any]:
     """Every lifted constant, placed for the op that uses it.
 
-    Ops that use one constant share a device (`analysis.constraints`), so one copy is enough.
+    Ops that use one constant share a device (`planner.constraints`), so one copy is enough.
     """
     placed: dict[str, Any] = {}
     for op in graph.ops:

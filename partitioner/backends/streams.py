@@ -7,7 +7,7 @@ Lane 0 is the caller's current stream on the first device, so what the caller di
 does next comes after. Streams and events are kept and used again.
 
 Memory between streams is safe by construction: a value is freed on the lane that allocated it, at a point that comes after
-every reader (`lower.insert_frees`), so the block can only be reused after that. Two things leave the program's hands, and
+every reader (`lower.frees`), so the block can only be reused after that. Two things leave the program's hands, and
 those are told to the allocator with `record_stream`: outputs made on a side stream, and, while gradients are recorded, values
 read on another lane than their own, which autograd may save and let go of before that lane's backward has run.
 

@@ -21,9 +21,10 @@ from torch import nn
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
-from partitioner.backends.workers import HERE, POOL, Modes, has_hidden_modes
+from partitioner.backends.workers import HERE, POOL, has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan
+from partitioner.model.modes import Modes
 from partitioner.model.node import load_state
 
 

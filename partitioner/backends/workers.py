@@ -9,36 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 
 import torch
-
-
-@dataclass(frozen=True)
-class Modes:
-    """What PyTorch keeps per thread and a lane must take over from its caller."""
-
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    cache: bool
-
-    @staticmethod
-    def of_this_thread(kinds: Sequence[str]) -> Modes:
-        """The modes of the calling thread, with autocast for the given device types."""
-        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled())
-
-    def run(self, job: Callable[[], None]) -> None:
-        """Call ``job`` under these modes. The thread is a worker's own, so nothing is put back but inference mode."""
-        with torch.inference_mode(self.inference):
-            torch.set_grad_enabled(self.grad)
-            for kind, enabled, dtype in self.autocast:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
-            torch.set_autocast_cache_enabled(self.cache)
-            job()
 
 
 def has_hidden_modes() -> bool:

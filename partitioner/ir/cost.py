@@ -20,7 +20,10 @@ HALF_INTENSITY = 10.0
 
 @dataclass(frozen=True)
 class OpCost:
-    """One op: floating-point operations, bytes read and written, bytes of parameters and buffers used."""
+    """One op: floating-point operations, bytes read and written, bytes of the state that no op before it uses.
+
+    So the state of several ops is their sum, however many of them share a parameter; those that do share a device.
+    """
 
     flops: int
     moved: int

@@ -1,9 +1,9 @@
-"""Depth, width, branches, work and critical path of a DAG.
+"""Depth, width, chains and critical path of a DAG.
 
 *Depth* is networkx's `topological_generations`: ops of one depth have no path between them, so they may run at the same
-time. A *branch* is a maximal chain: each op is the only successor of the one before it and has no other predecessor.
+time. A *chain* is maximal: each op is the only successor of the one before it and has no other predecessor.
 
-          a            depth 0: a          branches: [a], [b, c], [d], [e]
+          a            depth 0: a          chains: [a], [b, c], [d], [e]
          / \\           depth 1: b, d       width 2
         b   d          depth 2: c
         c   |          depth 3: e
@@ -39,7 +39,7 @@ def chains(dag: nx.DiGraph[N]) -> list[list[N]]:
         >>> chains(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "e"), ("a", "d"), ("d", "e")]))
         [['a'], ['b', 'c'], ['d'], ['e']]
     """
-    chains: list[list[N]] = []
+    found: list[list[N]] = []
     chain_of: dict[N, list[N]] = {}
     for node in nx.topological_sort(dag):
         before = list(dag.predecessors(node))
@@ -47,10 +47,10 @@ def chains(dag: nx.DiGraph[N]) -> list[list[N]]:
             chain = chain_of[before[0]]
         else:
             chain = []
-            chains.append(chain)
+            found.append(chain)
         chain.append(node)
         chain_of[node] = chain
-    return chains
+    return found
 
 
 def quotient(dag: nx.DiGraph[N], groups: list[list[N]]) -> nx.DiGraph[int]:

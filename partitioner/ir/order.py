@@ -1,4 +1,4 @@
-"""Happens-before over a program, written once for the verifier, the simulator and the pruning of waits.
+"""Happens-before over a program, written once: for the verifier, the frees, and the waits that tell nothing new.
 
 Vector clocks: the clock of an instruction says, for each lane, how many of that lane's instructions are known to have ended
 when it starts. A lane knows its own past; a Wait adds what the Record knew.
@@ -12,7 +12,7 @@ events in a distributed system", 1978.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from partitioner.ir.program import Instruction, Program, Record, Wait
@@ -47,25 +47,55 @@ class Order:
 
 def happens_before(program: Program) -> Order:
     """The order of a program's instructions. A Wait for an event that is not recorded before it orders nothing."""
-    lanes = len(program.lanes)
-    clocks, ticks, final = _replay(program.instructions, lanes)
+    final: list[Clock] = [(0,) * len(program.lanes) for _ in program.lanes]
+    clocks: list[Clock] = []
+    ticks: list[int] = []
+    for item, _, start, end in _replay(program, lambda item: True):
+        clocks.append(start)
+        ticks.append(end[item.lane])
+        final[item.lane] = end
     return Order(program, tuple(clocks), tuple(ticks), tuple(final))
 
 
-def _replay(instructions: Sequence[Instruction], lanes: int) -> tuple[list[Clock], list[int], list[Clock]]:
-    now: list[Clock] = [(0,) * lanes for _ in range(lanes)]
+def idle_waits(program: Program) -> frozenset[int]:
+    """The Waits, by index, for work that their lane knows to be done already.
+
+    Here a clock counts work only, for what a lane knows of events is of no use to it; and what the caller did before, which no
+    other lane knows of until it waits for lane 0.
+    """
+    recorded: set[int] = set()
+    found: set[int] = set()
+    for index, (item, before, start, _) in enumerate(_replay(program, _is_work, past=1)):
+        if isinstance(item, Record):
+            recorded.add(item.event)
+        elif isinstance(item, Wait) and item.event in recorded and start == before:
+            found.add(index)
+    return frozenset(found)
+
+
+def _is_work(item: Instruction) -> bool:
+    return not isinstance(item, Record | Wait)
+
+
+def _replay(
+    program: Program, counts: Callable[[Instruction], bool], past: int = 0
+) -> Iterator[tuple[Instruction, Clock, Clock, Clock]]:
+    """Each instruction with the clock of its lane before it is issued, when it starts, and when it has ended.
+
+    Args:
+        program: what to replay.
+        counts: which instructions a clock counts.
+        past: what lane 0 has counted before.
+    """
+    now: list[Clock] = [(0,) * len(program.lanes) for _ in program.lanes]
+    if now:
+        now[0] = (past, *now[0][1:])
     events: dict[int, Clock] = {}
-    clocks: list[Clock] = []
-    ticks: list[int] = []
-    for instruction in instructions:
-        lane = instruction.lane
-        clock = now[lane]
-        if isinstance(instruction, Wait) and instruction.event in events:
-            clock = tuple(map(max, clock, events[instruction.event]))
-        clocks.append(clock)
-        tick = clock[lane] + 1
-        ticks.append(tick)
-        now[lane] = (*clock[:lane], tick, *clock[lane + 1 :])
-        if isinstance(instruction, Record):
-            events.setdefault(instruction.event, now[lane])
-    return clocks, ticks, now
+    for item in program.instructions:
+        before = start = now[item.lane]
+        if isinstance(item, Wait) and item.event in events:
+            start = tuple(map(max, before, events[item.event]))
+        end = now[item.lane] = (*start[: item.lane], start[item.lane] + counts(item), *start[item.lane + 1 :])
+        if isinstance(item, Record):
+            events.setdefault(item.event, end)
+        yield item, before, start, end

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from partitioner.ir.conflicts import conflicts, issued_in_order
+from partitioner.ir.order import idle_waits
 from partitioner.ir.program import Instruction, Program, Record, Wait
 
 
@@ -36,28 +37,9 @@ def insert_syncs(program: Program) -> Program:
 
 
 def prune_waits(program: Program) -> Program:
-    """Drop each Wait for work that its lane knows to be done already, then each Record that nobody waits for.
-
-    A clock here counts work only: what a lane knows of events is of no use to it.
-    """
-    lanes = len(program.lanes)
-    now = [[0] * lanes for _ in range(lanes)]
-    now[0][0] = 1  # what the caller did before, which no other lane knows of until it waits for event 0
-    events: dict[int, list[int]] = {}
-    kept: list[Instruction] = []
-    for item in program.instructions:
-        clock = now[item.lane]
-        if isinstance(item, Wait):
-            seen = events.get(item.event)
-            if seen is not None and all(mine >= theirs for mine, theirs in zip(clock, seen, strict=True)):
-                continue
-            if seen is not None:
-                clock[:] = map(max, clock, seen)
-        elif isinstance(item, Record):
-            events[item.event] = list(clock)
-        else:
-            clock[item.lane] += 1
-        kept.append(item)
+    """Drop each Wait for work that its lane knows to be done already, then each Record that nobody waits for."""
+    idle = idle_waits(program)
+    kept = [item for index, item in enumerate(program.instructions) if index not in idle]
     waited = {item.event for item in kept if isinstance(item, Wait)}
     kept = [item for item in kept if not isinstance(item, Record) or item.event in waited]
     return replace(program, instructions=_renumbered(kept))

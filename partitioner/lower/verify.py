@@ -16,7 +16,7 @@ from partitioner.ir.machine import caps
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph
-from partitioner.lower.rules import RULES, Case, Fault, capacity
+from partitioner.lower.rules import RULES, Case, Fault
 
 
 def faults(case: Case) -> list[Fault]:
@@ -44,23 +44,32 @@ def verify(
     """
     found = faults(Case(program, tasks, memory or {}, resident or {}))
     if found:
-        count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
-        raise VerifyError(
-            "\n\n".join([f"program {program.name} has {count}", *(shown(fault, program, tasks) for fault in found[:20])])
-        )
+        raise _broken(program, tasks, found)
     return program
 
 
-def check_memory(plan: Plan) -> None:
-    """Policies count state; what the values between tasks add is known only now.
+def verify_plan(plan: Plan) -> None:
+    """Check a plan's program against every rule: its tasks, the machine's caps and the state that lies there included.
 
     Raises:
-        PlacementError: the caps do not hold parameters, buffers and live values.
+        PlacementError: the caps do not hold parameters, buffers and live values. Policies count state; what the values between
+            tasks add is known only now.
+        VerifyError: any other rule is broken.
     """
-    found = list(capacity(Case(plan.program, memory=caps(plan.machine), resident=resident_bytes(plan))))
-    if found:
+    found = faults(Case(plan.program, plan.tasks, caps(plan.machine), resident_bytes(plan)))
+    full = [fault.message for fault in found if fault.rule == "capacity"]
+    if full:
         advice = "Raise the cap, add a device, pin parts of the model elsewhere, or plan for a smaller batch."
-        raise PlacementError("\n".join([*(fault.message for fault in found), advice]))
+        raise PlacementError("\n".join([*full, advice]))
+    if found:
+        raise _broken(plan.program, plan.tasks, found)
+
+
+def _broken(program: Program, tasks: TaskGraph | None, found: list[Fault]) -> VerifyError:
+    count = f"{len(found)} fault{'s' if len(found) > 1 else ''}"
+    return VerifyError(
+        "\n\n".join([f"program {program.name} has {count}", *(shown(fault, program, tasks) for fault in found[:20])])
+    )
 
 
 def shown(fault: Fault, program: Program, tasks: TaskGraph | None = None) -> str:

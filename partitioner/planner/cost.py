@@ -20,13 +20,19 @@ def estimate(graph: Graph, machine: Machine, state: Mapping[str, StateMeta]) -> 
     known = graph.by_name
     sizes = {name: meta.bytes for name, meta in graph.inputs if meta is not None}
 
+    counted: set[int] = set()
+
     def of(op: Op) -> OpCost:
-        used = sum(state[name].bytes for name in op.state if name in state)
+        used = [state[name] for name in op.state if name in state]
+        fresh = {each.storage: each.kept for each in used if each.storage not in counted}
+        counted.update(fresh)
+        kept = sum(fresh.values())
         if not op.tensor:
-            return OpCost(0, 0, used)
+            return OpCost(0, 0, kept)
         if op.name not in op.storages and not any(access.write for access in op.accesses):
-            return OpCost(0, 0, used)  # a view
+            return OpCost(0, 0, kept)  # a view
         read = sum(known[name].bytes if name in known else sizes.get(name, 0) for name in op.inputs)
-        return OpCost(op.flops or 0, read + op.bytes + used, used)
+        read += sum(each.bytes for each in used)
+        return OpCost(op.flops or 0, read + op.bytes, kept)
 
     return Costs(machine, {op.name: of(op) for op in graph.ops}, graph.observed)

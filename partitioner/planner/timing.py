@@ -1,7 +1,7 @@
 """Every second of the package: what comes first, and how long a plan is expected to take, from the costs of its ops alone.
 
 List scheduling gives the issue order: of the tasks that may start, the one that can start earliest is issued next, and of
-those the one of the highest rank. With all on one lane that is rank order, which `single` makes program order.
+those the one of the highest priority. With all on one lane that is the order of priorities, which `single` makes program order.
 
 Every lane is a FIFO. Runs and Copies take time, a Wait holds its lane until the event has happened, the rest is free:
 

@@ -1,6 +1,6 @@
 """Inspection to JSON and back, for other programs.
 
-The document holds the fields of an `Inspection` under their own names, as `partitioner.inspection` documents them, and its
+The document holds the fields of an `Inspection` under their own names, as `report.inspection` documents them, and its
 version::
 
     {

@@ -1,6 +1,6 @@
 """What there is to know about a plan, as plain data: its branches by depth, where they run, and what that is expected to give.
 
-Reports draw Inspections and know nothing else. A *branch* is a chain of ops between a fork and a join (`analysis.chains`);
+Reports draw Inspections and know nothing else. A *branch* is a chain of ops between a fork and a join (`report.branches`);
 its *depth* is the length of the longest path of branches that leads to it. Branches of one depth have no path between them.
 
     depth 0   b0 stem

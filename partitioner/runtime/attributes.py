@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from operator import contains, getitem, is_not
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 
 from partitioner.ir.signature import Signature
 from partitioner.model.inside import inside
+from partitioner.model.modes import Modes
 
 MOST_ITEMS = 1000
 """A larger container (a vocabulary, say) is known by its identity alone."""
@@ -64,7 +64,7 @@ class Attributes:
     absent: tuple[str, ...]
     containers: tuple[Container, ...]
     dtype: torch.dtype
-    modes: tuple[Any, ...] | None
+    modes: Modes | None
 
     @staticmethod
     def of(root: nn.Module, signature: Signature) -> Attributes:
@@ -92,7 +92,7 @@ class Attributes:
             absent=tuple(name for _, name in absent),
             containers=tuple(inner for value in values for inner in _containers(value, known)),
             dtype=torch.get_default_dtype(),
-            modes=modes_here() if signature.modes else None,
+            modes=Modes.of_this_thread() if signature.modes else None,
         )
 
     def hold(self) -> bool:
@@ -106,19 +106,7 @@ class Attributes:
         for container in self.containers:
             if not container.holds():
                 return False
-        return self.dtype is torch.get_default_dtype() and (self.modes is None or self.modes == modes_here())
-
-
-def modes_here() -> tuple[Any, ...]:
-    """What a forward may ask of the thread that it runs on: gradients, inference mode, autocast for each device type."""
-    autocast = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _device_types())
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
-
-
-@cache
-def _device_types() -> tuple[str, ...]:
-    found = torch.accelerator.current_accelerator()
-    return tuple(dict.fromkeys(["cpu", "cuda", *([] if found is None else [found.type])]))
+        return self.dtype is torch.get_default_dtype() and (self.modes is None or self.modes == Modes.of_this_thread())
 
 
 def _own(module: nn.Module) -> tuple[dict[str, Any], ...]:

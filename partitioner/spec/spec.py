@@ -7,7 +7,7 @@ with its path in the document::
       devices[1].memory: "16GiBB" is not a size; write bytes or a number with B, kB, MB, ..., for example "16GiB"
       polcy: is no key here; did you mean "policy"?
 
-What a spec does not say is filled in by :mod:`partitioner.discover`.
+What a spec does not say is filled in by :mod:`partitioner.spec.discover`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$
 
 
 class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
-    """One place with its own memory. What is left out is measured or assumed by :mod:`partitioner.discover`.
+    """One place with its own memory. What is left out is measured or assumed.
 
     >>> DeviceSpec(device="cuda", lanes=4).name
     'cuda:0'

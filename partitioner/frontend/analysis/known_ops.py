@@ -1,6 +1,6 @@
 """What ops and modules are known for by their names: views, random numbers, results that are no tensor.
 
-`tests/op_database.py` holds these names, and what `effects.py` makes of them, against every op that PyTorch knows samples of.
+`tests/op_database.py` holds these names, and what `static.py` makes of them, against every op that PyTorch knows samples of.
 """
 
 from __future__ import annotations

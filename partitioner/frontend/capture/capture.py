@@ -1,4 +1,4 @@
-"""What every front end gives: a torch.fx graph over the tensors of a flattened call (`ir.call`).
+"""What every front end gives: a torch.fx graph over the tensors of a flattened call (`model.call`).
 
 Both front ends trace ``forward`` of the model with its arguments already flattened: each tensor leaf is one graph input,
 everything else (flags, ``None``, numbers, the structure itself) is burned in and becomes a guard of the program. So nested

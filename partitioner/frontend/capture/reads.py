@@ -1,7 +1,7 @@
 """What a forward reads beside its inputs while it is traced: attributes of its modules, and whether gradients are enabled.
 
 Tracing burns in what is read: a factor, a flag, a field of a config. The program is right for as long as these hold, so they
-are noted here and become guards of the program (`partitioner.attributes`). What a module that is called as a whole reads is
+are noted here and become guards of the program (`runtime.attributes`). What a module that is called as a whole reads is
 read again in every call, and is nothing to note.
 """
 

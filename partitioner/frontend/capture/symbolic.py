@@ -25,6 +25,7 @@ from partitioner.ir.signature import Signature
 from partitioner.model.call import Call
 from partitioner.model.hooks import has_hooks
 from partitioner.model.keep import untouched
+from partitioner.model.modes import Modes
 from partitioner.model.source import model_line, user_line
 
 
@@ -135,7 +136,7 @@ class FlatTracer(torch.fx.Tracer):
         self.sources: dict[str, str] = {}
         self.paths: dict[str, str] = {}
         self.failed_in = ""
-        self.modes = _modes()
+        self.modes = Modes.of_this_thread()
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -179,17 +180,12 @@ class FlatTracer(torch.fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """As torch.fx does, but note source and module, and refuse under a mode that the node would not carry."""
-        if _modes() != self.modes:
+        if Modes.of_this_thread() != self.modes:
             raise Refused("forward switches grad mode, inference mode or autocast, and the trace would drop that")
         node = super().create_node(kind, target, *args, **kwargs)
         self.sources[node.name] = model_line(sys._getframe(1))
         self.paths[node.name] = str(target) if kind == "call_module" else self.scope.module_path
         return node
-
-
-def _modes() -> tuple[bool, ...]:
-    devices = ("cpu", "cuda")
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, devices))
 
 
 def _reason(error: BaseException) -> str:
