@@ -1,19 +1,26 @@
 """The whole data flow, from a module to a module.
 
-    graph     = trace(module, call)                      what happens, and what each op touches
+    found     = compiled(module)(call)                   torch.compile's tracer: a torch.fx graph, its guards
+    graph     = build_graph(found)                       what happens, and what each op touches
     costs     = estimate(graph, machine)                 how long, how large
     tasks     = coarsen(graph, costs)                    ops -> tasks worth a launch
     placement = POLICIES[policy](tasks, costs, machine)  where, and how urgent
     program   = schedule(tasks, placement, costs)        in what order
     program   = lowering(program), for each              copies, events, frees
-    execute   = BACKENDS[backend](plan)                  something to call
+    execute   = BACKENDS[backend](plan)                  something to call, under the guards
 
 Every program is verified before anything runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,26 +28,29 @@ import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.errors import SpecError
-from partitioner.frontend.trace import faithful_graph, trace
+from partitioner.errors import DifferenceError, InputError, PartitionerError, PlacementError, SpecError, TraceError
+from partitioner.frontend.analysis.build import Traced, build_graph
+from partitioner.frontend.analysis.view import view_graph
+from partitioner.frontend.capture.dynamo import Found, compiled
+from partitioner.frontend.capture.symbolic import capture_symbolic
+from partitioner.frontend.check.compare import compare, is_meta
+from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first
-from partitioner.ir.plan import Plan, places, state_devices
-from partitioner.ir.signature import Open
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_plan
 from partitioner.model.call import Call, example_call
-from partitioner.model.hooks import silenced
-from partitioner.model.state import copied, sizes, state_tensors
+from partitioner.model.state import all_state, copied, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.policies import POLICIES
-from partitioner.planner.timing import issue_order
-from partitioner.runtime.entry import first_entry
-from partitioner.runtime.module import Parallel
+from partitioner.planner.timing import issue_order, serial_time, simulate
+from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state
+from partitioner.runtime.programs import Piece, Planned, Programs
 from partitioner.spec.discover import build_machine, pinned, refuse_missing
 from partitioner.spec.spec import Spec, load_spec
 
@@ -58,7 +68,10 @@ def partition(
     backend: str | None = None,
     copy: bool = False,
     check: bool = True,
-    **fields: Any,
+    pins: Any = None,
+    colocate: Any = None,
+    grain: Any = None,
+    **mistaken: object,
 ) -> Parallel:
     """Partition ``model`` over devices and lanes.
 
@@ -70,25 +83,30 @@ def partition(
         model: what to partition, in the mode (train or eval) that is needed first.
         devices: torch devices. One that is named twice gets two lanes (two streams); ``"cpu:0", "cpu:1"`` are two CPU lanes
             (threads); kinds may be mixed. ``None``: every accelerator found, otherwise a CPU lane for each core.
-        example_inputs: positional arguments of a typical call, as a tuple, or a single tensor. With them shapes, bytes, FLOPs
-            and effects are observed; without them parameter sizes are the costs and effects are told from names.
+        example_inputs: positional arguments of a typical call, as a tuple, a single tensor, or a dict of keyword arguments.
+            With them the model is traced and planned now; without them at its first call, and until then ``.dag`` and
+            ``.placement`` show a provisional plan.
         example_kwargs: keyword arguments of that call.
         spec: a `Spec`, a mapping, or a path to a YAML, JSON or TOML file: devices, links, pins, colocations, policy, backend.
         policy: ``"by_level"`` (branches of equal depth balanced over lanes) or ``"single"`` (one lane).
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         copy: partition a deep copy.
-        check: with example inputs, compare the traced program with eager once, on the examples and on a second draw of the
-            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two eager calls and a backward,
-            and calls the hooks that modules inside the model have. Skipped on the meta device.
-        **fields: any other field of `Spec`, such as ``pins``, ``colocate``, ``grain``.
+        check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
+            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
+            each, which call the hooks that modules inside the model have. Skipped on the meta device.
+        pins: ops whose device is given, as in `Spec`: ``[{"match": "encoder.*", "device": "cuda:0"}]``.
+        colocate: lists of globs, as in `Spec`; the ops that match any glob of one list share a device.
+        grain: seconds of the shortest task worth a launch of its own, or text such as ``"100us"``.
+        **mistaken: none; a misspelt argument is told by its right name.
 
     Returns:
         An ordinary module, with ``.dag``, ``.placement``, ``.program`` and ``.code`` to show what was made.
 
     Raises:
         SpecError: devices, policy, backend or spec are wrong.
-        TraceError: no front end can trace the model.
-        DifferenceError: what was traced does not compute what the model computes.
+        InputError: ``model`` is no model that can be traced, or fails on the example inputs.
+        TraceError: nothing of the model can be traced; or, with state on several devices, not all of it as one graph.
+        DifferenceError: what would be called does not compute what the model computes.
         PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
 
     Example:
@@ -101,24 +119,17 @@ def partition(
         >>> list(parallel.state_dict()) == list(model.state_dict())
         True
     """
-    document = load_spec(spec, policy=policy, backend=backend, **fields)
-    machine = build_machine(document, devices)
+    _refuse(mistaken)
+    model = _model(model)
+    document, machine = _asked(devices, spec, policy=policy, backend=backend, pins=pins, colocate=colocate, grain=grain)
     call = example_call(model, example_inputs, example_kwargs)
-    model = copied(model) if copy else model
-    plan = make_plan(model, call, machine, document, check=check)
-    refuse_missing(plan.machine)
-    execute = emit(plan, document)
-    with torch.inference_mode(False):
-        move_state(model, state_devices(plan), plan.machine.lanes[0].torch_device)
-
-    def make(original: nn.Module, further: Call, first: Plan, open_dims: Open) -> Any:
-        on_one_device = len(set(state_devices(first).values())) <= 1
-        again = check and on_one_device  # eager cannot run on state that is spread over devices
-        with silenced(original):
-            plan = make_plan(original, further, machine, document, fixed=places(first), check=again, open_dims=open_dims)
-        return emit(plan, document)
-
-    return Parallel(model, first_entry(model, call, execute), make)
+    refuse_missing(machine)
+    programs = _programs(copied(model) if copy else model, machine, document)
+    if call is None:
+        programs.provisional = _provisional(programs.original, machine, document)
+    else:
+        _prepare(programs, call, document, check)
+    return parallel_of(programs)
 
 
 def planned(
@@ -132,40 +143,148 @@ def planned(
     check: bool = True,
 ) -> Plan:
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
-    document = load_spec(spec, policy=policy)
-    machine = build_machine(document, devices)
+    document, machine = _asked(devices, spec, policy=policy)
     return make_plan(model, example_call(model, example_inputs, example_kwargs), machine, document, check=check)
 
 
-def make_plan(
-    module: nn.Module,
-    call: Call | None,
-    machine: Machine,
-    spec: Spec,
-    *,
-    fixed: Mapping[str, str] | None = None,
-    check: bool = False,
-    open_dims: Open = frozenset(),
-) -> Plan:
-    """Plan one program of ``module``. Touches no device.
+def _asked(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
+    document = load_spec(spec, **fields)
+    return document, accelerators_first(build_machine(document, devices))
+
+
+def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
+    """The programs of ``model``, of which none is made yet."""
+    homes = {device.torch_device: device.name for device in machine.devices}
+
+    def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
+        traced = _traced(model, found)
+        fixed = {key: homes[str(tensor.device)] for key, tensor in traced.state.items()} if len(homes) > 1 else {}
+        plan = plan_of(traced, machine, spec, fixed)
+        return emit(plan, spec), partial(interpret, traced.graph) if len(homes) == 1 else _refuse_sharing
+
+    trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
+    programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
+    if any(str(tensor.device) != machine.lanes[0].torch_device for tensor in all_state(model).values()) or len(homes) > 1:
+        programs.place = lambda args, kwargs: _place(programs, Call.of(args, kwargs), spec, check=False)
+    return programs
+
+
+def torch_backend(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend of ``torch.compile(model, backend="partitioner", options={...})``: lanes of one device, under its guards.
+
+    Args:
+        module: a graph of torch.compile's.
+        inputs: the values of its placeholders.
+        options: ``devices``, ``spec``, ``policy``, ``backend``, ``pins``, ``colocate`` and ``grain``, as for `partition`.
+            Without devices: lanes on the device on which the inputs lie.
+
+    Raises:
+        SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot.
+    """
+    asked = dict(options or {})
+    _refuse({name: value for name, value in asked.items() if name not in _OPTIONS})
+    lies = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+    names = asked.pop("devices", None) or (None if lies == {"cpu"} else [*lies, *lies])
+    document, machine = _asked(
+        names if names is not None or asked.get("spec") else ["cpu"] * min(8, torch.get_num_threads()), **asked
+    )
+    if {device.torch_device for device in machine.devices} != lies:
+        places = ", ".join(device.torch_device for device in machine.devices)
+        raise SpecError(
+            f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
+        )
+
+    def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
+        traced = build_graph(found, "GraphModule", {}, ())
+        return emit(plan_of(traced, machine, document), document), partial(interpret, traced.graph)
+
+    return Piece.of(Found(module, tuple(inputs)), make, [], lambda piece: None)
+
+
+_OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")
+
+
+def _home(machine: Machine) -> str | None:
+    """Where everything is taken to lie while tracing; ``None`` for where it is."""
+    return None if all(device.kind == "cpu" for device in machine.devices) else machine.lanes[0].torch_device
+
+
+def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
+    """Make the programs of the example call, and hold them against eager; put state where it belongs."""
+    model = programs.original
+    if programs.place is not None:
+        _place(programs, call, spec, check)
+        programs.place = None
+    elif check and not is_meta(model, call):
+        _compare(model, call, programs.forward)
+    else:
+        _on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
+    if not programs.pieces and programs.provisional is None:
+        programs.provisional = _empty(programs, spec)
+
+
+def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
+    """Plan for a call where state lies at the moment, and move it to where the plan wants it."""
+    plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check)
+    with torch.inference_mode(False):
+        move_state(programs.original, state_devices(plan), programs.machine.lanes[0].torch_device)
+
+
+def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec, *, check: bool = False) -> Plan:
+    """Plan for a call of ``module``. Touches no device.
 
     Args:
         module: the model; left as it was.
-        call: example arguments, if there are any.
+        call: example arguments, if there are any; without them the plan is provisional.
         machine: what to plan for; accelerators are put first, for lane 0 is the caller's.
         spec: pins, colocations, policy, grain.
-        fixed: device name of state that lies somewhere already, by qualified name.
-        check: compare the traced graph with the model on the call, and try another front end if they differ.
-        open_dims: dimensions to leave open, as ``(number of the tensor, dimension)``.
+        check: compare the traced graph with the model on the call.
 
     Raises:
         TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
     """
-    policy = choice("policy", spec.policy, POLICIES)
     machine = accelerators_first(machine)
-    graph = faithful_graph(module, call, open_dims) if check and call else trace(module, call, open_dims=open_dims)
-    tensors = state_tensors(module, [name for op in graph.ops for name in op.state], graph.constants)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in tensors.items()}
+    if call is None:
+        return plan_of(view_graph(capture_symbolic(module), module), machine, spec)
+    plans: list[Plan] = []
+    reasons: list[str] = []
+    runs = check and not is_meta(module, call)
+
+    def receive(found: Found) -> Callable[..., Sequence[Any]]:
+        traced = _traced(module, found)
+        plans.append(plan_of(traced, machine, spec))
+        reasons.append(found.reason)
+        return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
+
+    whole = len({device.torch_device for device in machine.devices}) > 1
+    method = compiled(module, receive, whole=whole)
+    if runs:
+        _compare(module, call, method)
+    else:
+        _on_examples(module, lambda: _trace_only(method, call))
+    if not plans:
+        raise TraceError(f"nothing of {type(module).__name__} could be traced. {'; '.join(method.failures.values())}".strip())
+    first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
+    notes = (f"one of {len(plans)} graphs; Python goes on after: {reason}" for reason in filter(None, reasons))
+    return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
+
+
+def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, str] | None = None) -> Plan:
+    """Plan one graph.
+
+    Args:
+        traced: the graph, and its state.
+        machine: what to plan for.
+        spec: pins, colocations, policy, grain.
+        fixed: device name of state that lies somewhere already, by qualified name.
+
+    Raises:
+        PlacementError, SpecError: what the spec does not allow.
+    """
+    policy, graph = choice("policy", spec.policy, POLICIES), traced.graph
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = estimate(graph, machine, state)
     tasks = coarsen(graph, costs, constraints, spec.grain)
@@ -175,7 +294,110 @@ def make_plan(
         program = lowering(program)
     plan = Plan(graph, machine, costs, tasks, placement, program, state)
     verify_plan(plan)
-    return plan
+    if not graph.observed:
+        return plan
+    return replace(plan, serial=serial_time(graph, costs), makespan=simulate(program, costs, tasks).makespan)
+
+
+def _traced(model: nn.Module, found: Found) -> Traced:
+    keys: dict[int, str] = {}
+    for name, tensor in all_state(model).items():
+        keys.setdefault(id(tensor), name)
+    method = getattr(model, found.function, model.forward)
+    return build_graph(found, type(model).__name__, keys, _parameters(method))
+
+
+def _parameters(method: Callable[..., Any]) -> list[str]:
+    """Names of a method's positional parameters."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def _compare(model: nn.Module, call: Call, run: Callable[..., Any]) -> None:
+    """Raise if ``run`` does not compute what the model computes."""
+    difference = compare(model, call, run)
+    if difference is not None:
+        raise DifferenceError(f"the programs of {type(model).__name__} do not compute what it computes. {difference}")
+
+
+def _on_examples(model: nn.Module, run: Callable[[], T]) -> T:
+    """What the model itself raises on its example inputs is the caller's to mend."""
+    try:
+        return run()
+    except PartitionerError:
+        raise
+    except Exception as error:
+        raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
+
+
+def _trace_only(method: Callable[..., Any], call: Call) -> None:
+    args, kwargs = call.fill(call.tensors)
+    with suppress(Planned):
+        method(*args, **kwargs)
+
+
+def _stop(*_arguments: Any) -> Sequence[Any]:
+    raise Planned
+
+
+def _refuse_sharing(_arguments: Sequence[Any]) -> Sequence[Any]:
+    raise PlacementError(
+        "arguments of this call share memory that the model writes, and those that it was traced with did not; on several "
+        "devices that cannot be kept. Pass copies: tensor.clone()."
+    )
+
+
+def _empty(programs: Programs, spec: Spec) -> Plan | None:
+    """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
+    if programs.forward.failures:
+        reasons = "; ".join(programs.forward.failures.values())
+        raise TraceError(f"nothing of {type(programs.original).__name__} could be traced. {reasons}")
+    return _provisional(programs.original, programs.machine, spec)
+
+
+def _refuse(mistaken: Mapping[str, object]) -> None:
+    for name in mistaken:
+        known = [one for one in inspect.signature(partition).parameters if one != "mistaken"]
+        close = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+        raise SpecError(f"partition() has no argument {name}; {hint}")
+
+
+def _model(model: Any) -> nn.Module:
+    """What can be partitioned: a plain module, with parameters that exist.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(model, Parallel):
+        model = model._partitioner_programs.original
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        warnings.warn("partition() takes the model inside of torch.compile(model); that compilation is not used", stacklevel=3)
+        model = model._orig_mod
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, and this is of type {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
+    lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
+    if lazy:
+        raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
+    inner = [
+        name or "the model" for name, part in model.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
+    ]
+    if inner:
+        warnings.warn(f"{inner[0]} was compiled by torch.compile; inside of programs its ops run as they are", stacklevel=3)
+    return model
+
+
+def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:
+    """What can be planned without examples. A model that torch.fx cannot see is none the worse for it."""
+    try:
+        return make_plan(model, None, machine, spec)
+    except TraceError:
+        return None
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

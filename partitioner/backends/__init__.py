@@ -1,16 +1,12 @@
 """Backends: a plan becomes something that can be called. A new one is a file of its own and a line here.
 
-What a backend makes is called with the model (whose state it reads) and the graph's input tensors, and gives the graph's
-results; `runtime.module.Parallel` does everything around that.
+What a backend makes is called with the values of the graph's placeholders, state and inputs, and gives the graph's results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-
-import torch
-from torch import nn
 
 from partitioner.backends.reference import Reference
 from partitioner.backends.streams import Streams
@@ -27,8 +23,8 @@ class Executable(Protocol):
     def code(self) -> str:
         """What was generated, for people."""
 
-    def __call__(self, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run on ``root``'s state."""
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run on the values of the graph's placeholders."""
 
 
 BACKENDS: dict[str, Callable[[Plan], Executable]] = {

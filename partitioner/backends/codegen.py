@@ -2,12 +2,11 @@
 
 A *host* is a thread that issues instructions: the caller's issues every accelerator lane and one CPU lane, each further CPU
 lane has a worker. Values that cross hosts go through slots; everything else is a local variable, dropped after its last use.
-State is looked up in the model at every call, so the code never goes stale.
 
-    def host_0(R, S, x):                       R: the model, S: one call's events and slots
-        m_left = R._modules['left']
+    def host_0(A, S):                          A: the call's arguments, S: its events and slots
+        x = A[0]; p_left_weight = A[1]
         S.record(0, 0)
-        left = m_left(x)                       # in left at model.py:12
+        left = nn_linear(x, p_left_weight)     # in left at model.py:12
         S.wait(1, 0)
         cat = torch_cat([left, S.slots[0]])
         return [cat]
@@ -29,6 +28,7 @@ from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
 from partitioner.ir.graph import Op
+from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, inputs_of, outputs_of
 
@@ -46,8 +46,8 @@ class Code:
         events: number of events that one call needs.
         slots: number of values that cross hosts.
         ops: the op that each line of the source calls, by line number.
-        shared_inputs: positions of the inputs that several hosts read.
-        shared_state: parameters that several hosts use, by qualified name.
+        shared: positions of the arguments that several hosts use.
+        modes: those that ``S.mode`` is called with, by number.
         shares_first: whether the first task has other lanes beside it, and not all threads of the CPU.
     """
 
@@ -57,8 +57,8 @@ class Code:
     events: int
     slots: int
     ops: Mapping[int, Op]
-    shared_inputs: tuple[int, ...]
-    shared_state: tuple[str, ...]
+    shared: tuple[int, ...]
+    modes: tuple[Mode, ...] = ()
     shares_first: bool = False
 
 
@@ -102,8 +102,8 @@ def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
     file = f"<partitioner {plan.graph.name} {next(_numbers)}>"
     exec(compile(source, file, "exec"), context.names.namespace)  # our own text, made from a verified program
     functions = tuple(context.names.namespace[f"host_{host}"] for host in range(max(context.hosts) + 1))
-    shared = context.shared()
-    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, *shared, context.shares_first)
+    shared, modes = context.shared(), tuple(context.modes)
+    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, shared, modes, context.shares_first)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(code, linecache.cache.pop, file, None)
     return code
@@ -120,23 +120,22 @@ class _Host:
             name: index
             for index, item in self.items
             for name in (*inputs_of(item), *outputs_of(item))
-            if context.home[name] == host
+            if context.home.get(name) == host
         }
         self.lane: int | None = None
+        self.mode: Mode | None = None
         self.alone: bool | None = True if host == 0 else None  # a worker's thread comes with whatever it had last
 
     def write(self) -> None:
         """The whole function."""
-        parameters = ["R", "S", *(map(variable, self.program.inputs) if self.host == 0 else ())]
-        self.lines.text.append(f"def host_{self.host}({', '.join(parameters)}):")
-        if self.host == 0:
-            self._to_slots(self.program.inputs)
-        for line in self._module_lines():
-            self.lines.add(line)
+        self.lines.text.append(f"def host_{self.host}(A, S):")
+        for name in self.context.used_arguments(self.host):
+            self.lines.add(f"{variable(name)} = A[{self.context.position[name]}]")
         for index, item in self.items:
             self._instruction(index, item)
             if not isinstance(item, Free):
                 self._drop(index, item)
+        self._mode(None)
         returned = ", ".join(self._returned()) if self.host == 0 else ""
         self.lines.add(f"return [{returned}]")
         self.lines.text.append("")
@@ -148,25 +147,11 @@ class _Host:
             else:
                 yield self.context.names.argument(result, {})
 
-    def _module_lines(self) -> Iterator[str]:
-        """Local names for the modules whose state or calls this host needs, outer ones first."""
-        paths: set[str] = set()
-        for _, item in self.items:
-            for op in self.context.ops(item.task) if isinstance(item, Run) else ():
-                for path in self._owners(self.context.nodes[op]):
-                    parts = path.split(".")
-                    paths.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))
-        for path in sorted(paths - {""}):
-            parent, _, name = path.rpartition(".")
-            yield f"{self.context.names.module(path)} = {self.context.names.module(parent)}._modules[{name!r}]"
-
-    def _owners(self, node: torch.fx.Node) -> Iterator[str]:
-        """The modules that a node calls, or whose state it takes."""
-        for load in (node, *node.all_input_nodes):
-            if load.op == "get_attr" and str(load.target) not in self.context.plan.graph.constants:
-                yield str(load.target).rpartition(".")[0]
-        if node.op == "call_module":
-            yield str(node.target)
+    def _mode(self, mode: Mode | None) -> None:
+        """Put this host under the modes of the op that follows, unless it is; ``None`` for those of the call."""
+        if mode != self.mode:
+            self.mode = mode
+            self.lines.add(f"S.mode({-1 if mode is None else self.context.modes.index(mode)})")
 
     def _instruction(self, index: int, item: Instruction) -> None:
         match item:
@@ -203,8 +188,9 @@ class _Host:
         gone = self._temporaries(item)
         for op in self.context.ops(item.task):
             local[op] = variable(op)
-            text = self.context.names.call(self.context.nodes[op], self.context.device[op], local)
+            text = self.context.names.call(self.context.nodes[op], self.context.device.get(op), local)
             known = self.context.plan.graph.by_name[op]
+            self._mode(known.mode)
             self.lines.add(f"{local[op]} = {text}{f'  # {known.where}' if known.where else ''}", known)
             if gone[op]:
                 self.lines.add(f"del {', '.join(gone[op])}")
@@ -239,7 +225,7 @@ class _Host:
     def _free(self, lane: int, value: str) -> None:
         if value in self.context.slots:
             self.lines.add(f"S.slots[{self.context.slots[value]}] = None")
-        if self.context.home[value] == self.host and not self.context.belongs_to_no_lane(value):
+        if self.context.home.get(value) == self.host and not self.context.belongs_to_no_lane(value):
             if self.context.is_late(lane, value):
                 self.lines.add(f"S.late.append({variable(value)})")
             self.lines.add(f"del {variable(value)}")
@@ -247,7 +233,7 @@ class _Host:
     def _drop(self, index: int, item: Instruction) -> None:
         """Drop local names whose last use this was, where no lane has a say in that."""
         for name in dict.fromkeys((*inputs_of(item), *outputs_of(item))):
-            mine = self.context.home[name] == self.host and self.last_use[name] == index
+            mine = self.context.home.get(name) == self.host and self.last_use[name] == index
             returned = name in self.program.outputs and self.host == 0
-            if mine and not returned and (name in self.program.inputs or self.context.belongs_to_no_lane(name)):
+            if mine and not returned and self.context.belongs_to_no_lane(name):
                 self.lines.add(f"del {variable(name)}")

@@ -1,11 +1,11 @@
-"""What the code of every host needs to know of a plan: where values are made, what crosses hosts, which events matter."""
+"""What the code of every host needs to know of a plan: where values are outputs_of, what crosses hosts, which events matter."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from partitioner.backends.names import Names, variable
-from partitioner.backends.nodes import constants_for
+from partitioner.backends.nodes import bodies_for, op_devices
 from partitioner.ir.conflicts import allocators
 from partitioner.ir.overlap import runs_alone
 from partitioner.ir.plan import Plan
@@ -21,13 +21,14 @@ class Context:
     def __init__(self, plan: Plan, hosts: list[int]) -> None:
         self.plan, self.program, self.hosts = plan, plan.program, hosts
         self.nodes = {node.name: node for node in plan.graph.fx.nodes}
-        lane = plan.placement.lane
-        self.device = {op: plan.machine.lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}
+        self.device = op_devices(plan)
         values = (*self.nodes, *(value.name for value in self.program.values))
-        self.names = Names(values, constants_for(plan.graph, self.device.__getitem__))
+        self.names = Names(values, bodies_for(plan.graph, self.device.get))
+        self.position = {name: number for number, name in enumerate(plan.graph.arguments)}
+        self.modes = list(dict.fromkeys(op.mode for op in plan.graph.ops if op.mode is not None))
         self.lane_of = {name: item.lane for item in self.program.instructions for name in outputs_of(item)}
         self.allocators = allocators(self.program)
-        self.home = {name: hosts[self.lane_of.get(name, 0)] for name in (*self.program.inputs, *self.lane_of)}
+        self.home = {name: hosts[lane] for name, lane in self.lane_of.items()}
         self.event_lanes = self._event_lanes()
         self.events = max(self.event_lanes, default=-1) + 1
         self.slots = self._slots()
@@ -56,27 +57,34 @@ class Context:
         """A slot for each value that another host than its own reads, or that another host than the caller's returns."""
         crossing: dict[str, None] = {}
         for item in self.program.instructions:
-            crossing.update((name, None) for name in inputs_of(item) if self.home[name] != self.hosts[item.lane])
-        crossing.update((name, None) for name in self.program.outputs if self.home[name] != 0)
+            crossing.update(
+                (name, None) for name in inputs_of(item) if self.home.get(name, self.hosts[item.lane]) != self.hosts[item.lane]
+            )
+        crossing.update((name, None) for name in self.program.outputs if self.home.get(name, 0) != 0)
         return {name: number for number, name in enumerate(crossing)}
 
-    def shared(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Inputs, by position, and state, by name, that several hosts use."""
-        users: defaultdict[str, set[int]] = defaultdict(set)
+    def used_arguments(self, host: int) -> list[str]:
+        """The arguments of the program, state included, that a host uses, in order."""
+        used: set[str] = set()
         for item in self.program.instructions:
-            names = [*inputs_of(item)]
-            if isinstance(item, Run):
-                names += (f"self.{name}" for op in self.ops(item.task) for name in self.plan.graph.by_name[op].state)
-            for name in names:
-                users[name].add(self.hosts[item.lane])
-        several = [name for name, hosts in users.items() if len(hosts) > 1]
-        inputs = tuple(number for number, name in enumerate(self.program.inputs) if name in several)
-        state = (name.removeprefix("self.") for name in several if name.startswith("self."))
-        return inputs, tuple(name for name in state if name not in self.plan.graph.constants)
+            if self.hosts[item.lane] == host:
+                used.update(name for name in inputs_of(item) if name in self.position)
+                for op in self.ops(item.task) if isinstance(item, Run) else ():
+                    used.update(
+                        source.name for source in self.nodes[op].all_input_nodes if source.name in self.plan.graph.states
+                    )
+        if host == 0:
+            used.update(node.name for node in self.plan.graph.fx.output_node().all_input_nodes if node.name in self.position)
+        return sorted(used, key=self.position.__getitem__)
+
+    def shared(self) -> tuple[int, ...]:
+        """The arguments, by position, that several hosts use."""
+        hosts = Counter(name for host in range(max(self.hosts) + 1) for name in self.used_arguments(host))
+        return tuple(self.position[name] for name, count in hosts.items() if count > 1)
 
     def reference(self, value: str, host: int) -> str:
         """How ``host`` reads a value."""
-        return variable(value) if self.home[value] == host else f"S.slots[{self.slots[value]}]"
+        return variable(value) if self.home.get(value, host) == host else f"S.slots[{self.slots[value]}]"
 
     def needs_event(self, event: int) -> bool:
         """Between CPU lanes of one host there is nothing to wait for."""

@@ -1,15 +1,15 @@
 """The text of one op's call: names for everything that is no literal, and the expression itself.
 
-Names in generated code: values keep their graph name, submodules start with ``m_``, functions are called after where they come
-from (``torch_cat``, ``aten_relu_default``). ``R`` is the model, ``S`` the call, ``C`` the lifted constants.
+Names in generated code: values keep their graph name, functions are called after where they come
+from (``torch_cat``, ``aten_relu_default``). ``A`` are the arguments, ``S`` is the call.
 """
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping
-from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.fx.graph import magic_methods
 
 from partitioner.backends.nodes import retarget
 
-OURS = frozenset({"R", "S", "C", "torch"})
+OURS = frozenset({"A", "S", "torch", *keyword.kwlist, *keyword.softkwlist})
 
 
 def variable(value: str) -> str:
@@ -31,38 +31,19 @@ def variable(value: str) -> str:
     return f"{name}_" if name in OURS else name
 
 
-def _is_name(word: str) -> bool:
-    """Whether Python takes a word as a name. Attributes and keyword arguments may be called anything at all."""
-    return word.isidentifier() and not iskeyword(word)
-
-
 class Names:
     """Names in use, and the objects that generated code finds under them.
 
     Args:
         values: names of all values and ops, which are taken.
-        constants: what tracing lifted out of the model, by qualified name.
+        bodies: graph modules that ops call, by the name that the graph has for them.
     """
 
-    def __init__(self, values: Iterable[str], constants: Mapping[str, Any]) -> None:
-        self.namespace: dict[str, Any] = {"torch": torch, "C": dict(constants)}
-        self.constants = constants
+    def __init__(self, values: Iterable[str], bodies: Mapping[str, Any]) -> None:
+        self.namespace: dict[str, Any] = {"torch": torch}
+        self.bodies = bodies
         self.taken = {variable(value) for value in values} | OURS
         self.labels: dict[int, str] = {}
-        self.modules = {"": "R"}
-
-    def module(self, path: str) -> str:
-        """The local name of a submodule."""
-        if path not in self.modules:
-            self.modules[path] = self._fresh("m_" + re.sub(r"\W", "_", path))
-        return self.modules[path]
-
-    def state(self, path: str) -> str:
-        """An expression for a parameter, buffer, attribute or constant."""
-        if path in self.constants:
-            return f"C[{path!r}]"
-        owner, _, name = path.rpartition(".")
-        return f"{self.module(owner)}.{name}" if _is_name(name) else f"getattr({self.module(owner)}, {name!r})"
 
     def object(self, value: Any, label: str) -> str:
         """A name for any object, the same one each time."""
@@ -77,26 +58,21 @@ class Names:
         self.taken.add(label)
         return label
 
-    def call(self, node: torch.fx.Node, device: str, local: Mapping[str, str]) -> str:
+    def call(self, node: torch.fx.Node, device: str | None, local: Mapping[str, str]) -> str:
         """The expression of a node on a device.
 
         Args:
-            node: a call, or a ``get_attr`` that the model returns.
-            device: torch device, for the device arguments in it.
-            local: the expression of each value that is no state, by name.
+            node: a call.
+            device: torch device, for the device arguments in it, if it is not the one that it was traced on.
+            local: the expression of each value that is no variable of its own name.
         """
-        if node.op == "get_attr":
-            return self.state(str(node.target))
         target, args, kwargs = retarget(node, device)
         texts = [self.argument(arg, local) for arg in args]
         operator = _infix(target, texts) if not kwargs else None
         if operator is not None:
             return operator
-        named = ((key, self.argument(arg, local)) for key, arg in kwargs.items())
-        texts += (f"{key}={text}" if _is_name(key) else f"**{{{key!r}: {text}}}" for key, text in named)
-        if node.op == "call_module":
-            return f"{self.module(target)}({', '.join(texts)})"
-        if node.op == "call_method":
+        texts += (_keyword(key, self.argument(arg, local)) for key, arg in kwargs.items())
+        if isinstance(target, str):
             return f"{texts[0]}.{target}({', '.join(texts[1:])})"
         return f"{self.object(_callable(target), _label(target))}({', '.join(texts)})"
 
@@ -104,7 +80,9 @@ class Names:
         """The text of one argument."""
         match value:
             case torch.fx.Node():
-                return local[value.name] if value.name in local else self.state(str(value.target))
+                if value.op == "get_attr":
+                    return self.object(self.bodies[str(value.target)], str(value.target))
+                return local.get(value.name, variable(value.name))
             case tuple() if not hasattr(value, "_fields"):
                 return f"({''.join(f'{self.argument(item, local)}, ' for item in value).rstrip(' ')})"
             case list():
@@ -123,6 +101,11 @@ class Names:
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
         return self.object(value, str(value) if isinstance(value, torch.device) else type(value).__name__)
+
+
+def _keyword(key: str, text: str) -> str:
+    """A keyword argument; torch has some that Python keeps for itself, as in ``x.random_(from=0, to=5)``."""
+    return f"**{{{key!r}: {text}}}" if keyword.iskeyword(key) else f"{key}={text}"
 
 
 _SIMPLE = re.compile(r"[A-Za-z_][\w.]*|\d+")

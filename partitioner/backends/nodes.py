@@ -12,20 +12,36 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
 from partitioner.model.state import attribute
 
 
-def retarget(node: torch.fx.Node, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def op_devices(plan: Plan, elsewhere: bool = False) -> dict[str, str]:
+    """The torch device of each op, by name; empty where all lie on one device, on which they were traced.
+
+    Args:
+        plan: what was planned.
+        elsewhere: whether it will run on other devices than it was traced on.
+    """
+    lanes, lane = plan.machine.lanes, plan.placement.lane
+    if not elsewhere and len({one.torch_device for one in lanes}) == 1:
+        return {}
+    return {op: lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}
+
+
+def retarget(node: torch.fx.Node, device: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Target and arguments of a call node with every device in them replaced.
 
     Args:
         node: the call.
-        device: torch device on which it will run.
+        device: torch device on which it will run; ``None`` for the one on which it was traced.
 
     Returns:
         ``(target, args, kwargs)``; nodes stay where they are, except where they are asked for a device.
     """
     target, args, kwargs = node.target, node.args, dict(node.kwargs)
+    if device is None:
+        return target, args, kwargs
     here = torch.device(device)
     if node.op == "call_method" and target in ("cuda", "cpu", "xpu", "mps"):
         return "to", (args[0], here), {key: value for key, value in kwargs.items() if key != "device"}
@@ -70,8 +86,7 @@ def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.Graph
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     attributes = {
-        str(node.target): place_constant(attribute(module, str(node.target)), device)
-        for node in graph.find_nodes(op="get_attr")
+        str(node.target): _placed(attribute(module, str(node.target)), device) for node in graph.find_nodes(op="get_attr")
     }
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
@@ -79,26 +94,19 @@ def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.Graph
     return torch.fx.GraphModule(attributes, graph)
 
 
-def place_constant(value: Any, device: str) -> Any:
-    """A lifted constant where an op on ``device`` can use it."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, torch.fx.GraphModule) and device != "cpu":
-        return retarget_module(value, device)
-    return value
+def _placed(value: Any, device: str) -> Any:
+    return retarget_module(value, device) if isinstance(value, torch.fx.GraphModule) else value
 
 
-def constants_for(graph: Graph, device_of: Callable[[str], str]) -> dict[str, Any]:
-    """Every lifted constant, placed for the op that uses it.
-
-    Ops that use one constant share a device (`planner.constraints`), so one copy is enough.
-    """
-    placed: dict[str, Any] = {}
-    for op in graph.ops:
-        for name in op.state:
-            if name in graph.constants and name not in placed:
-                placed[name] = place_constant(graph.constants[name], device_of(op.name))
-    return placed
+def bodies_for(graph: Graph, device_of: Callable[[str], str | None]) -> dict[str, Any]:
+    """The graph modules that ops call, each with the devices in it replaced by that of its op."""
+    bodies = dict(graph.bodies)
+    for node in graph.fx.nodes:
+        device = device_of(node.name)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and device is not None:
+                bodies[str(source.target)] = _placed(graph.bodies[str(source.target)], device)
+    return bodies
 
 
 def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:

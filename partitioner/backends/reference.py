@@ -6,16 +6,18 @@ tensors on devices that are not there can be sent through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import astuple
 from typing import Any
 
 import torch
-from torch import nn
 
-from partitioner.backends.nodes import constants_for, move, results, retarget
+from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
-from partitioner.model.node import call_target, fill, load_state
+from partitioner.model.modes import under
+from partitioner.model.node import call_target, fill
 
 
 class Reference:
@@ -29,41 +31,45 @@ class Reference:
     def __init__(self, plan: Plan, stand_in: Callable[[str], str] = str) -> None:
         self.plan, self.stand_in = plan, stand_in
         self.nodes = {node.name: node for node in plan.graph.fx.nodes}
-        lane = plan.placement.lane
-        self.device = {op: stand_in(plan.machine.lanes[lane[task]].torch_device) for op, task in plan.tasks.task_of.items()}
-        self.constants = constants_for(plan.graph, self.device.__getitem__)
+        self.device = {op: stand_in(device) for op, device in op_devices(plan, stand_in is not str).items()}
+        self.bodies = bodies_for(plan.graph, self.device.get)
 
     @property
     def code(self) -> str:
         """The program; there is no other code."""
         return str(self.plan.program)
 
-    def __call__(self, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run the program on ``root``'s state; the graph's results."""
-        program = self.plan.program
-        values: dict[str, Any] = dict(zip(program.inputs, tensors, strict=True))
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run the program; the graph's results."""
+        program, graph = self.plan.program, self.plan.graph
+        given = dict(zip(graph.arguments, arguments, strict=True))
+        state = {name: given[name] for name in graph.states} | self.bodies
+        values: dict[str, Any] = {name: self._home(name, given[name]) for name in program.inputs}
         for item in program.instructions:
             if isinstance(item, Run):
-                values.update(self._run(item, root, values))
+                values.update(self._run(item, state, values))
             elif isinstance(item, Copy):
                 values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
-        nodes = results(self.plan.graph)
-        return [values[node.name] if isinstance(node, torch.fx.Node) else node for node in nodes]
+        return list(fill(results(graph), lambda node: values[node.name] if node.name in values else given[node.name]))
 
-    def _run(self, item: Run, root: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
-        local = {name.partition("@")[0]: values[name] for name in item.reads}
+    def _home(self, name: str, value: Any) -> Any:
+        device = self.plan.program.by_name[name].torch_device
+        return move(value, self.stand_in(device)) if device else value
+
+    def _run(self, item: Run, state: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        local = {**state, **{name.partition("@")[0]: values[name] for name in item.reads}}
         for op in self.plan.tasks.by_name[item.task].ops:
-            local[op] = self._call(self.nodes[op], root, local)
+            local[op] = self._call(self.nodes[op], local)
         return {name: local[name] for name in item.writes}
 
-    def _call(self, node: torch.fx.Node, root: nn.Module, local: dict[str, Any]) -> Any:
-        def value(source: torch.fx.Node) -> Any:
-            return local[source.name] if source.name in local else load_state(root, str(source.target), self.constants)
-
-        if node.op == "get_attr":
-            return load_state(root, str(node.target), self.constants)
-        target, raw_args, raw_kwargs = retarget(node, self.device[node.name])
-        args, kwargs = fill((raw_args, raw_kwargs), value)
-        return call_target(root, node.op, target, args, kwargs)
+    def _call(self, node: torch.fx.Node, local: dict[str, Any]) -> Any:
+        target, raw_args, raw_kwargs = retarget(node, self.device.get(node.name))
+        args, kwargs = fill(
+            (raw_args, raw_kwargs), lambda source: local[str(source.target) if source.op == "get_attr" else source.name]
+        )
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        mode = self.plan.graph.by_name[node.name].mode
+        with nullcontext() if mode is None else under(*astuple(mode)):
+            return call_target(kind, target, args, kwargs)

@@ -11,21 +11,21 @@ says which op it came from, after every lane has stopped. Under a mode that a wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
-from partitioner.backends.workers import HERE, POOL, has_hidden_modes
+from partitioner.backends.workers import HERE, POOL, has_hidden_modes, run_under
 from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import Modes
-from partitioner.model.node import load_state
+from partitioner.model.modes import modes_here, under
 
 
 class Abandoned(BaseException):
@@ -48,6 +48,8 @@ class Launch:
         self.full = torch.get_num_threads()
         self.share = max(1, self.full // hosts)
         self.error: BaseException | None = None
+        self.modes = code.modes
+        self.here = threading.local()
 
     def enter(self) -> None:
         """Called on the caller's thread before anything is issued."""
@@ -57,6 +59,8 @@ class Launch:
 
     def end(self) -> None:
         """Called on the caller's thread when every lane has stopped, however the call ended; again if Ctrl-C cut it short."""
+        if self.modes:
+            self.mode(-1)
         torch.set_num_threads(self.full)
 
     def record(self, event: int, lane: int) -> None:
@@ -80,6 +84,15 @@ class Launch:
         torch.set_num_threads(self.full if alone else self.share)
         if not alone:
             self.make_room()
+
+    def mode(self, number: int) -> None:
+        """Put this thread under other modes for the ops that follow; -1 for those of the call."""
+        stack = self.here.__dict__.pop("stack", None)
+        if stack is not None:
+            stack.close()
+        if number >= 0:
+            self.here.stack = ExitStack()
+            self.here.stack.enter_context(under(*astuple(self.modes[number])))
 
     def make_room(self) -> None:
         """Send home OpenMP's idle threads, which this lane will not ask for and others need the cores of."""
@@ -122,8 +135,11 @@ class Threads:
                 f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and the one that fits is taken."
             )
         self.plan = plan
+        self.moves = tuple(_moves(plan))
         self.parallel = generate(plan)
         self.hosts = len(self.parallel.hosts)
+        simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes
+        self.alone = self.parallel.hosts[0] if simple else None
 
     @property
     def code(self) -> str:
@@ -135,24 +151,31 @@ class Threads:
         """The same program, issued by one thread."""
         return generate(self.plan, hosts=[0] * len(self.plan.program.lanes))
 
-    def __call__(self, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run the program on ``root``'s state; the graph's results."""
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run the program; the graph's results."""
+        if self.moves:
+            arguments = list(arguments)
+            for position, home in self.moves:
+                arguments[position] = move(arguments[position], home)
+        if self.alone is not None:
+            result: list[Any] = explained(self.parallel, self.alone, arguments, None)
+            return result
         hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
         code = self.parallel if hosts == self.hosts else self.serial
-        return self._run(code, self.begin(code, hosts), root, tensors)
+        return self._run(code, self.begin(code, hosts), arguments)
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
         return Launch(code, hosts)
 
-    def _run(self, code: Code, call: Launch, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def _run(self, code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
         done = [threading.Lock() for _ in code.hosts[1:]]
-        held = gradient_edges(code, root, tensors) if done else []
+        held = gradient_edges(code, arguments) if done else []
         result: list[Any] = []
         try:
             call.enter()
-            self._start_workers(done, code, call, root)
-            result = explained(code, lambda: code.hosts[0](root, call, *tensors))
+            self._start_workers(done, code, call, arguments)
+            result = explained(code, code.hosts[0], arguments, call)
             call.leave(result)
         except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
             call.fail(error)
@@ -166,30 +189,40 @@ class Threads:
                 del failure
         return result
 
-    def _start_workers(self, done: list[threading.Lock], code: Code, call: Launch, root: nn.Module) -> None:
+    def _start_workers(self, done: list[threading.Lock], code: Code, call: Launch, arguments: Sequence[Any]) -> None:
         """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
         if done:
             HERE.occupied = True
-            modes = Modes.of_this_thread(["cpu"])
+            modes = modes_here()
             if code.shares_first:
                 call.make_room()
-            POOL.submit([self._job(host, call, root, modes, lock) for host, lock in enumerate(done, 1)])
+            POOL.submit([self._job(host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
 
-    def _job(self, host: int, call: Launch, root: nn.Module, modes: Modes, done: threading.Lock) -> Callable[[], None]:
+    def _job(self, host: int, call: Launch, arguments: Sequence[Any], modes: Any, done: threading.Lock) -> Callable[[], None]:
         done.acquire()
 
         def job() -> None:
             try:
-                modes.run(lambda: explained(self.parallel, lambda: self.parallel.hosts[host](root, call)))
+                run_under(modes, lambda: explained(self.parallel, self.parallel.hosts[host], arguments, call))
             except BaseException as error:
                 call.fail(error)
             finally:
+                call.mode(-1)
                 done.release()
 
         return job
 
 
-def gradient_edges(code: Code, root: nn.Module, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _moves(plan: Plan) -> Iterator[tuple[int, str]]:
+    """Position and home of each argument that the caller may have on another device."""
+    positions = {name: number for number, name in enumerate(plan.graph.arguments)}
+    for name in plan.program.inputs:
+        home = plan.program.by_name[name].torch_device
+        if any(lane.kind != "cpu" for lane in plan.program.lanes) and home:
+            yield positions[name], home
+
+
+def gradient_edges(code: Code, arguments: Sequence[Any]) -> list[torch.Tensor]:
     """Views of everything that several hosts read, to be held while they run; each holds a gradient accumulator.
 
     The first op that reads a leaf makes its gradient accumulator under a lock of the leaf, and needs the interpreter lock for
@@ -198,8 +231,7 @@ def gradient_edges(code: Code, root: nn.Module, tensors: Sequence[torch.Tensor])
     """
     if not torch.is_grad_enabled():
         return []
-    state = (load_state(root, path, {}) for path in code.shared_state)
-    shared = (*(tensors[number] for number in code.shared_inputs), *state)
+    shared = (arguments[position] for position in code.shared)
     return [tensor.view_as(tensor) for tensor in shared if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
 
 
@@ -224,10 +256,10 @@ def _finish(call: Launch, done: list[threading.Lock]) -> None:
             call.fail(error)
 
 
-def explained(code: Code, run: Callable[[], Any]) -> Any:
-    """Call ``run``; if it raises in generated code, add a note that names the op's module and source line."""
+def explained(code: Code, run: Callable[..., Any], *arguments: Any) -> Any:
+    """Launch ``run``; if it raises in generated code, add a note that names the op's module and source line."""
     try:
-        return run()
+        return run(*arguments)
     except Exception as error:
         traceback, line = error.__traceback__, None
         while traceback is not None:

@@ -13,6 +13,16 @@ from queue import SimpleQueue
 
 import torch
 
+from partitioner.model.modes import Autocast, take_over
+
+
+def run_under(modes: tuple[bool, bool, Autocast, bool], job: Callable[[], None]) -> None:
+    """Call ``job`` under a caller's modes. The thread is a worker's own, so nothing is put back but inference mode."""
+    grad, inference, autocast, cache = modes
+    with torch.inference_mode(inference):
+        take_over(grad, autocast, cache)
+        job()
+
 
 def has_hidden_modes() -> bool:
     """Whether this thread is under something that a worker could not take over.

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 ANY = "*"
 RNG = "rng"
-HOOKS = "hooks"
 
-TOKENS = frozenset({ANY, RNG, HOOKS})
-"""Resources that are no storage: everything, the random generator, and whatever the hooks of a user change."""
+TOKENS = frozenset({ANY, RNG})
+"""Resources that are no storage: everything, and the random generator."""
 
 
 @dataclass(frozen=True, order=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from partitioner.ir.access import RNG, Access, hazards
-from partitioner.ir.signature import Signature
+from partitioner.ir.mode import Mode
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,7 @@ class Op:
         outputs: metadata of the tensors in its result; empty without example inputs.
         tensor: whether its result holds a tensor (or may hold one); sizes, devices and dtypes do not.
         flops: floating-point operations, ``None`` without example inputs.
+        mode: grad mode, autocast and inference mode, where they are not those that the graph starts under.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Op:
     outputs: tuple[TensorMeta, ...] = ()
     tensor: bool = True
     flops: int | None = None
+    mode: Mode | None = None
 
     @property
     def bytes(self) -> int:
@@ -107,8 +109,9 @@ class Graph:
         inputs: names of the graph's inputs, with their metadata where example inputs were given.
         outputs: the names of the ops and inputs that the model returns, each once.
         fx: the traced graph itself; its nodes carry the names of `ops`.
-        constants: tensors and graph modules that tracing lifted out of the model, by the name that `fx` calls them.
-        signature: the calling convention.
+        arguments: the placeholders of `fx`, in the order in which it is called with their values.
+        states: the qualified name of each argument that is a parameter, a buffer or another tensor of the model.
+        bodies: graph modules that ops call, such as the branches of a ``cond``, by the name that `fx` has for them.
         tracer: which tracer gave it.
         notes: what a front end or fallback had to give up, for reports.
         observed: whether effects were observed on example inputs, or come from the static table.
@@ -119,8 +122,9 @@ class Graph:
     inputs: tuple[tuple[str, TensorMeta | None], ...]
     outputs: tuple[str, ...]
     fx: torch.fx.Graph
-    signature: Signature
-    constants: dict[str, Any] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    states: dict[str, str] = field(default_factory=dict)
+    bodies: dict[str, Any] = field(default_factory=dict)
     tracer: str = ""
     notes: tuple[str, ...] = ()
     observed: bool = False
@@ -131,9 +135,9 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
-    def writes_inputs(self) -> bool:
-        """Whether an op writes a storage that came in with the call. Then it matters which inputs share one."""
-        given = {name for name, _ in self.inputs}
+    def writes_arguments(self) -> bool:
+        """Whether an op writes a storage that came in with the call. Then it matters which arguments share one."""
+        given = {*self.arguments, *(f"self.{key}" for key in self.states.values())}
         return any(access.write and access.resource in given for op in self.ops for access in op.accesses)
 
     @cached_property

@@ -12,6 +12,7 @@ from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph
+from partitioner.ir.units import format_duration
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,8 @@ class Plan:
         placement: where each task runs, and why.
         program: the verified instructions.
         state: what the parameters, buffers and constants take that its ops use, by qualified name.
+        serial: expected seconds of one call on the first device alone; ``None`` where no shapes are known.
+        makespan: expected seconds of one call of the program; likewise.
     """
 
     graph: Graph
@@ -35,6 +38,8 @@ class Plan:
     placement: Assignment
     program: Program
     state: Mapping[str, StateMeta] = field(default_factory=dict)
+    serial: float | None = None
+    makespan: float | None = None
 
     def __str__(self) -> str:
         parts = (self.graph, self.costs, self.tasks, self.placement, self.program)
@@ -48,18 +53,14 @@ class Plan:
         counted = f"{len(self.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''}"
         lines = [f"Parallel({self.graph.name}): {counted} on {lanes}"]
         lines.append(f"  traced by {self.graph.tracer}, placed by {self.placement.policy}")
+        if self.serial and self.makespan:
+            gain = f"{self.serial / self.makespan:.2f}x as fast as one device"
+            lines.append(f"  expected: {format_duration(self.makespan)} a call, {gain}")
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:
             lines.append(f"  {reasons.pop()}")
         lines += (f"  note: {note}" for note in self.graph.notes)
         return "\n".join(lines)
-
-
-def places(plan: Plan) -> dict[str, str]:
-    """Device name of all state that a plan has placed."""
-    names = {lane.torch_device: lane.device_name for lane in plan.machine.lanes}
-    kept = {name: names[device] for name, device in state_devices(plan).items()}
-    return {name: device for name, device in kept.items() if name not in plan.graph.constants}
 
 
 def resident_bytes(plan: Plan) -> dict[str, int]:

@@ -40,10 +40,12 @@ def _inputs(tasks: TaskGraph, placement: Assignment, machine: Machine, order: Se
     for name in order:
         for value in tasks.by_name[name].inputs:
             home.setdefault(value, placement.lane[name])
-    return [
-        Value(name, machine.lanes[home.get(name, 0)].torch_device, 0 if meta is None else meta.bytes, (name,))
-        for name, meta in tasks.graph.inputs
-    ]
+    found = []
+    for name, meta in tasks.graph.inputs:
+        anywhere = meta is None and tasks.graph.observed  # a number, such as a size
+        device = "" if anywhere else machine.lanes[home.get(name, 0)].torch_device
+        found.append(Value(name, device, 0 if meta is None else meta.bytes, () if anywhere else (name,)))
+    return found
 
 
 def _value(graph: Graph, name: str, machine: Machine, lane: int) -> Value:

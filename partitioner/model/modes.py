@@ -1,41 +1,54 @@
-"""The caller's modes: what PyTorch keeps for each thread, and a forward may ask for or switch."""
+"""What PyTorch keeps for each thread and ops depend on: grad mode, inference mode, autocast. Read, and taken over.
+
+A mode is ``(grad, inference, autocast, cache)``: two flags; for each device type that has autocast, whether it is on and its
+dtype; whether autocast keeps the weights that it has cast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache as cached
 
 import torch
 
-
-class Modes(NamedTuple):
-    """Gradients, inference mode, and autocast: for each device type whether it is on and its dtype, and whether it caches."""
-
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    cache: bool
-
-    @staticmethod
-    def of_this_thread(kinds: Sequence[str] | None = None) -> Modes:
-        """The modes of the calling thread, with autocast for the given device types, or for all that this machine may have."""
-        known = _device_types() if kinds is None else kinds
-        autocast = tuple([(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in known])
-        return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled())
-
-    def run(self, job: Callable[[], None]) -> None:
-        """Call ``job`` under these modes. The thread is a worker's own, so nothing is put back but inference mode."""
-        with torch.inference_mode(self.inference):
-            torch.set_grad_enabled(self.grad)
-            for kind, enabled, dtype in self.autocast:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
-            torch.set_autocast_cache_enabled(self.cache)
-            job()
+Autocast = tuple[tuple[str, bool, str], ...]
 
 
-@cache
-def _device_types() -> tuple[str, ...]:
+def modes_here() -> tuple[bool, bool, Autocast, bool]:
+    """The modes of the calling thread."""
+    autocast = tuple(
+        (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)).removeprefix("torch."))
+        for kind in device_types()
+    )
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled()
+
+
+@cached
+def device_types() -> tuple[str, ...]:
+    """The device types whose autocast matters in this process."""
     found = torch.accelerator.current_accelerator()
     return tuple(dict.fromkeys(["cpu", "cuda", *([] if found is None else [found.type])]))
+
+
+def take_over(grad: bool, autocast: Autocast, cache: bool) -> None:
+    """Put the calling thread under the modes of another one. Inference mode can only be had as a block."""
+    torch.set_grad_enabled(grad)
+    for kind, enabled, dtype in autocast:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, getattr(torch, dtype))
+    torch.set_autocast_cache_enabled(cache)
+
+
+@contextmanager
+def under(grad: bool, inference: bool, autocast: Autocast, cache: bool) -> Iterator[None]:
+    """A block under the given modes, entered and left as a ``with`` in a model is: what autocast kept is dropped at its end."""
+    now = {kind: (enabled, dtype) for kind, enabled, dtype in modes_here()[2]}
+    with ExitStack() as stack:
+        if inference != torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, enabled, dtype in autocast:
+            if now.get(kind) != (enabled, dtype):
+                stack.enter_context(torch.autocast(kind, getattr(torch, dtype), enabled, cache_enabled=cache))
+        yield

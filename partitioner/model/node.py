@@ -1,4 +1,4 @@
-"""One node of a torch.fx graph, called: its arguments, its state, and what it calls."""
+"""One node of a torch.fx graph, called: its arguments, and what it calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-
-from partitioner.model.state import attribute
 
 
 def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
@@ -30,15 +27,13 @@ def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
     return arguments
 
 
-def load_state(root: nn.Module, path: str, constants: Mapping[str, Any]) -> Any:
-    """A parameter, buffer or constant, as the module has it now."""
-    return constants[path] if path in constants else attribute(root, path)
+def call_node(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a torch.fx call of a function, or of a method of its first argument, gives."""
+    return call_target(node.op, node.target, args, kwargs)
 
 
-def call_target(root: nn.Module, kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a torch.fx call node gives: of a module in ``root``, of a method of its first argument, or of a function."""
-    if kind == "call_module":
-        return root.get_submodule(str(target))(*args, **kwargs)
+def call_target(kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """As `call_node`, with the target given."""
     if kind == "call_method":
         return getattr(args[0], str(target))(*args[1:], **kwargs)
     return target(*args, **kwargs)

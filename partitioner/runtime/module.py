@@ -1,220 +1,100 @@
-"""What `partition` gives: an ordinary nn.Module around the original module tree and one or more verified programs.
+"""What `partition` gives: the model, with a forward that runs through programs.
 
-The whole tree is kept, so every key of the state_dict is the original one and parts that the traced path never calls are still
-there. State is placed once, by the first program. Tracing burns in the training mode, the structure of the inputs and sometimes
-a shape; when a call needs another program it is made then, with the state where it is.
+    original   Towers              {weights, buffers, submodules, hooks, attributes}   one dictionary,
+    parallel   Parallel[Towers] ---^                                                   shared
 
-    key = training flags, input structure and constants, shapes and dtypes  ->  program
+A `Parallel` is an instance of a class derived from the model's, and its attributes are the model's, in the very same
+dictionary. So there is nothing to rename and nothing to keep in step: keys, ties, hooks, ``train()``, whatever else the
+model's class defines. Only calls differ: they go through the programs.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
-import warnings
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_unflatten
-from torch.utils.hooks import RemovableHandle
 
-from partitioner.backends.workers import in_a_lane
-from partitioner.errors import InputError, PartitionerError, PlacementError
+from partitioner.errors import PartitionerError, PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
-from partitioner.model.call import Call, flatten_call, is_traced, refuse_unusual, sharing
-from partitioner.model.hooks import hooked
-from partitioner.runtime.attributes import Attributes
-from partitioner.runtime.entry import Entry, Make, moving
-from partitioner.runtime.gate import Gate
+from partitioner.runtime.programs import Programs
 
-MANY_PROGRAMS = 8
-"""Programs of one module after which a warning says what keeps changing."""
 
-MOST_PROGRAMS = 64
-"""Programs that one module keeps; the oldest goes first."""
+class Shown:
+    """A read-only attribute that gives way to one that the model has under the same name."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function, self.__doc__ = function, function.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        name = self.function.__name__
+        held = (instance.__dict__.get(part, {}) for part in ("_parameters", "_buffers", "_modules"))
+        for part in held:
+            if name in part:
+                return part[name]
+        return self.function(instance)
 
 
 class Parallel(nn.Module):
-    """A partitioned model. Made by `partition`, not by hand.
+    """A partitioned model. Made by `partition`, not by hand."""
 
-    Args:
-        original: the model; its state has been placed.
-        entry: the first program.
-        make: makes further ones.
-    """
+    _partitioner_programs: Programs
 
-    def __init__(self, original: nn.Module, entry: Entry, make: Make) -> None:
-        super().__init__()
-        for name in self.__dict__.keys() & original.__dict__.keys():  # the very same parameters, buffers, modules and hooks
-            self.__dict__[name] = original.__dict__[name]
-        self.__dict__.update(_original=original, _make=make, _entries=[entry], _chosen={}, _epoch=0)
-        self.__dict__.update(_lock=threading.RLock(), _gate=Gate(), _writes_inputs=entry.plan.graph.writes_inputs)
-        self._look_at_tree()
-
-    @property
+    @Shown
     def original(self) -> nn.Module:
         """The model that was given, with its own forward."""
-        original: nn.Module = self.__dict__["_original"]
-        return original
+        return self._partitioner_programs.original
 
-    @property
+    @Shown
     def plan(self) -> Plan:
-        """The plan of the program that ran last, or of the first one."""
-        entry: Entry = self.__dict__.get("_last", self._entries[0])
-        return entry.plan
+        """The plan of the program that ran last; before the first call, the first one."""
+        found = self._partitioner_programs.plan
+        if found is None:
+            name = type(self._partitioner_programs.original).__name__
+            raise PartitionerError(
+                f"{name} has no plan yet: torch.fx cannot see it. Call it once, or pass example_inputs=(...)."
+            )
+        return found
 
-    @property
+    @Shown
     def graph(self) -> Graph:
         """The traced model: ops, accesses, levels."""
-        return self.plan.graph
+        return self._programs_plan().graph
 
-    @property
+    @Shown
     def dag(self) -> Any:
         """The ops as a `networkx.DiGraph`."""
-        return self.plan.graph.dag
+        return self._programs_plan().graph.dag
 
-    @property
+    @Shown
     def placement(self) -> Assignment:
         """Where every task runs, and why."""
-        return self.plan.placement
+        return self._programs_plan().placement
 
-    @property
+    @Shown
     def program(self) -> Program:
         """The verified instructions."""
-        return self.plan.program
+        return self._programs_plan().program
 
-    @property
+    @Shown
     def code(self) -> str:
-        """The generated source."""
-        entry: Entry = self.__dict__.get("_last", self._entries[0])
-        return entry.execute.code
+        """The generated source; the program, as long as nothing was emitted."""
+        piece = self._partitioner_programs.shown
+        return str(self._programs_plan().program) if piece is None else piece.executable.code
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any module.
-
-        But past what a tracer on another thread has put in the place of `nn.Module.__call__`, for the whole process: this call
-        is no part of what it traces. A tracer on this thread is noticed in `forward`.
-        """
-        return self._wrapped_call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original's forward gives."""
-        tensors, structure = flatten_call(args, kwargs)
-        if is_traced(structure):  # tracers are to see the model itself
-            return self.original.forward(*args, **kwargs)
-        entry = self._choose(tensors, structure, args, kwargs)
-        homes = zip(tensors, entry.homes, strict=True)
-        placed = [tensor if tensor.device == home else tensor.to(home) for tensor, home in homes]
-        visit = self._gate.enter(in_a_lane())
-        try:
-            leaves = entry.execute(self.original, placed)
-        finally:
-            self._gate.leave(visit)
-        spec = entry.plan.graph.signature.out_spec
-        return leaves[0] if spec.is_leaf() else tree_unflatten(leaves, spec)
-
-    def _choose(self, tensors: tuple[torch.Tensor, ...], structure: Any, args: Any, kwargs: Any) -> Entry:
-        self._notice_changes()
-        flags = tuple([module.training for module in self._tree])
-        try:
-            shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-        except RuntimeError:  # a nested tensor has no shape
-            refuse_unusual([f"tensor {number}" for number in range(len(tensors))], tensors)
-            raise
-        shared = sharing(tensors) if self._writes_inputs else None
-        key = (structure, shapes, flags, self._epoch, shared, self._hooked)
-        entry: Entry | None = self._chosen.get(key)
-        if entry is None or not entry.attributes.hold():
-            with self._lock:
-                entry = self._find(tensors, structure, flags) or self._add(Call.of(args, kwargs), structure, flags, shapes)
-                if len(self._chosen) > 1000:  # shapes that one open program serves are only remembered, never traced
-                    self._chosen.clear()
-                self._chosen[key] = entry
-        self.__dict__["_last"] = entry
-        return entry
-
-    def _notice_changes(self) -> None:
-        if self._children != self._known:  # a submodule was replaced, added or parametrized
-            self._look_at_tree()
-            self.__dict__["_epoch"] += 1
-        elif self._hooked or RemovableHandle.next_id != self._handles:  # hooks were added, or may have been removed
-            self._look_at_hooks()
-
-    def _look_at_tree(self) -> None:
-        """Remember the submodules: their training flags are part of every call's key, and who they are of every program."""
-        tree = list(self.original.modules())
-        children = [module._modules for module in tree]
-        self.__dict__.update(_tree=tree, _children=children, _known=[dict(found) for found in children])
-        self._look_at_hooks()
-
-    def _look_at_hooks(self) -> None:
-        """Remember which submodules have hooks, and the hooks that were registered anywhere so far."""
-        self.__dict__.update(_handles=RemovableHandle.next_id, _hooked=hooked(self.original))
-
-    def _find(self, tensors: tuple[torch.Tensor, ...], structure: Any, flags: tuple[bool, ...]) -> Entry | None:
-        wanted = (structure, flags, self._epoch)
-        for entry in reversed(self._entries):
-            if (entry.structure, entry.flags, entry.epoch) == wanted and entry.accepts(tensors, self._hooked):
-                return entry  # type: ignore[no-any-return]
-        return None
-
-    def _add(
-        self, call: Call, structure: Any, flags: tuple[bool, ...], shapes: tuple[tuple[torch.Size, torch.dtype], ...]
-    ) -> Entry:
-        siblings = [entry for entry in self._entries if (entry.structure, entry.flags) == (structure, flags)]
-        try:
-            with self._gate.alone(in_a_lane()):
-                execute = self._make(self.original, call, self._entries[0].plan, moving(siblings, shapes))
-        except InputError as error:
-            raise error.__cause__ or error from None  # a call that the model does not take raises what the model raises
-        attributes = Attributes.of(self.original, execute.plan.graph.signature)
-        shared = sharing(call.tensors)
-        entry = Entry(execute, structure, flags, self._epoch, shapes, shared, attributes, self._hooked)
-        self._entries.append(entry)
-        self.__dict__["_writes_inputs"] |= execute.plan.graph.writes_inputs
-        if len(self._entries) == MANY_PROGRAMS:
-            warnings.warn(
-                f"{type(self.original).__name__} has needed {MANY_PROGRAMS} programs so far, each of them traced. Arguments "
-                "that are no tensors are burned in, and so are attributes that forward reads; pass what varies as a tensor, "
-                "or pad inputs to a few shapes.",
-                stacklevel=5,
-            )
-        if len(self._entries) > MOST_PROGRAMS:
-            del self._entries[1]
-            self._chosen.clear()
-        return entry
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_original" not in self.__dict__:
-                raise
-            return getattr(self.original, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """An attribute that the model has is the model's: its forward reads it there."""
-        original = self.__dict__.get("_original")
-        if original is not None and name in original.__dict__:
-            setattr(original, name, value)
-            if name not in self.__dict__:
-                return
-        super().__setattr__(name, value)
-
-    @property
-    def training(self) -> bool:
-        """The model's mode, whoever sets it; the other mode's program is made when first needed."""
-        return self.original.training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "_original" in self.__dict__:  # not yet, while nn.Module initialises itself
-            self.original.training = mode
+    def _programs_plan(self) -> Plan:
+        plan: Plan = Parallel.__dict__["plan"].function(self)
+        return plan
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Parallel:
         devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}
@@ -223,30 +103,11 @@ class Parallel(nn.Module):
             if wanted != device:
                 raise PlacementError(_cannot_move(self, device, wanted))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.__dict__["_epoch"] += 1
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's, key for key."""
-        return self.original.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original's; tensors are copied to where the parameters lie."""
-        return self.original.load_state_dict(*args, **kwargs)
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.original._save_to_state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.original._load_from_state_dict(*args, **kwargs)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
-        self._notice_changes()
-        original = copy.deepcopy(self.original, memo)
-        entries = [entry.of_twin(original, self._epoch) for entry in self._entries]
-        twin = Parallel(original, entries[0], self._make)
-        twin.__dict__.update(_entries=entries, _epoch=self._epoch, _writes_inputs=self._writes_inputs)
-        memo[id(self)] = twin
+        programs = self._partitioner_programs.of_twin(copy.deepcopy(self._partitioner_programs.original, memo))
+        memo[id(self)] = twin = parallel_of(programs)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -256,7 +117,92 @@ class Parallel(nn.Module):
         )
 
     def __repr__(self) -> str:
-        return self.plan.summary()
+        return self._partitioner_programs.summary()
+
+
+def parallel_of(programs: Programs) -> Parallel:
+    """A module whose calls go through ``programs``."""
+    original = programs.original
+    kind = type(original)
+    forward = _Method("forward", original.__dict__.get("forward") or MethodType(kind.forward, original))
+    ours = {"_partitioner_programs": programs, "forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    shown = [name for name, value in vars(Parallel).items() if isinstance(value, Shown)]
+    theirs = {name: inspect.getattr_static(kind, name) for name in shown if hasattr(kind, name)}
+    routed = {name: _Method(name, MethodType(method, original)) for name, method in _methods_with_parts(original)}
+    slots = {name: _slot(programs, name) for owner in kind.__mro__ for name in _slots(owner)}
+    names = {**theirs, **slots, **routed, **ours, "__qualname__": f"Parallel[{kind.__qualname__}]"}
+    metaclass: Any = type(kind)
+    made = metaclass(kind.__name__, (Parallel, kind), names)
+    parallel = object.__new__(made)
+    object.__setattr__(parallel, "__dict__", original.__dict__)
+    return parallel  # type: ignore[no-any-return]
+
+
+class _Method:
+    """A method of the model's class that runs through programs. Giving an instance one of its own overrides it there alone."""
+
+    def __init__(self, name: str, plain: Callable[..., Any]) -> None:
+        self.own: Callable[..., Any] | None = None
+
+        def call(self: Parallel, /, *args: Any, **kwargs: Any) -> Any:
+            return self._partitioner_programs(name, args, kwargs)
+
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, attribute, getattr(plain, attribute, getattr(call, attribute)))
+        self.call: Any = torch._dynamo.disable(call)  # type: ignore[no-untyped-call]  # torch.compile leaves a module its lanes
+        if isinstance(plain, MethodType):
+            self.call.__wrapped__ = plain.__func__  # the signature, for people, Trainers and torch.fx
+        else:
+            with suppress(TypeError, ValueError):  # some callables have no signature
+                self.call.__signature__ = _with_self(inspect.signature(plain))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.call
+        return MethodType(self.call, instance) if self.own is None else self.own
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self.own = value
+
+    def __delete__(self, instance: Any) -> None:
+        self.own = None
+
+
+def _with_self(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a bound method as that of the function."""
+    name = "self" if "self" not in signature.parameters else "module"
+    first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[first, *signature.parameters.values()])
+
+
+def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType]]:
+    """Methods that the model's classes define and that speak of its submodules: called as they lie, those would run eagerly."""
+    parts = set(original._modules)
+    for owner in type(original).__mro__:
+        if owner is nn.Module:
+            return
+        for name, method in vars(owner).items():
+            inherited = hasattr(nn.Module, name) or name.startswith("_")
+            if isinstance(method, FunctionType) and not inherited and parts & set(_names(method.__code__)):
+                yield name, method
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The attributes that a function's code speaks of, those of the functions in it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _slots(owner: type) -> tuple[str, ...]:
+    found = vars(owner).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _slot(programs: Programs, name: str) -> property:
+    """An attribute that lies in a slot of the model, and not in its dictionary."""
+    return property(lambda _: getattr(programs.original, name), lambda _, value: setattr(programs.original, name, value))
 
 
 def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device | str:
@@ -271,6 +217,6 @@ def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device |
 def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device | str) -> str:
     places = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
     return (
-        f"{type(module.original).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} "
+        f"{type(module).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} "
         "would break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed."
     )

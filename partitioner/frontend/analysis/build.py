@@ -1,103 +1,161 @@
-"""From a captured torch.fx graph to a Graph: every node with its accesses.
-
-Effects are observed where there are example inputs, and told from the static table otherwise. Loads of parameters are no
-ops: an op *uses* state, and the code that runs it reads the state from the module, so that whatever the user does to the
-module (``.half()``, ``load_state_dict``, a swapped parameter) is what the next call sees.
-"""
+"""From what the tracer found to a Graph: every op with its accesses and its modes, state told from inputs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
-from partitioner.frontend.analysis.observe import Unobservable, observe
+from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
-from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
-from partitioner.frontend.capture.capture import Capture
+from partitioner.frontend.analysis.static import Effect
+from partitioner.frontend.capture.dynamo import Found
+from partitioner.frontend.rewrite.higher_order import as_plain_calls
+from partitioner.frontend.rewrite.modes import with_regions, without_switches
 from partitioner.ir.access import Access
-from partitioner.ir.graph import Graph, Op, TensorMeta
-from partitioner.model.keep import untouched
-from partitioner.model.state import attribute
+from partitioner.ir.graph import Graph, Op
+from partitioner.ir.mode import Mode
+from partitioner.model.modes import modes_here
+from partitioner.model.source import is_user_code
 from partitioner.model.storage import storage_key
 
 
-def build_graph(capture: Capture, module: nn.Module, tensors: Sequence[torch.Tensor] | None) -> Graph:
-    """The Graph of a captured program.
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A Graph, and the tensors that it uses as state, by name."""
+
+    graph: Graph
+    state: Mapping[str, torch.Tensor]
+
+
+def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Sequence[str]) -> Traced:
+    """The Graph of what Dynamo found.
 
     Args:
-        capture: what a front end gave.
-        module: the model.
-        tensors: example inputs to observe effects on, or ``None`` for the static table.
+        found: edited, for it is the backend's to keep.
+        name: of the model's class.
+        keys: qualified name of each parameter and buffer of the model, by the ``id`` of the tensor.
+        parameters: names of the positional parameters of the traced function.
     """
-    notes = capture.notes
-    effects: dict[str, Effect] | None = None
-    if tensors is not None:
-        try:
-            with untouched(module):  # PyTorch's own hooks may assign what they compute
-                effects = observe(capture.fx, module, capture.constants, tensors)
-        except Unobservable as error:
-            notes += (f"effects come from the static table, because {error}",)
-    observed = effects is not None
-    names = resource_names(module)
-    effects = static_effects(capture.fx, module, names) if effects is None else effects
-    nodes = [node for node in capture.fx.nodes if is_op(node)]
-    for name, stale in refreshes(nodes, effects).items():
-        effects[name] = replace(effects[name], writes=effects[name].writes | stale)
-    results = list(dict.fromkeys(node.name for node in capture.fx.output_node().all_input_nodes))
-    return Graph(
-        name=type(module).__name__,
-        ops=tuple(_op(node, effects[node.name], capture, module) for node in nodes),
-        inputs=tuple((node.name, _meta(effects[node.name])) for node in capture.fx.find_nodes(op="placeholder")),
+    as_plain_calls(found.module)
+    module = with_regions(found.module)
+    held = _name_placeholders(module.graph, found, keys, parameters)
+    _name_ops(module.graph, found.paths)
+    modes = without_switches(module.graph, Mode(*modes_here()))
+    module.graph.lint()
+    state = {key: tensor for key, tensor in held.values() if key}
+    effects = observe(module.graph, _resources(held))
+    nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    for node_name, stale in refreshes(nodes, effects).items():
+        effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | stale)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    states = {name: key for name, (key, _) in held.items() if key}
+    results = dict.fromkeys(node.name for node in module.graph.output_node().all_input_nodes if node.name not in states)
+    graph = Graph(
+        name=name,
+        ops=tuple(_op(node, effects[node.name], found.paths, states, modes.get(node.name)) for node in nodes),
+        inputs=tuple((n.name, next(iter(effects[n.name].outputs), None)) for n in placeholders if n.name not in states),
         outputs=tuple(results),
-        fx=capture.fx,
-        signature=capture.signature,
-        constants={name: _ordinary(constant) for name, constant in capture.constants.items()},
-        tracer=capture.tracer,
-        notes=notes,
-        observed=observed,
+        fx=module.graph,
+        arguments=tuple(node.name for node in placeholders),
+        states=states,
+        bodies={str(n.target): getattr(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")},
+        tracer="torch.compile",
+        observed=True,
     )
+    return Traced(graph, state)
 
 
-def _ordinary(constant: Any) -> Any:
-    """A tensor that was made under inference mode could not take part in training; a copy of it can."""
-    if not isinstance(constant, torch.Tensor) or not constant.is_inference():
-        return constant
-    with torch.inference_mode(False):
-        return constant.clone()
+def _name_placeholders(
+    graph: torch.fx.Graph, found: Found, keys: Mapping[int, str], parameters: Sequence[str]
+) -> dict[str, tuple[str, Any]]:
+    """Give placeholders readable names; for each its key, if it is state, and its value."""
+    held: dict[str, tuple[str, Any]] = {}
+    for node, value in zip(graph.find_nodes(op="placeholder"), found.inputs, strict=True):
+        words = _words(node)
+        of_model = words[:1] == ["self"] and isinstance(value, torch.Tensor)
+        key = keys.get(id(value), ".".join(words[1:]) if of_model else "")
+        if isinstance(value, torch.Tensor):
+            label = f"p_{key}" if key else "_".join(_argument(words, parameters)) or node.name
+            node._rename(re.sub(r"\W", "_", label))
+            node.target = node.name
+        held[node.name] = key, value
+    return held
 
 
-def is_op(node: torch.fx.Node) -> bool:
-    """Whether a node is an op of the graph. A loaded parameter is one only where the model returns it."""
-    if node.op == "get_attr":
-        return any(user.op == "output" for user in node.users)
-    return node.op in ("call_function", "call_method", "call_module")
+def _name_ops(graph: torch.fx.Graph, paths: Mapping[str, str]) -> None:
+    """Name ops after the modules in which they were traced; those of the root keep the names of the user's variables."""
+    for node in graph.nodes:
+        path = _path(node, paths) if node.op.startswith("call_") else ""
+        if path:
+            node._rename(re.sub(r"\W", "_", f"{path}_{_target(node)}"))
 
 
-def _meta(effect: Effect) -> TensorMeta | None:
-    return effect.outputs[0] if effect.outputs else None
+_WORD = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
 
 
-def _op(node: torch.fx.Node, effect: Effect, capture: Capture, module: nn.Module) -> Op:
-    modes = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
-    modes |= dict.fromkeys(effect.writes, True)
+def _words(node: torch.fx.Node) -> list[str]:
+    """The way from a frame's local variable to a placeholder's value: ``L['self']._modules['a']`` is ``["self", "a"]``."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    text = getattr(source, "name", "") if source is not None else ""
+    text = text() if callable(text) else text
+    if not text.startswith("L["):
+        return ["", *(next(filter(None, groups), "") for groups in _WORD.findall(text))]
+    words = [next(filter(None, groups), "") for groups in _WORD.findall(text[1:])]
+    return [word for word in words if word not in ("_modules", "_parameters", "_buffers", "__dict__")]
+
+
+def _argument(words: list[str], parameters: Sequence[str]) -> list[str]:
+    """An argument by the name that the model's method has for it."""
+    match words:
+        case ["args", number, *rest] if number.isdecimal() and int(number) < len(parameters):
+            return [parameters[int(number)], *rest]
+        case ["args", number, *rest] if number.isdecimal():
+            return [f"arg{number}", *rest]
+        case ["kwargs", *rest]:
+            return rest
+    return [word for word in words if word]
+
+
+def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """The resource of each placeholder: those that share a storage share the name of the first."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, (key, value) in held.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = first.setdefault(_storage(value), f"self.{key}" if key else name)
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return storage_key(tensor)
+    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, or one of functorch's
+        return -id(tensor)
+
+
+def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:
+    touched = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
+    touched |= dict.fromkeys(effect.writes, True)
     if node.name in effect.storages:
-        modes[node.name] = True  # it makes that storage
+        touched[node.name] = True  # it makes that storage
+    used = [source for source in node.all_input_nodes if source.op != "get_attr"]
     return Op(
         name=node.name,
         target=_target(node),
-        inputs=tuple(source.name for source in node.all_input_nodes if source.op != "get_attr" or is_op(source)),
-        accesses=tuple(Access(resource, write) for resource, write in sorted(modes.items())),
+        inputs=tuple(source.name for source in used if source.name not in states),
+        accesses=tuple(Access(resource, write) for resource, write in sorted(touched.items())),
         storages=tuple(sorted(effect.storages)) if effect.tensor else (),
-        state=tuple(_state(node, module)),
-        path=capture.paths.get(node.name, ""),
-        source=capture.sources.get(node.name, ""),
+        state=tuple(dict.fromkeys(states[source.name] for source in used if source.name in states)),
+        path=_path(node, paths),
+        source=_source(node),
         outputs=effect.outputs,
         tensor=effect.tensor,
         flops=effect.flops,
+        mode=mode,
     )
 
 
@@ -107,41 +165,23 @@ def _target(node: torch.fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def _state(node: torch.fx.Node, module: nn.Module) -> list[str]:
-    """Qualified names of the parameters, buffers and constants that a node uses."""
-    if node.op == "get_attr":
-        return [str(node.target)]
-    used = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr" and not is_op(source)]
-    if node.op == "call_module":
-        called = module.get_submodule(str(node.target))
-        used += (f"{node.target}.{name}" for name, _ in called.named_parameters(remove_duplicate=False))
-        used += (f"{node.target}.{name}" for name, _ in called.named_buffers(remove_duplicate=False))
-    return list(dict.fromkeys(used))
+_LOCAL = re.compile(r"L\['(\w+)'\]\.?(.*)")
 
 
-def resource_names(module: nn.Module) -> dict[str, str]:
-    """Resource of each parameter and buffer by qualified name; those that share a storage share the name of the first."""
-    first: dict[int, str] = {}
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
+def _path(node: torch.fx.Node, paths: Mapping[str, str]) -> str:
+    """Qualified name of the module in which an op was traced."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    parts = _LOCAL.fullmatch(str(stack[-1][0])) if stack else None
+    if parts is None:
+        return ""
+    inner = re.sub(r"\[(\w+)\]", r".\1", parts[2])
+    return ".".join(word for word in (paths.get(parts[1], ""), inner) if word)
 
 
-def static_effects(fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
-    """The effect of every node by the static table."""
-    inputs = Inputs({})
-    effects: dict[str, Effect] = {}
-    for node in fx.nodes:
-        if node.op == "output":
-            break
-        if node.op == "placeholder":
-            effect = Effect(frozenset({node.name}))
-        elif node.op == "get_attr":
-            target = str(node.target)
-            effect = Effect(frozenset({names.get(target, f"self.{target}")}))
-        else:
-            called: Any = attribute(module, str(node.target)) if node.op == "call_module" else None
-            state = frozenset(names.get(name, name) for name in _state(node, module)) if called is not None else frozenset()
-            effect = static_effect(node, inputs, called, state)
-        inputs.of[node] = effect.storages if effect.tensor else frozenset()
-        effects[node.name] = effect
-    return effects
+_FILE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _source(node: torch.fx.Node) -> str:
+    """``file:line`` of the user's code that an op comes from."""
+    lines = [f"{file}:{line}" for file, line in _FILE.findall(node.meta.get("stack_trace") or "") if is_user_code(file)]
+    return lines[-1] if lines else ""

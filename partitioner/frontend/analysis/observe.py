@@ -1,42 +1,33 @@
-"""What an op touches, seen: one interpretation of the traced graph on fake tensors under a dispatch mode.
+"""What an op touches, seen: each distinct op is called once on fake tensors under a dispatch mode.
 
-The mode reads the schema of every ATen op that a node comes down to: what it writes, whether it draws random numbers, how
-many FLOPs it takes. Storages are told apart by identity, so views need no table. No memory is used and no kernel runs.
+The tracer has given every value a fake tensor of its own, so which values share a storage is told by identity. What an op
+writes, whether it draws random numbers and how many FLOPs it takes is told by the schemas of the ATen ops that it comes down
+to. Equal ops on arguments of equal shapes need one look. No memory is used and no kernel runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
-from partitioner.frontend.analysis.static import Effect, draws_nothing, mutated_arguments, with_hooks
-from partitioner.ir.access import RNG
+from partitioner.frontend.analysis.static import Effect, Inputs, draws_nothing, mutated_arguments, static_effect
+from partitioner.ir.access import RNG, TOKENS
 from partitioner.ir.graph import TensorMeta
-from partitioner.model.hooks import calls_users_hooks, silenced
-from partitioner.model.node import call_target, fill, load_state
+from partitioner.model.node import fill
 from partitioner.model.storage import storage_key, tensor_bytes
 
 
-class Unobservable(Exception):
-    """The graph cannot be interpreted on fake tensors; ``node`` is where it stopped."""
-
-    def __init__(self, node: str, reason: str) -> None:
-        super().__init__(f"{node}: {reason}")
-        self.node, self.reason = node, reason
-
-
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects, over the ops dispatched since `reset`, the storages written, randomness, and FLOPs."""
+    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and FLOPs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +43,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload):
-            self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in _tensors(value))
+            self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
             if torch.Tag.nondeterministic_seeded in func.tags and not draws_nothing(func, args, kwargs):
                 self.random = True
             count = flop_registry.get(func._overloadpacket)
@@ -61,142 +52,200 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def observe(
-    graph: torch.fx.Graph, module: nn.Module, constants: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-) -> dict[str, Effect]:
-    """The effect of every node of ``graph``, by name.
+@dataclass(frozen=True)
+class Seen:
+    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; FLOPs."""
+
+    written: frozenset[int]
+    random: bool
+    flops: int
+
+
+def observe(graph: torch.fx.Graph, resources: Mapping[str, str]) -> dict[str, Effect]:
+    """The effect of every node of a graph that Dynamo made, by name.
 
     Args:
-        graph: the traced graph.
-        module: the model; its state is replaced by fake tensors meanwhile.
-        constants: what tracing lifted out of the model.
-        tensors: example inputs, one for each placeholder; only their metadata is used.
-
-    Raises:
-        Unobservable: an op has no meaning on fake tensors, such as one whose output shape depends on data.
+        graph: with a fake tensor for every value.
+        resources: the storage that each placeholder has, by name; those of one storage have one resource.
     """
-    tensors = [tensor.detach() for tensor in tensors]  # before the modes, which would ask a tensor for its gradient
-    with ExitStack() as stack:
-        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        state = fake_state(fake, module)
-        stack.enter_context(silenced(module))
-        stack.enter_context(_reparametrize_module(module, dict(state)))
-        observer = _Observer(fake, module, constants, state)
-        watch = stack.enter_context(observer.watch)
-        assert watch is observer.watch
-        return observer.run(graph, [fake.from_tensor(tensor) for tensor in tensors])
+    return _Observer(_Looks()).run(graph, resources)
 
 
-def fake_state(fake: FakeTensorMode, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Fake parameters and buffers by qualified name, ties kept."""
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: fake.from_tensor(tensor) for name, tensor in named}
+class _Looks:
+    """Looks at ops, at each distinct one once."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Seen | None] = {}
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.watch = Watch()
+
+    def at(self, node: torch.fx.Node, arguments: Any) -> Seen | None:
+        """What a call of ``node`` on fakes like ``arguments`` does; ``None`` if it cannot be called on fakes."""
+        leaves, spec = tree_flatten(arguments)
+        key = (node.target, spec, tuple(map(_key, leaves)))
+        try:
+            if key not in self.known:
+                self.known[key] = self._look(node, leaves, spec)
+            return self.known[key]
+        except TypeError:  # an argument cannot be hashed
+            return self._look(node, leaves, spec)
+
+    def _look(self, node: torch.fx.Node, leaves: list[Any], spec: Any) -> Seen | None:
+        self.watch.reset()
+        try:
+            with torch.no_grad(), self.fake:
+                fresh = [_fresh(leaf) for leaf in leaves]
+                given = [leaf for leaf in fresh if isinstance(leaf, torch.Tensor)]
+                number = {storage_key(tensor): index for index, tensor in enumerate(given)}
+                args, kwargs = tree_unflatten(fresh, spec)
+                with self.watch:
+                    _call(node, args, kwargs)
+                found = (number.get(storage_key(tensor)) for tensor in self.watch.written)
+                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.flops)
+        except Exception:  # a fake kernel may raise anything; the static table knows something of every op
+            return None
+
+
+def _call(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    return getattr(args[0], str(node.target))(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(map(number_of, leaf.shape)), tuple(map(number_of, leaf.stride())), leaf.dtype, leaf.device
+    leaf = number_of(leaf)
+    return type(leaf), leaf, str(leaf) if isinstance(leaf, float) else ""
+
+
+def _fresh(leaf: Any) -> Any:
+    """A new fake like ``leaf``, with sizes as numbers."""
+    if not isinstance(leaf, torch.Tensor):
+        return number_of(leaf)
+    if leaf.layout is not torch.strided:
+        raise NotImplementedError(leaf.layout)
+    shape, stride = tuple(map(number_of, leaf.shape)), tuple(map(number_of, leaf.stride()))
+    return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device)
+
+
+def number_of(value: Any) -> Any:
+    """A symbolic number as the number that it was in the example; anything else as it is."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    hint = value.node.hint
+    return {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}[type(value)] if hint is None else hint
 
 
 class _Observer:
-    """Interprets node by node; remembers which storage came first from where."""
+    """Goes through a graph; remembers which storage came first from where."""
 
-    def __init__(
-        self, fake: FakeTensorMode, module: nn.Module, constants: Mapping[str, Any], state: dict[str, torch.Tensor]
-    ) -> None:
-        self.fake, self.module, self.constants = fake, module, constants
-        self.watch = Watch()
+    def __init__(self, looks: _Looks) -> None:
+        self.looks = looks
         self.owner: dict[int, str] = {}
         self.shared: dict[str, frozenset[str]] = {}  # what a storage that was made by a copy may be instead
-        self.env: dict[torch.fx.Node, Any] = {}  # keeps every storage alive, so that none is met twice by chance
-        for name, tensor in state.items():
-            self._own(tensor, f"self.{name}")
+        self.effects: dict[str, Effect] = {}
 
-    def run(self, graph: torch.fx.Graph, tensors: Sequence[torch.Tensor]) -> dict[str, Effect]:
-        effects: dict[str, Effect] = {}
-        inputs = iter(tensors)
+    def run(self, graph: torch.fx.Graph, resources: Mapping[str, str]) -> dict[str, Effect]:
         for node in graph.nodes:
             if node.op == "output":
                 break
-            self.watch.reset()
-            try:
-                self.env[node] = next(inputs) if node.op == "placeholder" else self._call(node)
-            except Exception as error:  # a fake kernel may raise anything; the caller falls back to the static table
-                raise Unobservable(node.name, f"{type(error).__name__}: {error}") from error
-            effects[node.name] = self._effect(node)
-        return effects
-
-    def _call(self, node: torch.fx.Node) -> Any:
-        if node.op == "get_attr":
-            value = load_state(self.module, str(node.target), self.constants)
-            return self.fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _is_fake(value) else value
-        args, kwargs = fill((node.args, node.kwargs), self.env.__getitem__)
-        result = call_target(self.module, node.op, node.target, args, kwargs)
-        return tree_map(_copied, result) if self._has_hooks(node) else result  # a hook may give another tensor
+            if node.op == "placeholder":
+                for tensor in tensors_in(node.meta.get("example_value")):
+                    self.owner[storage_key(tensor)] = resources.get(node.name, node.name)
+            self.effects[node.name] = self._effect(node)
+        return self.effects
 
     def _effect(self, node: torch.fx.Node) -> Effect:
-        arguments = [leaf for source in node.all_input_nodes for leaf in _tensors(self.env[source])]
-        reads = frozenset(self._known(arguments))
-        outputs = list(_tensors(self.env[node]))
-        name = f"self.{node.target}" if node.op == "get_attr" else node.name
-        if _may_alias(node) or self._has_hooks(node):
-            self.shared[name] = reads
-        storages = frozenset(known for tensor in outputs for known in self._maybe(self._own(tensor, name)))
-        written = frozenset(self._known(self.watch.written)) - {name}
-        touched = reads | self._module_state(node)
-        metas = tuple(TensorMeta(tuple(map(int, t.shape)), t.dtype, tensor_bytes(t)) for t in outputs)
-        random = frozenset({RNG} if self.watch.random else ())
-        tensor = bool(outputs) or _opaque(self.env[node])
-        effect = Effect(storages, touched, written | random, metas, self.watch.flops, tensor)
-        return with_hooks(effect, name) if self._has_hooks(node) else effect
+        outputs = list(tensors_in(node.meta.get("example_value")))
+        metas = tuple(TensorMeta(_shape(t), t.dtype, _bytes(t)) for t in outputs)
+        if not node.op.startswith("call_"):
+            return Effect(frozenset(self._own(tensor, node.name) for tensor in outputs), outputs=metas, tensor=bool(outputs))
+        arguments = fill((node.args, node.kwargs), _value)
+        given = list(tensors_in(arguments))
+        reads = frozenset(name for tensor in given for name in self._known(tensor))
+        if _may_alias(node):
+            self.shared[node.name] = reads
+        storages = frozenset(known for tensor in outputs for known in self._maybe(self._own(tensor, node.name)))
+        written, random, flops = self._does(node, arguments, given)
+        effect = Effect(storages, reads, (written | random) - {node.name}, metas, flops, bool(outputs) or _opaque(node))
+        return effect
 
-    def _has_hooks(self, node: torch.fx.Node) -> bool:
-        return node.op == "call_module" and calls_users_hooks(self.module.get_submodule(str(node.target)))
+    def _does(
+        self, node: torch.fx.Node, arguments: Any, given: list[torch.Tensor]
+    ) -> tuple[frozenset[str], frozenset[str], int | None]:
+        """The storages that a call writes, the tokens that it touches, its FLOPs."""
+        bodies = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.fx.GraphModule)]
+        if bodies:
+            return self._bodies(bodies, given)
+        seen = self.looks.at(node, arguments)
+        if seen is None:
+            inputs = Inputs({source: self.effects[source.name].storages for source in node.all_input_nodes})
+            effect = static_effect(node, inputs, None, frozenset())
+            return effect.writes, frozenset(), None
+        written = frozenset(name for index in seen.written for name in self._known(given[index]))
+        return written, frozenset({RNG} if seen.random else ()), seen.flops
 
-    def _module_state(self, node: torch.fx.Node) -> frozenset[str]:
-        if node.op != "call_module":
-            return frozenset()
-        called = self.module.get_submodule(str(node.target))
-        return frozenset(self._known([*called.parameters(), *called.buffers()]))
+    def _bodies(
+        self, bodies: list[torch.fx.GraphModule], given: list[torch.Tensor]
+    ) -> tuple[frozenset[str], frozenset[str], int]:
+        """Of graphs that an op holds. Which argument a body writes depends on the op: any, then."""
+        written, tokens, flops = frozenset[str](), frozenset[str](), 0
+        for body in bodies:
+            names = {node.name for node in body.graph.find_nodes(op="placeholder")}
+            for effect in _Observer(self.looks).run(body.graph, {}).values():
+                if effect.writes & names:
+                    written |= {name for tensor in given for name in self._known(tensor)}
+                tokens |= {resource for resource in effect.writes if resource in TOKENS}
+                flops += effect.flops or 0
+        return written, tokens, flops
 
     def _own(self, tensor: torch.Tensor, name: str) -> str:
         return self.owner.setdefault(storage_key(tensor), name)
 
-    def _known(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
-        for tensor in tensors:
-            name = self.owner.get(storage_key(tensor))
-            if name is not None:
-                yield from self._maybe(name)
+    def _known(self, tensor: torch.Tensor) -> frozenset[str]:
+        name = self.owner.get(storage_key(tensor))
+        return frozenset() if name is None else self._maybe(name)
 
     def _maybe(self, storage: str) -> frozenset[str]:
         """A storage, and those that it would be on inputs on which a copy is a view."""
         return frozenset({storage}) | self.shared.get(storage, frozenset())
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the leaves of a tree."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list | dict):
+        yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+def _value(node: torch.fx.Node) -> Any:
+    """What a node stands for: a fake tensor, or the body of a region."""
+    if node.op != "get_attr":
+        return node.meta.get("example_value")
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
 
 
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return type(tensor).__name__ == "FakeTensor"
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(map(number_of, tensor.shape))
 
 
-def _opaque(value: Any) -> bool:
+def _bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return tensor_bytes(tensor)
+    return math.prod(_shape(tensor)) * tensor.element_size()
+
+
+_PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _opaque(node: torch.fx.Node) -> bool:
     """Whether a value without tensors may still carry state: not a number, size, dtype, device or a structure of them."""
-    plain = (
-        int,
-        float,
-        complex,
-        bool,
-        str,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        torch.SymInt,
-        torch.layout,
-        torch.memory_format,
-    )
-    return not all(isinstance(leaf, plain) for leaf in tree_leaves(value))
+    leaves = tree_leaves(node.meta.get("example_value"))
+    return not all(isinstance(leaf, (*_PLAIN, *_SYMBOLIC)) for leaf in leaves)
 
 
 def _may_alias(node: torch.fx.Node) -> bool:
@@ -204,4 +253,4 @@ def _may_alias(node: torch.fx.Node) -> bool:
     target = node.target
     name = target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else target
     name = name if isinstance(name, str) else getattr(name, "__name__", "")
-    return node.op in ("call_function", "call_method") and name in SOMETIMES_VIEWS
+    return name in SOMETIMES_VIEWS

@@ -12,7 +12,7 @@ import builtins
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +21,8 @@ from torch._library.custom_ops import OPDEFS
 from torch.nn import functional
 
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
-from partitioner.ir.access import ANY, HOOKS, RNG
+from partitioner.ir.access import ANY, RNG
 from partitioner.ir.graph import TensorMeta
-from partitioner.model.hooks import calls_users_hooks
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,12 @@ def static_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module | None,
         state: resources of that module's parameters and buffers.
     """
     if module is not None:
-        effect = _module_effect(node, inputs, module, state)
-        return with_hooks(effect, node.name) if calls_users_hooks(module) else effect
+        return _module_effect(node, inputs, module, state)
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_effect(node, node.target, inputs)
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _unknown(node, inputs)
     return _python_effect(node, inputs)
-
-
-def with_hooks(effect: Effect, name: str) -> Effect:
-    """The effect of a module around which hooks of a user run.
-
-    They may change what they are given and what is the module's, give some of it back, draw random numbers, and hold state.
-    """
-    given = {resource for resource in effect.reads if not resource.startswith("self.")}
-    return replace(effect, storages=effect.storages | given | {name}, writes=effect.writes | effect.reads | {HOOKS, RNG})
 
 
 def _unknown(node: torch.fx.Node, inputs: Inputs) -> Effect:

@@ -1,27 +1,28 @@
-"""Does the traced graph compute what the model computes? Run both once and compare.
+"""Does what will be called compute what the model computes? Call both and compare.
 
-Tracers can be silently wrong: they burn in what a forward decided on the example, and drop what they do not see. So a traced
-graph is interpreted beside eager, on the examples and then on a second draw of the same shapes: outputs, buffers afterwards
-and, where gradients are enabled, gradients. Both start from one random state, and all state is put back.
-
-The graph is interpreted node by node, where the model's state lies at the moment, before anything is placed. What placement
-and emission do is proved by the verifier and needs no run.
+The proof of the last step, from a call to its result: Dynamo's guards and bytecode, the program, its lanes. Both are called on
+the examples and then on a second draw of the same shapes: outputs, buffers afterwards and, where gradients are enabled,
+gradients. Both start from one random state, and all state is put back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from partitioner.frontend.check.interpret import interpret
-from partitioner.ir.graph import Graph
+from partitioner.errors import InputError, PartitionerError
 from partitioner.model.call import Call
 from partitioner.model.keep import Assigned, state_kept
+
+Run = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Outcome:
     """
 
     outputs: list[Any]
+    structure: TreeSpec
     attached: dict[str, bool]
     buffers: dict[str, torch.Tensor]
     gradients: list[torch.Tensor | None] | None
@@ -56,73 +58,58 @@ class Difference:
         return f"{self.what}: {self.detail}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The first difference, if there is one, and what else a user should know."""
-
-    difference: Difference | None = None
-    notes: tuple[str, ...] = ()
-
-
-def compare(graph: Graph, module: nn.Module, call: Call) -> Comparison:
-    """Compare the graph with the module on the call's inputs and then on a second draw of the same shapes.
+def compare(module: nn.Module, call: Call, run: Run) -> Difference | None:
+    """Compare ``run`` with the module's forward on the call's inputs and then on a second draw of the same shapes.
 
     The second call follows on the first, so that state which a forward carries from call to call shows.
 
     Args:
-        graph: the traced graph.
         module: the model; its state and the random generators are put back.
         call: the example inputs.
+        run: what will be called in the place of forward.
 
     Returns:
-        The comparison. Costs two eager calls, and a backward where gradients are enabled.
+        The first difference. Costs two calls of each, and a backward of each where gradients are enabled.
 
     Raises:
-        Exception: whatever the model raises on the call.
+        InputError: the model fails on the call.
     """
-    if _is_meta(module, call):
-        return Comparison(notes=("not compared with eager, for there are no values on the meta device",))
     draws = [list(call.tensors), [redraw(tensor) for tensor in call.tensors]]
-    written = written_state(graph)
-    wanted = _calls(module, lambda inputs: _eager(module, call, inputs), draws, written)
+    wanted = eager(module, call, draws)
     try:
-        found = _calls(module, lambda inputs: interpret(graph, module, inputs), draws[: len(wanted.calls)], written)
+        found = _calls(module, call, run, draws[: len(wanted.calls)])
+    except PartitionerError:
+        raise
     except Exception as error:  # any op may raise anything
-        return Comparison(Difference("the program fails", f"{type(error).__name__}: {error}"))
-    for mine, theirs in zip(wanted.calls, found.calls, strict=False):
-        difference = differs(mine, theirs)
-        if difference is not None:
-            return Comparison(difference)
-    return _compare_assigned(module, wanted, found)
+        return Difference("the program fails", f"{type(error).__name__}: {error}")
+    if len(found.calls) < len(wanted.calls):
+        return Difference("a second call", "eager takes it, the program does not")
+    differences = (differs(mine, theirs) for mine, theirs in zip(wanted.calls, found.calls, strict=True))
+    difference = next(filter(None, differences), None)
+    return difference or _compare_assigned(wanted, found)
 
 
-def _compare_assigned(module: nn.Module, wanted: Outcomes, found: Outcomes) -> Comparison:
-    """Attributes that the model's forward changes and the program does not. Buffers have been compared by value."""
-    kept = {name for name, _ in module.named_buffers()} | {item.name for item in found.assigned}
-    lost = [item for item in wanted.assigned if item.name not in kept]
-    tensors = sorted(item.name for item in lost if item.tensor)
-    if tensors:
-        return Comparison(Difference("attributes", f"forward puts tensors into {', '.join(tensors[:3])}, the program does not"))
-    return Comparison(notes=tuple(f"forward changes {item.name}; the program does not" for item in lost))
+def _compare_assigned(wanted: Outcomes, found: Outcomes) -> Difference | None:
+    """Attributes that one of the two changes. Buffers have been compared by value."""
+    mine, theirs = ({item.name for item in outcomes.assigned} for outcomes in (wanted, found))
+    lost = sorted(mine ^ theirs)
+    return Difference("attributes", f"not both change {', '.join(lost[:3])}") if lost else None
 
 
-def written_state(graph: Graph) -> set[str]:
-    """Qualified names of the parameters and buffers that the program writes."""
-    accesses = (access for op in graph.ops for access in op.accesses if access.write)
-    return {access.resource.removeprefix("self.") for access in accesses if access.resource.startswith("self.")}
-
-
-def try_eager(module: nn.Module, call: Call) -> None:
-    """Run the model once, and put its state back; on the meta device do nothing.
+def eager(module: nn.Module, call: Call, draws: Sequence[Sequence[torch.Tensor]]) -> Outcomes:
+    """What the model itself gives.
 
     Raises:
-        Exception: whatever the model raises on the call.
+        InputError: it fails on the first draw, the example inputs; that is the caller's to mend.
     """
-    if not _is_meta(module, call):
-        _calls(module, lambda inputs: _eager(module, call, inputs), [list(call.tensors)])
+    try:
+        return _calls(module, call, module.forward, draws)
+    except Exception as error:
+        raise InputError(f"{type(module).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
 
 
-def _is_meta(module: nn.Module, call: Call) -> bool:
+def is_meta(module: nn.Module, call: Call) -> bool:
+    """Whether there are no values to compare."""
     return any(tensor.is_meta for tensor in (*call.tensors, *module.parameters(), *module.buffers()))
 
 
@@ -139,28 +126,17 @@ def redraw(tensor: torch.Tensor) -> torch.Tensor:
     return -shuffled if tensor.is_floating_point() else shuffled
 
 
-def _eager(module: nn.Module, call: Call, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    args, kwargs = call.fill(tensors)
-    return tree_flatten(module.forward(*args, **kwargs))[0]
-
-
-def _calls(
-    module: nn.Module,
-    function: Callable[[Sequence[torch.Tensor]], list[Any]],
-    draws: Sequence[Sequence[torch.Tensor]],
-    written: Collection[str] = (),
-) -> Outcomes:
-    """Call ``function`` on each draw, with gradients on the first; a later draw that is outside of its domain ends the list.
+def _calls(module: nn.Module, call: Call, run: Run, draws: Sequence[Sequence[torch.Tensor]]) -> Outcomes:
+    """Call ``run`` on each draw, with gradients on the first; a later draw that is outside of its domain ends the list.
 
     Raises:
         Exception: whatever the first call raises.
     """
     calls: list[Outcome] = []
-    with state_kept(module, written) as assigned, torch.random.fork_rng(devices=[], device_type="cpu"):
-        torch.manual_seed(0)
+    with state_kept(module) as assigned, _same_numbers():
         for tensors in draws:
             try:
-                calls.append(_one_call(module, function, tensors, gradients=not calls))
+                calls.append(_one_call(module, call, run, tensors, gradients=not calls))
             except Exception:
                 if not calls:
                     raise
@@ -168,19 +144,34 @@ def _calls(
     return Outcomes(calls, assigned)
 
 
-def _one_call(
-    module: nn.Module,
-    function: Callable[[Sequence[torch.Tensor]], list[Any]],
-    tensors: Sequence[torch.Tensor],
-    gradients: bool,
-) -> Outcome:
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    """Every generator from a seed, and put back: torch's on all devices, Python's, numpy's."""
+    accelerator = torch.accelerator.current_accelerator()
+    devices = range(torch.accelerator.device_count()) if accelerator is not None else ()
+    kind = "cpu" if accelerator is None else accelerator.type
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices), device_type="cuda" if kind == "cpu" else kind):
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+
+
+def _one_call(module: nn.Module, call: Call, run: Run, tensors: Sequence[torch.Tensor], gradients: bool) -> Outcome:
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    outputs = function([tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs])
+    given = [new if old.is_leaf else new.view_as(new) for new, old in zip(inputs, tensors, strict=True)]
+    args, kwargs = call.fill(given)
+    outputs, structure = tree_flatten(run(*args, **kwargs))
     found = _gradients(module, inputs, outputs) if gradients and torch.is_grad_enabled() else []
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     named = [*((f"output {number}", leaf) for number, leaf in enumerate(outputs)), *module.named_buffers()]
     attached = {name: isinstance(leaf, torch.Tensor) and leaf.requires_grad for name, leaf in named}
-    return Outcome(tree_map(_detached, outputs), attached, buffers, found)
+    return Outcome(tree_map(_detached, outputs), structure, attached, buffers, found)
 
 
 def _detached(leaf: Any) -> Any:
@@ -202,8 +193,8 @@ def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]
 
 def differs(wanted: Outcome, found: Outcome) -> Difference | None:
     """The first difference between two runs."""
-    if len(wanted.outputs) != len(found.outputs):
-        return Difference("outputs", f"{len(wanted.outputs)} in the model, {len(found.outputs)} in the program")
+    if wanted.structure != found.structure:
+        return Difference("outputs", f"{wanted.structure} in the model, {found.structure} in the program")
     named: list[tuple[str, Any, Any]] = [
         (f"output {number}", mine, theirs)
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))

@@ -1,0 +1,106 @@
+"""From a symbolic view to a Graph: effects from the static table, no shapes. An op uses state; loading it is no op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.stale_views import refreshes
+from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
+from partitioner.frontend.capture.symbolic import View
+from partitioner.ir.access import Access
+from partitioner.ir.graph import Graph, Op
+from partitioner.model.state import attribute, lookup
+from partitioner.model.storage import storage_key
+
+
+def view_graph(view: View, module: nn.Module) -> Traced:
+    """The Graph of what a symbolic trace shows of ``module``."""
+    effects = static_effects(view.fx, module, resource_names(module))
+    nodes = [node for node in view.fx.nodes if is_op(node)]
+    for name, stale in refreshes(nodes, effects).items():
+        effects[name] = replace(effects[name], writes=effects[name].writes | stale)
+    results = dict.fromkeys(node.name for node in view.fx.output_node().all_input_nodes)
+    inputs = [node.name for node in view.fx.find_nodes(op="placeholder")]
+    ops = tuple(_op(node, effects[node.name], view, module) for node in nodes)
+    graph = Graph(
+        name=type(module).__name__,
+        ops=ops,
+        inputs=tuple((name, None) for name in inputs),
+        outputs=tuple(results),
+        fx=view.fx,
+        arguments=tuple(inputs),
+        tracer="symbolic_trace",
+    )
+    values = {name: view.constants.get(name, lookup(module, name)) for op in ops for name in op.state}
+    return Traced(graph, {name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
+
+
+def is_op(node: torch.fx.Node) -> bool:
+    """Whether a node is an op of the graph. A loaded parameter is one only where the model returns it."""
+    if node.op == "get_attr":
+        return any(user.op == "output" for user in node.users)
+    return node.op in ("call_function", "call_method", "call_module")
+
+
+def _op(node: torch.fx.Node, effect: Effect, view: View, module: nn.Module) -> Op:
+    modes = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
+    modes |= dict.fromkeys(effect.writes, True)
+    if node.name in effect.storages:
+        modes[node.name] = True  # it makes that storage
+    return Op(
+        name=node.name,
+        target=node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target)),
+        inputs=tuple(source.name for source in node.all_input_nodes if source.op != "get_attr" or is_op(source)),
+        accesses=tuple(Access(resource, write) for resource, write in sorted(modes.items())),
+        storages=tuple(sorted(effect.storages)) if effect.tensor else (),
+        state=tuple(_state(node, module)),
+        path=view.paths.get(node.name, ""),
+        source=view.sources.get(node.name, ""),
+        tensor=effect.tensor,
+    )
+
+
+def _state(node: torch.fx.Node, module: nn.Module) -> list[str]:
+    """Qualified names of the parameters, buffers and constants that a node uses."""
+    if node.op == "get_attr":
+        return [str(node.target)]
+    used = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr" and not is_op(source)]
+    if node.op == "call_module":
+        called = module.get_submodule(str(node.target))
+        used += (f"{node.target}.{name}" for name, _ in called.named_parameters(remove_duplicate=False))
+        used += (f"{node.target}.{name}" for name, _ in called.named_buffers(remove_duplicate=False))
+    return list(dict.fromkeys(used))
+
+
+def resource_names(module: nn.Module) -> dict[str, str]:
+    """Resource of each parameter and buffer by qualified name; those that share a storage share the name of the first."""
+    first: dict[int, str] = {}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
+
+
+def static_effects(fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
+    """The effect of every node by the static table."""
+    inputs = Inputs({})
+    effects: dict[str, Effect] = {}
+    for node in fx.nodes:
+        if node.op == "output":
+            break
+        if node.op == "placeholder":
+            effect = Effect(frozenset({node.name}))
+        elif node.op == "get_attr":
+            target = str(node.target)
+            effect = Effect(frozenset({names.get(target, f"self.{target}")}))
+        else:
+            called: Any = attribute(module, str(node.target)) if node.op == "call_module" else None
+            state = frozenset(names.get(name, name) for name in _state(node, module)) if called is not None else frozenset()
+            effect = static_effect(node, inputs, called, state)
+        inputs.of[node] = effect.storages if effect.tensor else frozenset()
+        effects[node.name] = effect
+    return effects

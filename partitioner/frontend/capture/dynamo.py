@@ -1,0 +1,280 @@
+"""The way in: torch.compile's tracer, with its guards, and a backend of ours behind it.
+
+`compiled` gives a function that is called as the model is. Dynamo runs the model's Python once on fake tensors, hands each
+graph that it finds to ``receive``, and afterwards calls what ``receive`` gave, under C++ guards on everything that the
+Python looked at: attributes, configs, globals, hooks, modes, shapes, strides, classes. A call that no guard accepts is
+traced again.
+
+What is ours is the answer to failure. Dynamo marks a code object that it could not trace as one to skip, for the whole process
+and for good, and logs a page. Here a failure concerns one call: it runs as it is, so that what the model raises is what the
+caller sees; only if that went well is the code left alone from then on, and the reason noted.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo import config, convert_frame
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.types import ConvertFrameReturn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from partitioner.errors import TraceError
+from partitioner.model.source import is_user_code
+
+SETTINGS: Mapping[str, Any] = {
+    "skip_nnmodule_hook_guards": False,  # hooks that come and go are seen
+    "allow_unspec_int_on_nn_module": True,  # a counter on a module is an input, not a program for each number
+    "recompile_limit": 1 << 30,  # the number of programs is ours to limit: past Dynamo's, it would run eagerly without a word
+    "accumulated_recompile_limit": 1 << 30,
+    "suppress_errors": False,
+    "optimize_ddp": False,
+    "fail_on_recompile_limit_hit": False,
+}
+
+TRIES = 3
+"""Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
+
+_numbers = count()
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A graph that Dynamo found.
+
+    Args:
+        module: the graph, over torch-level functions; every tensor that it reads is a placeholder.
+        inputs: the real values of the placeholders, in order.
+        paths: qualified name of each module that is a local variable of the traced frame, by the variable's name.
+        function: name of the traced function.
+        reason: why the graph ends where it does, with the line, if Python goes on without it; ``""`` if forward returns.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Any, ...]
+    paths: Mapping[str, str] = field(default_factory=dict)
+    function: str = ""
+    reason: str = ""
+
+
+Receive = Callable[[Found], Callable[..., Sequence[Any]]]
+
+
+class Here(threading.local):
+    """What this thread is tracing: whose frame, and whether torch's loggers keep silent."""
+
+    paths: Mapping[str, str]
+    function: str
+    tracing: bool
+
+    def __init__(self) -> None:
+        self.paths, self.function, self.tracing = {}, "", False
+
+
+HERE = Here()
+
+
+def compiled(
+    root: nn.Module, receive: Receive, *, method: str = "forward", whole: bool = False, home: str | None = None
+) -> Compiled:
+    """A method of ``root``, traced when it is called.
+
+    Args:
+        root: the model.
+        receive: gives a callable for each graph. A `PartitionerError` that it raises reaches the caller of the model.
+        method: name of the method.
+        whole: whether one graph must be all of it; otherwise Python may stand between graphs.
+        home: torch device on which all tensors are taken to lie while tracing, wherever they are.
+
+    Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
+    """
+    return Compiled(root, receive, method, whole, home)
+
+
+class Compiled:
+    """A traced method. Calling it calls the method, through what was made of its graphs.
+
+    Args:
+        failures: why frames run as they are, by their code.
+    """
+
+    def __init__(self, root: nn.Module, receive: Receive, method: str, whole: bool, home: str | None) -> None:
+        self.root, self.receive, self.whole, self.home = root, receive, whole, home
+        self.failures: dict[CodeType, str] = {}
+        self.pending: dict[CodeType, str] = {}
+        self.tries: Counter[CodeType] = Counter()
+        context: Any = torch._dynamo.optimize(self._backend, nopython=whole)
+        context.callback = _Callback(_Convert(self), context.callback.hooks)
+        self.entry = _entry(type(root).__name__, method)
+        self.function = context(self.entry)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, through what was made of its graphs."""
+        try:
+            result = self.function(self.root, *args, **kwargs)
+        except TorchDynamoException as error:
+            raise self._refusal(error, args, kwargs) from None
+        finally:
+            pending, self.pending = self.pending, {}
+        for code, reason in pending.items():  # eager could do what the tracer could not
+            self.tries[code] += 1
+            if self.tries[code] >= TRIES:
+                self.failures[code] = reason
+        return result
+
+    def _refusal(self, error: TorchDynamoException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
+        """What the model itself raises on this call, told on fakes; or why it cannot be one graph."""
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), fakes_at(torch.device(self.home or "cpu")):
+                self.entry(self.root, *args, **kwargs)
+        except TorchDynamoException:
+            pass
+        except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError) as raised:
+            return raised
+        name = f"{type(self.root).__name__}.{self.entry.__name__}"
+        return TraceError(f"{name} cannot be one graph, as state on several devices asks for: {explain(error)}")
+
+    def _backend(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return self.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, _reason(module)))
+
+
+def _entry(name: str, method: str) -> FunctionType:
+    """A function with a code object of its own, so that programs are counted, and open shapes learnt, for this model alone."""
+    source = f"def {method}(self, /, *args, **kwargs):\n    return self.{method}(*args, **kwargs)\n"
+    file = f"<partitioner {name}.{method} {next(_numbers)}>"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), namespace)  # a text of our own
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    function: FunctionType = namespace[method]
+    return function
+
+
+class _Callback(convert_frame.CatchErrorsWrapper):
+    """What torch calls for each new frame: Dynamo's, one thread at a time and under our settings."""
+
+    def __call__(self, *arguments: Any) -> ConvertFrameReturn:
+        with convert_frame.compile_lock, config.patch(**SETTINGS):
+            return super().__call__(*arguments)
+
+
+class _Convert:
+    """What that calls for each frame that is to be traced: Dynamo, and our answer to failure."""
+
+    def __init__(self, owner: Compiled) -> None:
+        self.owner = owner
+        self._torchdynamo_orig_backend = owner._backend  # the name by which torch looks for the backend
+        self.convert = convert_frame.convert_frame_assert(owner._backend, one_graph=owner.whole)
+
+    def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
+        code = frame.f_code
+        if code in self.owner.failures:
+            return ConvertFrameReturn(apply_to_code=False)
+        try:
+            with tracing(self.owner.root, frame, self.owner.home):
+                answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        except BackendCompilerFailed as error:
+            raise _cause(error) from None
+        except Exception as error:
+            if self.owner.whole or type(error).__name__ == "ResumePrologueTracingError":
+                raise
+            self.owner.pending[code] = explain(error)
+            strategy = getattr(error, "frame_exec_strategy", None)
+            chosen = {} if strategy is None else {"frame_exec_strategy": strategy}
+            return ConvertFrameReturn(apply_to_code=False, **chosen)
+        if answer.guarded_code is None and (code is self.owner.entry.__code__ or is_user_code(code.co_filename)):
+            return replace(answer, apply_to_code=False)  # the next call may have tensors
+        return answer
+
+
+@contextmanager
+def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
+    """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
+    before = HERE.paths, HERE.function, HERE.tracing
+    HERE.paths, HERE.function, HERE.tracing = _modules_in(frame, root), frame.f_code.co_name, True
+    try:
+        with nullcontext() if home is None else fakes_at(torch.device(home)):
+            yield
+    finally:
+        HERE.paths, HERE.function, HERE.tracing = before
+
+
+def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:
+    """Qualified name of each module of ``root`` among a frame's local variables."""
+    held = {id(value): name for name, value in frame.f_locals.items() if isinstance(value, nn.Module)}
+    return {held[id(module)]: path for path, module in root.named_modules() if id(module) in held}
+
+
+@contextmanager
+def fakes_at(device: torch.device) -> Iterator[None]:
+    """Every fake that this thread makes of a real tensor says that it lies on ``device``. Others see nothing of that.
+
+    A model whose state lies on several devices cannot be traced as it lies. Guards are made of the real tensors.
+    """
+    plain, thread = FakeTensorMode.from_tensor, threading.get_ident()
+
+    def from_tensor(self: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+        fake = plain(self, *args, **kwargs)
+        if threading.get_ident() == thread and fake.fake_device.type != "meta":
+            fake.fake_device = device
+        return fake
+
+    FakeTensorMode.from_tensor = from_tensor  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FakeTensorMode.from_tensor = plain  # type: ignore[method-assign]
+
+
+class _Silence(logging.Filter):
+    """What torch logs about a try of ours is nobody's concern; what it logs on other threads is."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not HERE.tracing
+
+
+for _name in ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._guards"):
+    logging.getLogger(_name).addFilter(_Silence())
+
+
+def explain(error: BaseException) -> str:
+    """Why something could not be traced, in one line with the line of the user's code."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    frames = [frame for frame in getattr(error, "real_stack", ()) if is_user_code(frame.filename)]
+    return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _reason(module: torch.fx.GraphModule) -> str:
+    """Why a graph ends where it does, if forward goes on after it."""
+    found = getattr(module, "compile_subgraph_reason", None)
+    if found is None or not found.graph_break:
+        return ""
+    text = found.reason.splitlines()[0]
+    frames = [frame for frame in found.user_stack if is_user_code(frame.filename)]
+    return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _cause(error: BackendCompilerFailed) -> BaseException:
+    """What our backend raised."""
+    inner: BaseException = error.inner_exception
+    return inner
+
+
+def _restart_lock() -> None:
+    """In the child of a fork no other thread is tracing, whoever held the lock."""
+    convert_frame.compile_lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_restart_lock)

@@ -1,0 +1,64 @@
+"""Ops that hold graphs of their own, as what eager runs for them.
+
+Dynamo gives ``checkpoint``, ``cond`` and their like as higher-order ops, meant for compilers that trace on. Called as they lie
+they lose something: a checkpoint's recomputation draws other random numbers, a branch is traced again in each call. Here each
+becomes the plain call that it was in the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+Body = Callable[..., Any]
+
+
+def recompute(body: Body, *args: Any, **kwargs: Any) -> Any:
+    """Run ``body`` now and again in backward, as `torch.utils.checkpoint.checkpoint` does, with the same random numbers."""
+    context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
+    return checkpoint(body, *args, **kwargs, **({} if context is None else {"context_fn": context}))
+
+
+def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, ...] = ()) -> Any:
+    """Run one of two bodies, as `torch.cond` does."""
+    return on_true(*operands) if condition else on_false(*operands)
+
+
+def loop(condition: Body, body: Body, carried: tuple[Any, ...], others: tuple[Any, ...] = ()) -> Any:
+    """Run ``body`` on what it gave as long as ``condition`` holds, as `torch.while_loop` does."""
+    while condition(*carried, *others):
+        carried = tuple(body(*carried, *others))
+    return carried
+
+
+def inline(body: Body, *args: Any, **_options: Any) -> Any:
+    """Run ``body``."""
+    return body(*args)
+
+
+def subgraph(body: Body, _name: str, *operands: Any) -> Any:
+    """Run the body of a region that compilers share."""
+    return body(*operands)
+
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "tag_activation_checkpoint": recompute,
+    "cond": branch,
+    "while_loop": loop,
+    "wrap": inline,
+    "invoke_subgraph": subgraph,
+}
+"""What runs in the place of a higher-order op, by its name."""
+
+
+def as_plain_calls(module: torch.fx.GraphModule) -> None:
+    """Replace higher-order ops in ``module`` and in the bodies that it holds."""
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                    node.target = PLAIN.get(node.target._name, node.target)
+            part.recompile()

@@ -1,0 +1,232 @@
+"""The programs of one module: made when a call needs one, chosen by torch.compile's guards.
+
+    call -> a guard holds -> `Piece` -> executable
+         -> none does     -> trace -> `Programs.receive` -> plan, verify, emit -> `Piece`
+
+A forward is one graph, or several with Python between them; each graph is a `Piece`. State is placed before the first program
+runs; later programs take it where it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from partitioner.backends import Executable
+from partitioner.ir.machine import Machine
+from partitioner.ir.plan import Plan
+from partitioner.model.call import sharing
+
+
+class Found(Protocol):
+    """A graph that the tracer found: its placeholders' values, and why it ends."""
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The values of its placeholders."""
+
+    @property
+    def reason(self) -> str:
+        """Why it ends, if Python goes on after it."""
+
+
+class Method(Protocol):
+    """A traced method of the model.
+
+    Args:
+        failures: why some of its frames run as they are, by code object.
+    """
+
+    failures: dict[Any, str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method through its programs."""
+
+
+Make = Callable[[Any], tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]]
+"""Makes a program of a graph that was found; beside it, what runs the graph in program order on the caller's thread."""
+
+Trace = Callable[..., Method]
+"""Gives a traced method: of a model, by name, with who receives its graphs."""
+
+
+class Planned(BaseException):
+    """Ends a call that was made to be traced and not to be run."""
+
+
+class _Here(threading.local):
+    """Whether what this thread calls is traced and not run."""
+
+    planning = False
+
+
+HERE = _Here()
+
+
+@dataclass(eq=False)
+class Piece:
+    """One graph's program, as the tracer's bytecode calls it.
+
+    Args:
+        executable: runs it.
+        plainly: runs the graph in program order, which is right whatever its arguments share.
+        shared: which arguments shared a storage when it was traced; ``None`` if it writes none of them.
+        reason: why Python goes on after it, with the line; ``""`` if forward returns.
+        siblings: the pieces that were made for one call.
+        ran: told when it runs.
+    """
+
+    executable: Executable
+    plainly: Callable[[Sequence[Any]], Sequence[Any]]
+    shared: tuple[int, ...] | None
+    reason: str
+    siblings: list[Piece]
+    ran: Callable[[Piece], None]
+
+    @staticmethod
+    def of(found: Found, make: Make, siblings: list[Piece], ran: Callable[[Piece], None]) -> Piece:
+        """The piece of a graph that was found."""
+        executable, plainly = make(found)
+        shared = sharing(found.inputs) if executable.plan.graph.writes_arguments else None
+        piece = Piece(executable, plainly, shared, found.reason, siblings, ran)
+        siblings.append(piece)
+        return piece
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self.executable.plan
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        """Run the program."""
+        if HERE.planning:
+            raise Planned
+        self.ran(self)
+        if self.shared is not None and sharing(arguments) != self.shared:
+            return self.plainly(arguments)
+        return self.executable(arguments)
+
+
+class Programs:
+    """The programs of one module.
+
+    Args:
+        original: the model.
+        machine: devices and lanes.
+        make: makes a program of a graph.
+        trace: traces a method.
+        twin: gives the programs of a copy of the model, with its state where this one's is.
+
+    Attributes:
+        place: puts the model's state where it belongs, given an example call; ``None`` once it is there.
+        provisional: a plan to look at until the first call.
+    """
+
+    def __init__(
+        self, original: nn.Module, machine: Machine, make: Make, trace: Trace, twin: Callable[[nn.Module], Programs]
+    ) -> None:
+        self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, twin
+        self.devices = {device.torch_device for device in machine.devices}
+        self.provisional: Plan | None = None
+        self.pieces: list[Piece] = []
+        self.last: Piece | None = None
+        self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.lock = threading.RLock()
+        self.methods: dict[str, Method] = {}
+        self.making: list[Piece] = []
+        self.forward = self.method("forward")
+
+    def method(self, name: str) -> Method:
+        """A method of the model, traced."""
+        if name not in self.methods:
+            self.methods[name] = self.trace(self.original, self.receive, method=name)
+        return self.methods[name]
+
+    def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the model through its programs."""
+        if _is_traced() or (len(self.devices) == 1 and _is_transformed()):
+            return getattr(self.original, name)(*args, **kwargs)
+        if self.place is not None:
+            self.settle(args, kwargs)
+        return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
+
+    def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put state where it belongs, once."""
+        with self.lock:
+            if self.place is not None:
+                self.place(args, kwargs)
+                self.place = None
+
+    def trace_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the programs of a call up to its first graph, and run nothing."""
+        HERE.planning = True
+        try:
+            self("forward", args, kwargs)
+        except Planned:
+            pass
+        finally:
+            HERE.planning = False
+
+    def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
+        """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
+        if self.pieces and not self.pieces[-1].reason:
+            self.making = []  # the last piece ended its call
+        self.pieces.append(Piece.of(found, self.make, self.making, self._ran))
+        return self.pieces[-1]
+
+    def _ran(self, piece: Piece) -> None:
+        self.last = piece
+
+    def summary(self) -> str:
+        """What was made, in a few lines."""
+        return _summary(self)
+
+    @property
+    def shown(self) -> Piece | None:
+        """The piece that stands for the call that ran last: the one that is expected to take longest."""
+        last = self.last or (self.pieces[0] if self.pieces else None)
+        return None if last is None else max(last.siblings, key=lambda piece: _seconds(piece.plan))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan to show."""
+        return self.provisional if self.shown is None else self.shown.plan
+
+
+def _summary(programs: Programs) -> str:
+    """What was made, in a few lines."""
+    plan, piece = programs.plan, programs.shown
+    if plan is None:
+        return f"Parallel({type(programs.original).__name__}): traced and planned at its first call"
+    lines = [plan.summary()]
+    if not plan.graph.observed:
+        lines.append("  provisional: no shapes are known; traced and planned for real at the first call")
+    pieces = piece.siblings if piece is not None else []
+    if len(pieces) > 1:
+        lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
+        lines += (f"    {one.reason}" for one in pieces if one.reason)
+    lines += (f"  runs as it is: {reason}" for reason in programs.forward.failures.values())
+    return "\n".join(lines)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.costs.time(plan.costs.ops, plan.machine.devices[0])
+
+
+def _is_transformed() -> bool:
+    """Whether a functorch transform is under way, which Dynamo cannot enter from inside: the caller goes on alone."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _is_traced() -> bool:
+    """Whether this thread traces for somebody else, who is to see the model itself: torch.fx, torch.jit, torch.export."""
+    return bool(
+        torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_exporting()
+    )
