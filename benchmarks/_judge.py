@@ -1,7 +1,8 @@
 """One model of the corpus, judged: eager beside partitioned, everything a caller can see, on CPU lanes and on fake GPUs.
 
 Spreading is forced, because no sensible plan would give a model this small more than one lane: every op is a task (`grain`),
-hand-offs cost nothing, and the policy `scatter` sends tasks to lanes by their names.
+hand-offs cost nothing, and the policy `scatter` sends tasks to lanes by their names. One partitioned module goes through all
+*scenes*: the call that it was made for, other batch sizes, the caller's contexts, the other mode, a changed attribute.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import random
 import re
 import time
 import warnings
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from unittest import mock
 import _corpus_models  # puts tests/ on the path
 import numpy
 import torch
-from accounts import both_accounts, hold_against
+from scatter import scatter
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -31,10 +32,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner import partition
 from partitioner.backends.fake import run_on_fake_devices
-from partitioner.compile import make_plan
+from partitioner.compile import plan_of, traced
 from partitioner.errors import PartitionerError, PlacementError
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.capture.dynamo import Found, compiled
+from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.plan import Plan
-from partitioner.model.call import example_call
 from partitioner.planner import coarsen
 from partitioner.planner.policies import POLICIES
 from partitioner.runtime.module import Parallel
@@ -43,12 +46,12 @@ from partitioner.spec.spec import load_spec
 from partitioner.testing import difference
 from partitioner.testing.runs import Call, Run
 from partitioner.testing.runs import run as run_with_torch_seeded
-from scatter import scatter
 
 POLICIES.setdefault("corpus_scatter", scatter)
 
 LANES = 3
 GPUS = 8
+BATCHES = (1, 2, 3, 5)
 ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float64: 1e-9, torch.complex64: 1e-4}
 """The largest difference, as a share of the largest magnitude, that is called rounding; 1e-4 where nothing is said."""
 
@@ -71,7 +74,7 @@ def gpu_spec(policy: str, memory: int | None = None) -> dict[str, Any]:
 class Row:
     """What was found of one model in one mode. A cell is ``bits``, a largest relative difference, or words.
 
-    ``targets`` are the ops that were met, and ``cautious`` those for which the static table says more than was seen.
+    ``graphs`` is how many graphs a call is, with Python between them. ``scenes`` has a cell for each scene.
     ``verdict``: ``equal`` (to the last bit), ``rounding``, ``refused`` (an error that says why), ``failed`` (an error that no
     user should see), ``different`` (silently wrong), ``eager`` (eager itself does not run).
     """
@@ -79,19 +82,17 @@ class Row:
     name: str
     family: str
     mode: str
-    frontend: str = ""
+    graphs: int = 0
     ops: int = 0
     lanes: int = 0
     outputs: str = ""
     gradients: str = ""
     buffers: str = ""
     keys: str = ""
-    batch: str = ""
+    scenes: dict[str, str] = field(default_factory=dict)
     fake: str = ""
     verdict: str = ""
     reasons: list[str] = field(default_factory=list)
-    targets: set[str] = field(default_factory=set)
-    cautious: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def note(self, verdict: str, reason: str) -> None:
@@ -114,6 +115,7 @@ def judge(name: str, mode: str) -> Row:
         except Exception as error:  # one model must not end the run
             row.note("failed", f"the benchmark itself: {brief(error)}")
     row.seconds = time.perf_counter() - start
+    torch._dynamo.reset()
     return row
 
 
@@ -133,15 +135,70 @@ def _judge(entry: _corpus_models.Entry, row: Row) -> None:
     parallel = attempt(row, "partition", lambda: spread(fresh, args, kwargs))
     if parallel is None:
         return
-    row.frontend, row.ops = parallel.graph.tracer, len(parallel.graph.ops)
-    row.lanes = len(set(parallel.placement.lane.values()))
-    attempt(row, "static table", lambda: _hold_effects(row, parallel, example_call(fresh, args, kwargs)))
+    row.ops, row.lanes = len(parallel.graph.ops), len(set(parallel.placement.lane.values()))
+    row.graphs = len(parallel._partitioner_programs.shown.siblings)
     found = attempt(row, "run", lambda: run(parallel, call))
     if found is not None:
         _compare(row, entry, wanted, found)
-    if row.mode == "eval":
-        attempt(row, "another batch", lambda: _other_batch(row, entry, model))
+    for scene in scenes(entry, row.mode):
+        attempt(row, scene.name, lambda scene=scene: _play(row, scene, model, parallel))
     attempt(row, "fake GPUs", lambda: _fake(row, model, args, kwargs, wanted))
+
+
+# Scenes ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A call in other circumstances. ``before`` is done to either module, and tells whether there was anything to do."""
+
+    name: str
+    call: Call
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    before: Callable[[nn.Module], bool] = lambda module: True
+
+
+def scenes(entry: _corpus_models.Entry, mode: str) -> Iterator[Scene]:
+    args, kwargs = entry.inputs()
+    train = mode == "train"
+
+    def call(args: Any = args, kwargs: Any = kwargs, train: bool = train) -> Call:
+        return Call(args, kwargs, seed=0, train=train, gradients=False, calls=1)
+
+    for batch in BATCHES if not train else ():
+        yield Scene(f"batch {batch}", call(*entry.inputs(batch=batch, seed=7)))
+    if not train:
+        yield Scene("inference", call(), torch.inference_mode)
+        yield Scene("autocast", call(), lambda: torch.autocast("cpu", torch.bfloat16))
+        yield Scene("attribute", call(), before=change_attribute)
+    yield Scene("flipped", call(train=not train))
+
+
+def change_attribute(module: nn.Module) -> bool:
+    """Change the first number with a fraction that is an attribute of a module: a probability, an epsilon, a scale."""
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if type(value) is float and not name.startswith("_"):
+                setattr(part, name, value * 0.5 + 1e-3)
+                return True
+    return False
+
+
+def _play(row: Row, scene: Scene, model: nn.Module, parallel: Parallel) -> None:
+    if not (scene.before(model) and scene.before(parallel)):
+        return
+    try:
+        with scene.context():
+            wanted = run(model, scene.call)
+    except Exception:  # some models do not take other batches or dtypes in eager either
+        row.scenes[scene.name] = "eager refuses"
+        return
+    with scene.context():
+        found = run(parallel, scene.call)
+    cells = compared(wanted, found)
+    worst = max(cells.values(), key=lambda cell: ("equal", "rounding", "different").index(cell[1]))
+    row.scenes[scene.name] = worst[0] if worst[1] != "equal" else "bits"
+    row.note(worst[1], worst[2] and f"{scene.name}: {worst[2]}")
 
 
 def run(module: nn.Module, call: Call) -> Run:
@@ -173,17 +230,6 @@ def spread(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """The model over three CPU lanes, whether that pays or not: chains are not contracted, so that every op is a task."""
     with mock.patch.object(coarsen._Clusters, "chain", lambda self: None):
         return partition(model, example_inputs=args, example_kwargs=kwargs, spec=CPU_SPEC)
-
-
-def _hold_effects(row: Row, parallel: Parallel, call: Any) -> None:
-    """Hold the static table of effects against what is observed; it may say more, and never less."""
-    graph = parallel.graph
-    if not graph.observed:
-        return
-    accounts = both_accounts(graph.fx, parallel.original, graph.constants, call.tensors)
-    forgotten, row.cautious, row.targets = hold_against(accounts)
-    if forgotten:
-        row.note("failed", f"static table: {'; '.join(forgotten[:3])}")
 
 
 # Comparing ------------------------------------------------------------------------------------------------------------
@@ -283,34 +329,29 @@ def _real(value: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).double()
 
 
-# Another batch size, fake devices -------------------------------------------------------------------------------------
+# Fake devices ---------------------------------------------------------------------------------------------------------
 
 
-def _other_batch(row: Row, entry: _corpus_models.Entry, model: nn.Module) -> None:
-    """A plain partition, as users make it: the examples, then one example more than it was made for."""
-    args, kwargs = entry.inputs()
-    devices = [f"cpu:{number}" for number in range(LANES)]
-    parallel = partition(entry.build(), devices, example_inputs=args, example_kwargs=kwargs)
-    for batch in (2, 3):
-        args, kwargs = entry.inputs(batch=batch, seed=7)
-        call = Call(args, kwargs, seed=0, train=False, gradients=False, calls=1)
-        try:
-            wanted = run(model, call)
-        except Exception:  # some models do not take other batches in eager either
-            row.batch = "eager refuses"
-            return
-        cell, verdict, reason = compared(wanted, run(parallel, call))["outputs"]
-        row.batch = cell
-        row.note(verdict, reason and f"batch of {batch}: {reason}")
+def _graphs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Traced, tuple[Any, ...]]]:
+    """The graphs of one call, each with the values of its placeholders."""
+    graphs: list[tuple[Traced, tuple[Any, ...]]] = []
+
+    def receive(found: Found) -> Callable[..., Any]:
+        graph = traced(model, found)
+        graphs.append((graph, found.inputs))
+        return lambda *arguments: interpret(graph.graph, arguments)
+
+    compiled(model, receive)(*args, **kwargs)
+    return graphs
 
 
-def _gpu_plan(model: nn.Module, call: Any, policy: str) -> Plan:
+def _gpu_plan(model: nn.Module, graph: Traced, policy: str) -> Plan:
     """A plan for GPUs of which each has room for the state twice, or for anything where what is computed needs more."""
     state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     for memory in (max(2 * state, 1), None):
         spec = load_spec(gpu_spec(policy, memory))
         try:
-            return make_plan(model, call, build_machine(spec), spec)
+            return plan_of(graph, build_machine(spec), spec)
         except PlacementError:
             if memory is None:
                 raise
@@ -319,20 +360,23 @@ def _gpu_plan(model: nn.Module, call: Any, policy: str) -> Plan:
 
 def _fake(row: Row, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Run) -> None:
     """PyTorch itself looks for ops whose inputs lie on two devices. Balanced in eval mode, scattered in train mode."""
+    if row.graphs != 1:
+        row.fake = f"{row.graphs} graphs: one device only"
+        return
     row.fake = "no"
-    call = example_call(model, args, kwargs)
-    assert call is not None
-    plan = _gpu_plan(model, call, "by_level" if row.mode == "eval" else "corpus_scatter")
+    with torch.random.fork_rng(devices=()):
+        ((graph, inputs),) = _graphs(model, args, kwargs)
+    plan = _gpu_plan(model, graph, "by_level" if row.mode == "eval" else "corpus_scatter")
     try:
-        results = run_on_fake_devices(plan, model, call.tensors)
+        results = run_on_fake_devices(plan, inputs)
     except (*BEYOND_FAKES, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) and "'Lazy' backend" not in str(error):
             raise
         row.fake = f"cannot say: {brief(error, 60)}"
         return
-    shapes = [tuple(leaf.shape) for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-    eager = [tuple(v.shape) for n, v in wanted.outputs.items() if n.startswith("call 0") and isinstance(v, torch.Tensor)]
-    if shapes != eager and len(shapes) == len(eager):
+    shapes = sorted(tuple(leaf.shape) for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
+    eager = sorted(tuple(v.shape) for n, v in wanted.outputs.items() if n.startswith("call 0") and isinstance(v, torch.Tensor))
+    if len(shapes) == len(eager) and shapes != eager:
         row.note("different", f"fake GPUs: results of shapes {shapes[:4]} instead of {eager[:4]}")
         return
     used = len({plan.machine.lanes[lane].device_name for lane in plan.placement.lane.values()})

@@ -179,8 +179,8 @@ VERDICTS = {
 
 INTRODUCTION = """
 Models nobody here wrote, eager beside partitioned: outputs, buffers, keys, random state and, in train mode, gradients, over
-three CPU lanes with spreading forced; then the plan for eight GPUs, run on fake devices, where torch itself refuses ops that
-mix two. `bits` is equal to the last bit; a number is the largest difference as a share of the largest magnitude. Gradients
+three CPU lanes with spreading forced; the same module then at other batch sizes, in the caller's contexts, in the other mode and
+with one attribute changed; then the plan for eight GPUs, run on fake devices, where torch itself refuses ops that mix two. `bits` is equal to the last bit; a number is the largest difference as a share of the largest magnitude. Gradients
 may differ by rounding where three or more of them are summed, whose order autograd does not promise. Made by:
 """.strip()
 
@@ -197,20 +197,8 @@ def report(rows: Sequence[Row]) -> str:
         found = [row for row in rows if row.verdict == verdict]
         if found:
             parts += [f"## {VERDICTS[verdict].capitalize()}", reasons(found)]
-    parts += ["## The static table beside what was observed", effects(rows), "## Every model", models(rows)]
+    parts += ["## Every model", models(rows)]
     return "\n\n".join(parts)
-
-
-def effects(rows: Sequence[Row]) -> str:
-    """Where plans without example inputs lose parallelism: ops of which the static table says more than was seen."""
-    targets: set[str] = set().union(*(row.targets for row in rows))
-    cautious: Counter[str] = sum((row.cautious for row in rows), Counter())
-    said = (
-        f"{len(targets)} distinct ops and modules were met. For each use of each of them the static table of effects was held",
-        "against what was observed; had it said less, the model would stand under *failed*. Where it says more most often, and",
-        "how many uses there are: `any` it may touch anything, `rng` draw, `writes` write, `shares` be a view.",
-    )
-    return "\n".join(said) + "\n\n" + table(["op", "uses"], [[f"`{what}`", count] for what, count in cautious.most_common(20)])
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -223,7 +211,11 @@ def summary(rows: Sequence[Row]) -> str:
     ]
     totals = Counter(row.verdict for row in rows)
     lines.append(["**all**", len({row.name for row in rows}), *(totals[verdict] for verdict in VERDICTS)])
-    return table(["family", "models", *VERDICTS.values()], lines)
+    whole = sum(row.graphs == 1 for row in rows)
+    pieces = (
+        f"{whole} of {sum(row.graphs > 0 for row in rows)} ran as one graph, the others in pieces with Python between them."
+    )
+    return table(["family", "models", *VERDICTS.values()], lines) + "\n\n" + pieces
 
 
 def reasons(rows: Sequence[Row]) -> str:
@@ -236,16 +228,16 @@ def reasons(rows: Sequence[Row]) -> str:
 
 COLUMNS = {
     "verdict": "verdict",
-    "front end": "frontend",
+    "graphs": "graphs",
     "ops": "ops",
     "lanes": "lanes",
     "outputs": "outputs",
     "gradients": "gradients",
     "buffers": "buffers",
     "keys": "keys",
-    "another batch": "batch",
     "fake": "fake",
 }
+SCENES = ("batch 1", "batch 2", "batch 3", "batch 5", "inference", "autocast", "attribute", "flipped")
 
 
 def models(rows: Sequence[Row]) -> str:
@@ -253,14 +245,21 @@ def models(rows: Sequence[Row]) -> str:
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
-    lines = [[name, *(_cell(found, column) for column in COLUMNS.values())] for name, found in by_name.items()]
-    return table(["model", *COLUMNS], lines)
+    lines = [
+        [name, *(_cell(found, column) for column in COLUMNS.values()), *(_scene(found, scene) for scene in SCENES)]
+        for name, found in by_name.items()
+    ]
+    return table(["model", *COLUMNS, *SCENES], lines)
+
+
+def _scene(rows: Sequence[Row], name: str) -> str:
+    return " / ".join(dict.fromkeys(row.scenes[name] for row in rows if name in row.scenes))
 
 
 def _cell(rows: Sequence[Row], column: str) -> str:
     values = [str(getattr(row, column) or "") for row in rows]
     shown = [value for value in values if value]
-    if column in ("gradients", "batch"):  # only one mode has them
+    if column == "gradients":  # only one mode has them
         return "".join(shown)
     return " / ".join(dict.fromkeys(values)) if shown else ""
 

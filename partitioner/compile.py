@@ -157,7 +157,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
-        traced = _traced(model, found)
+        traced = traced(model, found)
         fixed = {key: homes[str(tensor.device)] for key, tensor in traced.state.items()} if len(homes) > 1 else {}
         plan = plan_of(traced, machine, spec, fixed)
         return emit(plan, spec), partial(interpret, traced.graph) if len(homes) == 1 else _refuse_sharing
@@ -253,7 +253,7 @@ def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec
     runs = check and not is_meta(module, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = _traced(module, found)
+        traced = traced(module, found)
         plans.append(plan_of(traced, machine, spec))
         reasons.append(found.reason)
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
@@ -299,7 +299,8 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     return replace(plan, serial=serial_time(graph, costs), makespan=simulate(program, costs, tasks).makespan)
 
 
-def _traced(model: nn.Module, found: Found) -> Traced:
+def traced(model: nn.Module, found: Found) -> Traced:
+    """The Graph of a torch.fx graph that was found in ``model``."""
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
