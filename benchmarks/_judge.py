@@ -21,7 +21,6 @@ from unittest import mock
 import _corpus_models  # puts tests/ on the path
 import numpy
 import torch
-from scatter import scatter
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -32,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner import partition
 from partitioner.backends.fake import run_on_fake_devices
-from partitioner.compile import plan_of, traced
+from partitioner.compile import graph_of, plan_of
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
@@ -46,6 +45,7 @@ from partitioner.spec.spec import load_spec
 from partitioner.testing import difference
 from partitioner.testing.runs import Call, Run
 from partitioner.testing.runs import run as run_with_torch_seeded
+from scatter import scatter
 
 POLICIES.setdefault("corpus_scatter", scatter)
 
@@ -337,7 +337,7 @@ def _graphs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     graphs: list[tuple[Traced, tuple[Any, ...]]] = []
 
     def receive(found: Found) -> Callable[..., Any]:
-        graph = traced(model, found)
+        graph = graph_of(model, found)
         graphs.append((graph, found.inputs))
         return lambda *arguments: interpret(graph.graph, arguments)
 

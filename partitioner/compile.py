@@ -157,7 +157,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
-        traced = traced(model, found)
+        traced = graph_of(model, found)
         fixed = {key: homes[str(tensor.device)] for key, tensor in traced.state.items()} if len(homes) > 1 else {}
         plan = plan_of(traced, machine, spec, fixed)
         return emit(plan, spec), partial(interpret, traced.graph) if len(homes) == 1 else _refuse_sharing
@@ -218,7 +218,7 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
         _place(programs, call, spec, check)
         programs.place = None
     elif check and not is_meta(model, call):
-        _compare(model, call, programs.forward)
+        _compare(model, call, programs.forward, programs.plainly)
     else:
         _on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
     if not programs.pieces and programs.provisional is None:
@@ -253,7 +253,7 @@ def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec
     runs = check and not is_meta(module, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = traced(module, found)
+        traced = graph_of(module, found)
         plans.append(plan_of(traced, machine, spec))
         reasons.append(found.reason)
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
@@ -299,7 +299,7 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     return replace(plan, serial=serial_time(graph, costs), makespan=simulate(program, costs, tasks).makespan)
 
 
-def traced(model: nn.Module, found: Found) -> Traced:
+def graph_of(model: nn.Module, found: Found) -> Traced:
     """The Graph of a torch.fx graph that was found in ``model``."""
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
@@ -317,9 +317,9 @@ def _parameters(method: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
-def _compare(model: nn.Module, call: Call, run: Callable[..., Any]) -> None:
+def _compare(model: nn.Module, call: Call, run: Callable[..., Any], plainly: Callable[..., Any] | None = None) -> None:
     """Raise if ``run`` does not compute what the model computes."""
-    difference = compare(model, call, run)
+    difference = compare(model, call, run, plainly)
     if difference is not None:
         raise DifferenceError(f"the programs of {type(model).__name__} do not compute what it computes. {difference}")
 

@@ -60,9 +60,10 @@ class Planned(BaseException):
 
 
 class _Here(threading.local):
-    """Whether what this thread calls is traced and not run."""
+    """Whether what this thread calls is traced and not run, or run without lanes."""
 
     planning = False
+    plainly = False
 
 
 HERE = _Here()
@@ -107,7 +108,7 @@ class Piece:
         if HERE.planning:
             raise Planned
         self.ran(self)
-        if self.shared is not None and sharing(arguments) != self.shared:
+        if HERE.plainly or (self.shared is not None and sharing(arguments) != self.shared):
             return self.plainly(arguments)
         return self.executable(arguments)
 
@@ -171,6 +172,14 @@ class Programs:
             pass
         finally:
             HERE.planning = False
+
+    def plainly(self, *args: Any, **kwargs: Any) -> Any:
+        """Call forward through its graphs in program order, on this thread alone."""
+        HERE.plainly = True
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            HERE.plainly = False
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""

@@ -58,7 +58,7 @@ class Difference:
         return f"{self.what}: {self.detail}"
 
 
-def compare(module: nn.Module, call: Call, run: Run) -> Difference | None:
+def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None) -> Difference | None:
     """Compare ``run`` with the module's forward on the call's inputs and then on a second draw of the same shapes.
 
     The second call follows on the first, so that state which a forward carries from call to call shows.
@@ -67,6 +67,7 @@ def compare(module: nn.Module, call: Call, run: Run) -> Difference | None:
         module: the model; its state and the random generators are put back.
         call: the example inputs.
         run: what will be called in the place of forward.
+        plainly: the same on one thread, for the first call, which has a backward: lanes may sum gradients in another order.
 
     Returns:
         The first difference. Costs two calls of each, and a backward of each where gradients are enabled.
@@ -77,7 +78,7 @@ def compare(module: nn.Module, call: Call, run: Run) -> Difference | None:
     draws = [list(call.tensors), [redraw(tensor) for tensor in call.tensors]]
     wanted = eager(module, call, draws)
     try:
-        found = _calls(module, call, run, draws[: len(wanted.calls)])
+        found = _calls(module, call, [plainly or run, run], draws[: len(wanted.calls)])
     except PartitionerError:
         raise
     except Exception as error:  # any op may raise anything
@@ -103,7 +104,7 @@ def eager(module: nn.Module, call: Call, draws: Sequence[Sequence[torch.Tensor]]
         InputError: it fails on the first draw, the example inputs; that is the caller's to mend.
     """
     try:
-        return _calls(module, call, module.forward, draws)
+        return _calls(module, call, [module.forward] * len(draws), draws)
     except Exception as error:
         raise InputError(f"{type(module).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
 
@@ -126,15 +127,15 @@ def redraw(tensor: torch.Tensor) -> torch.Tensor:
     return -shuffled if tensor.is_floating_point() else shuffled
 
 
-def _calls(module: nn.Module, call: Call, run: Run, draws: Sequence[Sequence[torch.Tensor]]) -> Outcomes:
-    """Call ``run`` on each draw, with gradients on the first; a later draw that is outside of its domain ends the list.
+def _calls(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[Sequence[torch.Tensor]]) -> Outcomes:
+    """Call a run on each draw, with gradients on the first; a later draw that is outside of its domain ends the list.
 
     Raises:
         Exception: whatever the first call raises.
     """
     calls: list[Outcome] = []
     with state_kept(module) as assigned, _same_numbers():
-        for tensors in draws:
+        for run, tensors in zip(runs, draws, strict=False):
             try:
                 calls.append(_one_call(module, call, run, tensors, gradients=not calls))
             except Exception:
