@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._device import DeviceContext
 
 from partitioner.backends import Executable
 from partitioner.ir.machine import Machine
@@ -70,6 +71,13 @@ HERE = _Here()
 
 
 @dataclass(eq=False)
+class Latest:
+    """The piece that ran last."""
+
+    piece: Piece | None = None
+
+
+@dataclass(eq=False)
 class Piece:
     """One graph's program, as the tracer's bytecode calls it.
 
@@ -79,7 +87,7 @@ class Piece:
         shared: which arguments shared a storage when it was traced; ``None`` if it writes none of them.
         reason: why Python goes on after it, with the line; ``""`` if forward returns.
         siblings: the pieces that were made for one call.
-        ran: told when it runs.
+        latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
     executable: Executable
@@ -87,14 +95,14 @@ class Piece:
     shared: tuple[int, ...] | None
     reason: str
     siblings: list[Piece]
-    ran: Callable[[Piece], None]
+    latest: Latest
 
     @staticmethod
-    def of(found: Found, make: Make, siblings: list[Piece], ran: Callable[[Piece], None]) -> Piece:
+    def of(found: Found, make: Make, siblings: list[Piece], latest: Latest) -> Piece:
         """The piece of a graph that was found."""
         executable, plainly = make(found)
         shared = sharing(found.inputs) if executable.plan.graph.writes_arguments else None
-        piece = Piece(executable, plainly, shared, found.reason, siblings, ran)
+        piece = Piece(executable, plainly, shared, found.reason, siblings, latest)
         siblings.append(piece)
         return piece
 
@@ -107,7 +115,7 @@ class Piece:
         """Run the program."""
         if HERE.planning:
             raise Planned
-        self.ran(self)
+        self.latest.piece = self
         if HERE.plainly or (self.shared is not None and sharing(arguments) != self.shared):
             return self.plainly(arguments)
         return self.executable(arguments)
@@ -135,7 +143,7 @@ class Programs:
         self.devices = {device.torch_device for device in machine.devices}
         self.provisional: Plan | None = None
         self.pieces: list[Piece] = []
-        self.last: Piece | None = None
+        self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.lock = threading.RLock()
         self.methods: dict[str, Method] = {}
@@ -185,11 +193,8 @@ class Programs:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
         if self.pieces and not self.pieces[-1].reason:
             self.making = []  # the last piece ended its call
-        self.pieces.append(Piece.of(found, self.make, self.making, self._ran))
+        self.pieces.append(Piece.of(found, self.make, self.making, self.latest))
         return self.pieces[-1]
-
-    def _ran(self, piece: Piece) -> None:
-        self.last = piece
 
     def summary(self) -> str:
         """What was made, in a few lines."""
@@ -198,7 +203,7 @@ class Programs:
     @property
     def shown(self) -> Piece | None:
         """The piece that stands for the call that ran last: the one that is expected to take longest."""
-        last = self.last or (self.pieces[0] if self.pieces else None)
+        last = self.latest.piece or (self.pieces[0] if self.pieces else None)
         return None if last is None else max(last.siblings, key=lambda piece: _seconds(piece.plan))
 
     @property
@@ -228,8 +233,14 @@ def _seconds(plan: Plan) -> float:
 
 
 def _is_transformed() -> bool:
-    """Whether a functorch transform is under way, which Dynamo cannot enter from inside: the caller goes on alone."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether the caller goes on alone, because Dynamo cannot enter what it is in, or does not guard it.
+
+    That is a functorch transform, or a function mode of the caller's own; ``with torch.device(...)`` is none of those.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def _is_traced() -> bool:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import linecache
 import logging
 import os
+import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,11 +30,13 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo import config, convert_frame
+from torch._dynamo.eval_frame import cached_backends, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._dynamo.types import ConvertFrameReturn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partitioner.errors import TraceError
+from partitioner.frontend.capture.sameness import Watched, check, watched
 from partitioner.model.source import is_user_code
 
 SETTINGS: Mapping[str, Any] = {
@@ -44,6 +48,9 @@ SETTINGS: Mapping[str, Any] = {
     "optimize_ddp": False,
     "fail_on_recompile_limit_hit": False,
 }
+
+DEEP = 10_000
+"""Python's recursion limit while a frame is traced."""
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
@@ -74,14 +81,16 @@ Receive = Callable[[Found], Callable[..., Sequence[Any]]]
 
 
 class Here(threading.local):
-    """What this thread is tracing: whose frame, and whether torch's loggers keep silent."""
+    """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded."""
 
     paths: Mapping[str, str]
     function: str
     tracing: bool
+    scope: Mapping[str, Any]
+    watched: Watched
 
     def __init__(self) -> None:
-        self.paths, self.function, self.tracing = {}, "", False
+        self.paths, self.function, self.tracing, self.scope, self.watched = {}, "", False, {}, ()
 
 
 HERE = Here()
@@ -117,6 +126,9 @@ class Compiled:
         self.pending: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
         context: Any = torch._dynamo.optimize(self._backend, nopython=whole)
+        cached_backends.pop(
+            id(innermost_backend(context.callback)), None
+        )  # kept for `torch._dynamo.reset`, which ours has no need of: it would hold the model
         context.callback = _Callback(_Convert(self), context.callback.hooks)
         self.entry = _entry(type(root).__name__, method)
         self.function = context(self.entry)
@@ -148,6 +160,7 @@ class Compiled:
         return TraceError(f"{name} cannot be one graph, as state on several devices asks for: {explain(error)}")
 
     def _backend(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        HERE.watched = watched(HERE.scope)
         return self.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, _reason(module)))
 
 
@@ -157,8 +170,9 @@ def _entry(name: str, method: str) -> FunctionType:
     file = f"<partitioner {name}.{method} {next(_numbers)}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, file, "exec"), namespace)  # a text of our own
+    function: FunctionType = namespace.pop(method)  # torch keeps the namespace until the function's code is gone
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    function: FunctionType = namespace[method]
+    weakref.finalize(function, linecache.cache.pop, file, None)
     return function
 
 
@@ -180,11 +194,13 @@ class _Convert:
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
         code = frame.f_code
-        if code in self.owner.failures:
+        if code in self.owner.failures or code in self.owner.pending:
             return ConvertFrameReturn(apply_to_code=False)
         try:
             with tracing(self.owner.root, frame, self.owner.home):
                 answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+                if answer.guarded_code is not None and HERE.watched:
+                    _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
             raise _cause(error) from None
         except Exception as error:
@@ -202,13 +218,25 @@ class _Convert:
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
-    before = HERE.paths, HERE.function, HERE.tracing
+    before = dict(vars(HERE))
     HERE.paths, HERE.function, HERE.tracing = _modules_in(frame, root), frame.f_code.co_name, True
+    HERE.scope, HERE.watched = {"L": frame.f_locals, "G": frame.f_globals}, ()
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
-        HERE.paths, HERE.function, HERE.tracing = before
+        vars(HERE).update(before)
+        sys.setrecursionlimit(limit)
+
+
+def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
+    """One more condition for a program that was just made."""
+    try:
+        manager.root.add_lambda_guard(holds, ["the same constants, not only equal ones"], None)
+    except TypeError:  # torch 2.11 asks for no stack
+        manager.root.add_lambda_guard(holds, ["the same constants, not only equal ones"])
 
 
 def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:
