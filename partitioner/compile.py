@@ -50,7 +50,7 @@ from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import issue_order, serial_time, simulate
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state
-from partitioner.runtime.programs import Piece, Planned, Programs
+from partitioner.runtime.programs import Latest, Piece, Planned, Programs
 from partitioner.spec.discover import build_machine, pinned, refuse_missing
 from partitioner.spec.spec import Spec, load_spec
 
@@ -158,7 +158,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
 
     def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
         traced = graph_of(model, found)
-        fixed = {key: homes[str(tensor.device)] for key, tensor in traced.state.items()} if len(homes) > 1 else {}
+        fixed = _where_it_lies(traced, homes) if len(homes) > 1 else {}
         plan = plan_of(traced, machine, spec, fixed)
         return emit(plan, spec), partial(interpret, traced.graph) if len(homes) == 1 else _refuse_sharing
 
@@ -200,10 +200,21 @@ def torch_backend(
         traced = build_graph(found, "GraphModule", {}, ())
         return emit(plan_of(traced, machine, document), document), partial(interpret, traced.graph)
 
-    return Piece.of(Found(module, tuple(inputs)), make, [], lambda piece: None)
+    return Piece.of(Found(module, tuple(inputs)), make, [], Latest())
 
 
 _OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")
+
+
+def _where_it_lies(traced: Traced, homes: Mapping[str, str]) -> dict[str, str]:
+    """The device name of all state, which later programs take where the first one put it."""
+    for key, tensor in traced.state.items():
+        if str(tensor.device) not in homes:
+            places = ", ".join(homes)
+            raise PlacementError(
+                f"{key} lies on {tensor.device}, and the module is spread over {places}; move it to one of them"
+            )
+    return {key: homes[str(tensor.device)] for key, tensor in traced.state.items()}
 
 
 def _home(machine: Machine) -> str | None:
@@ -227,12 +238,21 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
 
 def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Plan for a call where state lies at the moment, and move it to where the plan wants it."""
-    plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check)
+    state: dict[str, torch.Tensor] = {}
+    plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check, state=state)
     with torch.inference_mode(False):
-        move_state(programs.original, state_devices(plan), programs.machine.lanes[0].torch_device)
+        move_state({**state, **all_state(programs.original)}, state_devices(plan), programs.machine.lanes[0].torch_device)
 
 
-def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec, *, check: bool = False) -> Plan:
+def make_plan(
+    module: nn.Module,
+    call: Call | None,
+    machine: Machine,
+    spec: Spec,
+    *,
+    check: bool = False,
+    state: dict[str, torch.Tensor] | None = None,
+) -> Plan:
     """Plan for a call of ``module``. Touches no device.
 
     Args:
@@ -241,6 +261,7 @@ def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec
         machine: what to plan for; accelerators are put first, for lane 0 is the caller's.
         spec: pins, colocations, policy, grain.
         check: compare the traced graph with the model on the call.
+        state: filled with the tensors of the model that are used, whether they are registered or not, by name.
 
     Raises:
         TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
@@ -254,6 +275,8 @@ def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
         traced = graph_of(module, found)
+        if state is not None:
+            state.update(traced.state)
         plans.append(plan_of(traced, machine, spec))
         reasons.append(found.reason)
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop

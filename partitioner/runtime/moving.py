@@ -6,27 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
 
-from partitioner.model.state import all_state, lookup
 from partitioner.model.storage import storage_key
 
 
-def move_state(module: nn.Module, devices: Mapping[str, str], default: str) -> None:
-    """Move parameters and buffers to their devices, in place: optimizers and ties that hold them go on holding them.
+def move_state(state: Mapping[str, torch.Tensor], devices: Mapping[str, str], default: str) -> None:
+    """Move tensors to their devices, in place: optimizers and ties that hold them go on holding them.
 
     Args:
-        module: whose state.
+        state: parameters, buffers and other tensors of a model, by name; one tensor may have several.
         devices: torch device by qualified name.
         default: where everything goes that no op uses.
     """
     by_storage: defaultdict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
-    everything = all_state(module)
-    for name in devices:
-        extra = lookup(module, name)
-        if name not in everything and isinstance(extra, torch.Tensor):
-            everything[name] = extra
-    for name, tensor in everything.items():
+    for name, tensor in state.items():
         by_storage[storage_key(tensor)].append((name, tensor))
     for members in by_storage.values():
         wanted = next((devices[name] for name, _ in members if name in devices), default)
