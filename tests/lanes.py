@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from partitioner import partition
@@ -36,6 +37,11 @@ def used_lanes(parallel: Parallel) -> set[int]:
     return set(parallel.placement.lane.values())
 
 
+def programs(parallel: Parallel) -> int:
+    """How many programs were made for the module so far: one for each graph of its calls."""
+    return len(parallel._partitioner_programs.pieces)
+
+
 def assert_same(expected: Any, actual: Any) -> None:
     """Two results have one structure and the same bits."""
     left, form = pytree.tree_flatten(expected)
@@ -50,23 +56,32 @@ def assert_same_state(expected: nn.Module, actual: nn.Module) -> None:
     assert_same(dict(expected.state_dict()), dict(actual.state_dict()))
 
 
+ACTIONS: dict[int, Callable[[], object]] = {}
+"""What `act` does, by number."""
+
+
+@torch._dynamo.allow_in_graph
+def act(x: Tensor, number: int) -> Tensor:
+    """An op that does something in Python, on the lane that it is placed on, and nothing when it is only looked at."""
+    if not isinstance(x, FakeTensor):
+        ACTIONS[number]()
+    return x.clone()
+
+
 @contextmanager
 def spying(layer: nn.Module, action: Callable[[], object]) -> Iterator[None]:
     """Meanwhile ``action`` is called, on the layer's lane, whenever the layer is.
 
-    A hook would not do: hooks run in program order, one at a time, so they cannot tell what lanes do at the same time.
+    Python in a forward is run by the tracer, or between graphs on the caller's thread. What an op does is done on its lane.
     """
-    plain = layer.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        action()
-        return plain(*args, **kwargs)
-
-    layer.forward = forward
+    plain, number = layer.forward, len(ACTIONS)
+    ACTIONS[number] = action
+    layer.forward = lambda x: plain(act(x, number))
     try:
         yield
     finally:
         del layer.forward
+        ACTIONS[number] = lambda: None
 
 
 def train_mixed(

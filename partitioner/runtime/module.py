@@ -106,7 +106,7 @@ class Parallel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
-        programs = self._partitioner_programs.of_twin(copy.deepcopy(self._partitioner_programs.original, memo))
+        programs = self._partitioner_programs.twin(copy.deepcopy(self._partitioner_programs.original, memo))
         memo[id(self)] = twin = parallel_of(programs)
         return twin
 

@@ -129,7 +129,7 @@ class Programs:
         machine: devices and lanes.
         make: makes a program of a graph.
         trace: traces a method.
-        twin: gives the programs of a copy of the model, with its state where this one's is.
+        of_twin: gives the programs of another model, of which none is made.
 
     Attributes:
         place: puts the model's state where it belongs, given an example call; ``None`` once it is there.
@@ -137,9 +137,9 @@ class Programs:
     """
 
     def __init__(
-        self, original: nn.Module, machine: Machine, make: Make, trace: Trace, twin: Callable[[nn.Module], Programs]
+        self, original: nn.Module, machine: Machine, make: Make, trace: Trace, of_twin: Callable[[nn.Module], Programs]
     ) -> None:
-        self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, twin
+        self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, of_twin
         self.devices = {device.torch_device for device in machine.devices}
         self.provisional: Plan | None = None
         self.pieces: list[Piece] = []
@@ -170,6 +170,14 @@ class Programs:
             if self.place is not None:
                 self.place(args, kwargs)
                 self.place = None
+
+    def twin(self, copied: nn.Module) -> Programs:
+        """The programs of a copy of the model: to be made, for guards hold for one model; until then this one's plan is shown."""
+        programs = self.of_twin(copied)
+        programs.provisional = self.plan
+        if self.place is None:
+            programs.place = None  # the copy's state lies where it belongs
+        return programs
 
     def trace_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the programs of a call up to its first graph, and run nothing."""
