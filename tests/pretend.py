@@ -1,4 +1,4 @@
-"""Accelerators that are not there: CPU tensors that say they lie on ``cuda:1``, and streams that only write down who waits.
+"""Accelerators that are not there: CPU tensors that say they lie on ``lazy:1``, and streams that only write down who waits.
 
 Every op really runs, on the CPU, at the moment at which it is issued, so results can be compared with eager. Beside that the
 world keeps vector clocks of streams and host threads, and writes down which storages each op touched on which stream. So it can
@@ -9,8 +9,12 @@ tell afterwards what a GPU would have been free to reorder:
     wait_*       a stream comes after another one, or after an event
     synchronize  a host comes after an event
 
-It shares no code with the package: what an op touches is seen on the tensors (storages, version counters), and not told by a
-graph. `World.faults` are pairs of accesses that nothing orders, and memory that may be reused while somebody reads it.
+What an op touches is seen on the tensors (storages, version counters), and not told by a graph. `World.faults` are pairs of
+accesses that nothing orders, and memory that may be reused while somebody reads it.
+
+`partition` itself runs here, from its tracer to its backend: `pretending` lets every tensor say where it lies, and lets state
+be moved. A tensor that a caller holds is a plain one with a ``place``; a program gets aliases of it that are `Placed`. The
+accelerators are called ``lazy:0``, ``lazy:1``: torch's type for its lazy backend is one of which a CPU build makes fakes.
 """
 
 from __future__ import annotations
@@ -18,26 +22,27 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from partitioner.backends import nodes
+from partitioner import compile, partition
+from partitioner.backends import BACKENDS
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamLaunch, Streams
-from partitioner.compile import make_plan
-from partitioner.ir.plan import Plan, state_devices
-from partitioner.model.call import Call
-from partitioner.spec.discover import build_machine
-from partitioner.spec.spec import load_spec
+from partitioner.ir.plan import Plan
+from partitioner.runtime import moving
+from partitioner.runtime.module import Parallel
+from partitioner.spec import devices
 
 Clock = dict[str, int]
 
@@ -174,6 +179,8 @@ class World:
         self.early: list[str] = []
         self.freed: defaultdict[str, list[Storage]] = defaultdict(list)
         self.watch_memory = True
+        self.hardware = Recorder(self)
+        self.made: list[WatchedStreams] = []
 
     def stream(self, name: str, device: str) -> Stream:
         return self.streams.setdefault(name, Stream(self, name, device))
@@ -206,6 +213,14 @@ class World:
             for write, tensors in ((False, reads), (True, writes)):
                 for tensor in tensors:
                     self.storage(tensor).accesses.append(Access(actor.name, tick, clock, write, what))
+
+    def call(self, who: str, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> None:
+        """Somebody reads and writes tensors, each on the current stream of its device."""
+        for tensor in (*reads, *writes):
+            if isinstance(tensor, Tensor):
+                _watch(self, [tensor], str(tensor.device))
+                written = [tensor] if any(tensor is one for one in writes) else []
+                self.note(self.current(str(tensor.device)), who, [tensor], written)
 
     def storage(self, tensor: Tensor) -> Storage:
         return self.alive[key(tensor)]
@@ -389,48 +404,30 @@ class Factories(TorchFunctionMode):
         return made
 
 
-# -- plans -----------------------------------------------------------------------------------------------------------
+# -- partitioning ----------------------------------------------------------------------------------------------------
 
 
 def put(tensor: Tensor, where: str) -> Tensor:
-    """A copy of a tensor on a device."""
-    placed = tensor.detach().clone().as_subclass(Placed)
-    placed.place = where
+    """A copy of a tensor on a device, as a caller holds it."""
+    placed = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    placed.place = where  # type: ignore[attr-defined]
     return placed
 
 
-def plan_for(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int]) -> Plan:
-    """A plan for so many lanes on each device, on which every op is worth a lane of its own."""
+def spread(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int], **options: Any) -> Parallel:
+    """``model`` on so many lanes of each device, on which every op is worth a lane of its own."""
+    return partition(model, example_inputs=inputs, spec=spec(lanes), **options)
+
+
+def spec(lanes: Mapping[str, int], **caps: int) -> dict[str, Any]:
+    """So many lanes on each device, where an op takes long and everything else takes no time."""
     devices = [{"device": name, "lanes": count, "handoff": 0, "overhead": 1e-3} for name, count in lanes.items()]
+    for device in devices:
+        device |= {"memory": caps[kind]} if (kind := str(device["device"]).replace(":", "")) in caps else {}
     links = [
         {"source": one, "target": other, "latency": 0, "bandwidth": 1e15} for one in lanes for other in lanes if one != other
     ]
-    document = load_spec({"devices": devices, "links": links, "grain": 1e-9})
-    machine = build_machine(document)
-    return make_plan(model, Call.of(inputs, {}), machine, document)
-
-
-def place_state(model: nn.Module, plan: Plan) -> None:
-    """Give a model parameters and buffers that say they lie where the plan wants them. Ties stay."""
-    devices = state_devices(plan)
-    slots = [
-        (held, name, old, f"{path}.{name}".lstrip("."))
-        for path, module in model.named_modules()
-        for held in (module._parameters, module._buffers, module.__dict__)
-        for name, old in held.items()
-        if isinstance(old, Tensor)
-    ]
-    home = {id(old): devices[full] for _, _, old, full in slots if full in devices}
-    made: dict[int, Tensor] = {}
-    for held, name, old, _ in slots:
-        if id(old) not in made:
-            made[id(old)] = _state(old, home.get(id(old), plan.machine.lanes[0].torch_device))
-        held[name] = made[id(old)]
-
-
-def _state(old: Tensor, where: str) -> Tensor:
-    new = put(old, where)
-    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+    return {"devices": devices, "links": links, "grain": 1e-9}
 
 
 class WatchedCall(StreamLaunch):
@@ -463,19 +460,88 @@ class WatchedStreams(Streams):
     """The streams backend in a world of its own."""
 
     def __init__(self, plan: Plan, world: World) -> None:
-        super().__init__(plan, Recorder(world))  # type: ignore[arg-type]
+        super().__init__(plan, world.hardware)  # type: ignore[arg-type]
+        self.world = world
+        world.made.append(self)
 
     def begin(self, code: Code, hosts: int) -> WatchedCall:
         return WatchedCall(code, hosts, self.plan, self.hardware)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """The caller has just written the inputs."""
+        given = [lent(value, self.world) if isinstance(value, Tensor) else value for value in arguments]
+        named = dict(zip(self.plan.graph.arguments, given, strict=True))
+        inputs = [value for name, value in named.items() if name not in self.plan.graph.states]
+        self.world.call("the caller", writes=inputs)
+        makes = any(op.tensor and not op.inputs and not op.state for op in self.plan.graph.ops)
+        with Factories() if makes else nullcontext():
+            results = super().__call__(given)
+        return [taken(value, self.world) if isinstance(value, Tensor) else value for value in results]
+
+
+def lent(tensor: Tensor, world: World) -> Tensor:
+    """A caller's tensor as programs see it."""
+    place = str(tensor.device)
+    _watch(world, [tensor], place)
+    return _tagged(tensor.as_subclass(Placed), place, world)  # type: ignore[no-any-return]
+
+
+def taken(tensor: Tensor, world: World) -> Tensor:
+    """A program's tensor as callers see it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        given = tensor.as_subclass(Tensor)
+    given.place = str(tensor.device)  # type: ignore[attr-defined]
+    _watch(world, [given], given.place)  # type: ignore[attr-defined]
+    return given
+
+
+def _move_together(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Stands for `runtime.moving._move_together`."""
+    for tensor in tensors:
+        tensor.place = str(device)  # type: ignore[attr-defined]
+
+
+def _device(tensor: Tensor) -> torch.device:
+    """Stands for `torch.Tensor.device`, as far as Python asks for it."""
+    place = None if _REAL.wanted else getattr(tensor, "place", None)
+    return _real_device(tensor) if place is None else torch.device(place)  # type: ignore[no-any-return]
+
+
+_real_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+
+
+class _Real(threading.local):
+    """Whether tensors tell this thread where they really are."""
+
+    wanted = False
+
+
+_REAL = _Real()
+_from_real = FakeTensorConverter.from_real_tensor
+
+
+def _from_pretended(self: Any, mode: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Stands for `FakeTensorConverter.from_real_tensor`, which knows no places: a fake lies where its tensor does."""
+    place, _REAL.wanted = getattr(tensor, "place", None), True
+    try:
+        fake = _from_real(self, mode, tensor, *args, **kwargs)
+    finally:
+        _REAL.wanted = False
+    if place is not None:
+        fake.fake_device = torch.device(place)
+    return fake
 
 
 @contextmanager
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world for the length of a test."""
-    monkeypatch.setattr(
-        nodes, "place_constant", lambda value, device: put(value, device) if isinstance(value, Tensor) else value
-    )
     WORLD.append(World())
+    monkeypatch.setattr(FakeTensorConverter, "from_real_tensor", _from_pretended)
+    monkeypatch.setattr(Tensor, "device", property(_device), raising=False)
+    monkeypatch.setattr(devices, "_ACCELERATORS", ("lazy",))
+    monkeypatch.setattr(moving, "_move_together", _move_together)
+    monkeypatch.setattr(compile, "refuse_missing", lambda machine: None)
+    monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))
     try:
         yield WORLD[-1]
     finally:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import Factories, Placed, Stream, WatchedStreams, World, place_state, plan_for, pretending, put
+from pretend import Stream, WatchedStreams, World, pretending, put, spread
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -24,16 +25,16 @@ from partitioner.backends.streams import StreamLaunch
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Run, Wait
 from partitioner.lower.rules import Case, race
-from partitioner.testing import GeneratedModule, difference, modules
+from partitioner.testing import GeneratedModule, modules
 
 X = numbers(4, 6)
 
 LANES: dict[str, dict[str, int]] = {
-    "one GPU": {"cuda:0": 3},
-    "two GPUs": {"cuda:0": 2, "cuda:1": 2},
-    "GPU and CPU": {"cuda:0": 2, "cpu": 1},
-    "GPU and CPU lanes": {"cuda:0": 1, "cpu": 3},
-    "three GPUs and CPU lanes": {"cuda:1": 1, "cuda:0": 2, "cuda:2": 1, "cpu": 2},
+    "one GPU": {"lazy:0": 3},
+    "two GPUs": {"lazy:0": 2, "lazy:1": 2},
+    "GPU and CPU": {"lazy:0": 2, "cpu": 1},
+    "GPU and CPU lanes": {"lazy:0": 1, "cpu": 3},
+    "three GPUs and CPU lanes": {"lazy:1": 1, "lazy:0": 2, "lazy:2": 1, "cpu": 2},
 }
 EACH = pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
 
@@ -52,35 +53,34 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 class Bench:
-    """A plan for pretended devices, ready to be called as a caller would: with tensors that were just made there."""
+    """A module over pretended devices, called as a caller would: with tensors that were just made there."""
 
     def __init__(self, world: World, model: nn.Module, inputs: tuple[Tensor, ...], lanes: Mapping[str, int]) -> None:
-        self.world, self.plan = world, plan_for(model, inputs, lanes)
-        self.model = copy.deepcopy(model)
-        place_state(self.model, self.plan)
-        self.execute = WatchedStreams(self.plan, world)
-        self.hardware: Any = self.execute.hardware
-
-    def make(self, *inputs: Tensor) -> list[Tensor]:
-        """Inputs where the plan wants them, written by the caller's own streams."""
-        homes = [self.plan.program.by_name[name].torch_device for name in self.plan.program.inputs]
-        return [put(x, home).requires_grad_(x.requires_grad) * 1 for x, home in zip(inputs, homes, strict=True)]
+        self.world, self.hardware = world, world.hardware
+        self.parallel = spread(model, inputs, lanes, copy=True, check=False)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Call it, and read what it gives."""
-        leaves = self.execute(self.model, self.make(*inputs))
-        result = pytree.tree_unflatten(leaves, self.plan.graph.signature.out_spec)
-        return pytree.tree_map_only(Placed, plain, result)
+        """Call it, and read the results at once."""
+        result = self.only_call(*inputs)
+        self.world.call("the caller", reads=pytree.tree_leaves(result))
+        return result
+
+    def only_call(self, *inputs: Tensor) -> Any:
+        """Call it with inputs where the plan wants them."""
+        names = inspect.signature(self.parallel.forward).parameters
+        known, first = self.plan.program.by_name, self.plan.machine.lanes[0].torch_device
+        homes = (known[name].torch_device if name in known else first for name in names)
+        return self.parallel(*[put(x, home) for x, home in zip(inputs, homes, strict=True)])
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last."""
+        return self.parallel.plan  # type: ignore[no-any-return]
 
     @property
     def faults(self) -> list[str]:
         """What nothing orders, so far."""
         return self.world.faults()
-
-    def lane_of(self, stream: str) -> set[int]:
-        """The lanes whose ops were issued on a stream."""
-        names = {self.stream_of(number): number for number in range(len(self.plan.machine.lanes))}
-        return {number for name, number in names.items() if name == stream}
 
     def stream_of(self, lane: int) -> str:
         """The name of a lane's stream."""
@@ -88,9 +88,9 @@ class Bench:
         return f"{device}/caller" if lane == 0 else f"{device}/{lane}"
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """What a caller sees who reads a result: an op on the caller's stream."""
-    return (tensor * 1).detach().as_subclass(Tensor)
+def values(tree: Any) -> Any:
+    """Tensors without their history and their place."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), tree)
 
 
 # -- what is issued --------------------------------------------------------------------------------------------------
@@ -100,18 +100,14 @@ def plain(tensor: Tensor) -> Tensor:
 def test_every_op_is_issued_on_its_lanes_stream(world: World, lanes: dict[str, int]) -> None:
     """Op by op, in the order of the program."""
     bench = Bench(world, Towers(), (X,), lanes)
-    arguments = bench.make(X)
-    world.issued.clear()
-    bench.execute(bench.model, arguments)
+    bench(X)
     wanted = []
     for item in bench.plan.program.instructions:
         if isinstance(item, Run):
             ops = bench.plan.tasks.by_name[item.task].ops
             wanted += [(bench.stream_of(item.lane), bench.plan.graph.by_name[op].target) for op in ops]
-    names = {"linear": "linear", "tanh": "tanh", "cat": "cat"}
-    found = [(stream, what) for stream, what in world.issued if what in names]
-    assert [stream for stream, _ in found] == [stream for stream, _ in wanted]
-    assert len({stream for stream, _ in found}) == 3
+    assert [pair for pair in world.issued if pair[1] in ("linear", "tanh", "cat")] == wanted
+    assert len({stream for stream, _ in wanted}) == 3
 
 
 @EACH
@@ -123,7 +119,7 @@ def test_everything_is_ordered_and_equal(world: World, lanes: dict[str, int], gr
     assert len(set(bench.plan.placement.lane.values())) > 1
     with torch.set_grad_enabled(grad):
         for _ in range(3):
-            assert_same(model(X).detach(), bench(X))
+            assert_same(values(model(X)), values(bench(X)))
     assert bench.faults == []
 
 
@@ -136,9 +132,8 @@ def test_state_that_is_written(world: World, lanes: dict[str, int]) -> None:
         torch.manual_seed(seed)
         expected = model(X).detach()
         torch.manual_seed(seed)
-        assert_same(expected, bench(X))
-    state = {name: value.as_subclass(Tensor).detach() for name, value in bench.model.state_dict().items()}
-    assert_same({name: value.detach() for name, value in model.state_dict().items()}, state)
+        assert_same(expected, values(bench(X)))
+    assert_same(values(dict(model.state_dict())), values(dict(bench.parallel.state_dict())))
     assert bench.faults == []
 
 
@@ -146,12 +141,11 @@ def test_state_that_is_written(world: World, lanes: dict[str, int]) -> None:
 def test_the_caller_may_go_on_at_once(world: World, lanes: dict[str, int]) -> None:
     """Right after the call it overwrites inputs and parameters, as an optimizer does: after everyone who read them."""
     bench = Bench(world, Towers(), (X,), lanes)
-    for _ in range(2):
-        arguments = bench.make(X)
-        with torch.no_grad():
-            bench.execute(bench.model, arguments)
-            for tensor in (*arguments, *bench.model.parameters()):
-                tensor.mul_(0.5)
+    with torch.no_grad():
+        for _ in range(2):
+            x = put(X, "lazy:0")
+            bench.parallel(x)
+            world.call("the optimizer", writes=[x, *bench.parallel.parameters()])
     assert bench.faults == []
 
 
@@ -179,7 +173,7 @@ def test_views_and_writes(world: World, lanes: dict[str, int], grad: bool) -> No
     bench = Bench(world, model, inputs, lanes)
     with torch.set_grad_enabled(grad):
         for _ in range(2):
-            assert_same(pytree.tree_map(Tensor.detach, model(*inputs)), bench(*inputs))
+            assert_same(values(model(*inputs)), values(bench(*inputs)))
     assert bench.faults == []
 
 
@@ -188,14 +182,48 @@ def test_gradients(world: World, lanes: dict[str, int]) -> None:
     """Backward through copies and streams gives what eager gives."""
     model = Towers(branches=2)
     bench = Bench(world, model, (X,), lanes)
-    (leaf,) = bench.execute(bench.model, bench.make(X))
-    leaf.square().sum().backward()
+    bench(X).square().sum().backward()
     model(X).square().sum().backward()
-    for (name, mine), theirs in zip(model.named_parameters(), bench.model.parameters(), strict=True):
-        assert difference(mine.grad, theirs.grad.as_subclass(Tensor), bitwise=False, rtol=1e-5) is None, name
+    for (name, mine), theirs in zip(model.named_parameters(), bench.parallel.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
 # -- what is left behind ---------------------------------------------------------------------------------------------
+
+
+FAILS: list[bool] = []
+
+
+@torch._dynamo.allow_in_graph
+def fragile(x: Tensor) -> Tensor:
+    """An op of the graph that fails as long as `FAILS` holds something."""
+    if FAILS:
+        raise ZeroDivisionError
+    return x * 1
+
+
+class Fragile(Towers):
+    """Towers of which the last one may fail."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, 6) to (batch, 2)."""
+        first, *others, last = self.towers
+        h = self.stem(x)
+        return self.head(torch.cat([first(h), *(tower(h) for tower in others), fragile(last(h))], 1))
+
+
+@pytest.fixture
+def failing() -> Iterator[Any]:
+    """Calls something that fails."""
+
+    def fail(call: Any) -> None:
+        FAILS.append(True)
+        with pytest.raises(ZeroDivisionError):
+            call()
+        FAILS.clear()
+
+    yield fail
+    FAILS.clear()
 
 
 def callers(world: World, plan: Plan) -> dict[str, Any]:
@@ -206,36 +234,27 @@ def callers(world: World, plan: Plan) -> dict[str, Any]:
 
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[str, int], fails: bool) -> None:
+def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:
     """Also when an op raises, and where the caller's device is none of the plan's."""
-    bench = Bench(world, Towers(), (X,), lanes)
-    own = world.stream("cuda:0/own", "cuda:0")
+    bench = Bench(world, Fragile(), (X,), lanes)
+    bench(X)
+    own = world.stream("lazy:0/own", "lazy:0")
     bench.hardware.set_stream(own)
     bench.hardware.set_device(5)
     before = callers(world, bench.plan)
-    assert "cuda:0/own" in before.values()
-    arguments = bench.make(X)
-    if fails:
-        bench.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            bench.execute(bench.model, arguments)
-    else:
-        bench.execute(bench.model, arguments)
+    assert "lazy:0/own" in before.values()
+    failing(lambda: bench(X)) if fails else bench(X)
     assert callers(world, bench.plan) == before
     assert bench.hardware.current_device() == 5
 
 
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
-def test_side_streams_are_joined(world: World, lanes: dict[str, int], fails: bool) -> None:
+def test_side_streams_are_joined(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:
     """What the caller issues next, on any device, comes after all that was issued: otherwise a capture would fail, too."""
-    bench = Bench(world, Towers(), (X,), lanes)
-    arguments = bench.make(X)
-    handle = bench.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
-    if not fails:
-        handle.remove()
-    with pytest.raises(ZeroDivisionError) if fails else torch.enable_grad():
-        bench.execute(bench.model, arguments)
+    bench = Bench(world, Fragile(), (X,), lanes)
+    bench.only_call(X)
+    failing(lambda: bench.only_call(X)) if fails else bench.only_call(X)
     lanes_used = {bench.stream_of(lane) for lane in range(len(bench.plan.machine.lanes))}
     for device in callers(world, bench.plan):
         clock = world.current(device).clock
@@ -244,15 +263,12 @@ def test_side_streams_are_joined(world: World, lanes: dict[str, int], fails: boo
 
 
 @EACH
-def test_events_are_used_again(world: World, lanes: dict[str, int]) -> None:
+def test_events_are_used_again(world: World, lanes: dict[str, int], failing: Any) -> None:
     """A call takes as many as it records and gives all of them back, also when it fails."""
-    bench = Bench(world, Towers(), (X,), lanes)
+    bench = Bench(world, Fragile(), (X,), lanes)
     bench(X)
     made = bench.hardware.made
-    handle = bench.model.towers[2][2].register_forward_pre_hook(lambda module, args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        bench(X)
-    handle.remove()
+    failing(lambda: bench(X))
     for _ in range(3):
         bench(X)
     assert bench.hardware.made == made == len(bench.hardware.spare) > 0
@@ -262,8 +278,8 @@ def test_events_are_used_again(world: World, lanes: dict[str, int]) -> None:
 def test_streams_are_used_again(world: World) -> None:
     """Two modules on the same lanes share their side streams: a process has few."""
     for _ in range(3):
-        Bench(world, Towers(), (X,), {"cuda:0": 3})(X)
-    assert sorted(name for name in world.streams if name.startswith("cuda")) == ["cuda:0/1", "cuda:0/2", "cuda:0/caller"]
+        Bench(world, Towers(), (X,), {"lazy:0": 3})(X)
+    assert sorted(name for name in world.streams if name.startswith("lazy")) == ["lazy:0/1", "lazy:0/2", "lazy:0/caller"]
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -280,7 +296,7 @@ def read_elsewhere(world: World) -> set[tuple[int, str]]:
         (storage.serial, access.actor)
         for storage in world.storages
         for access in storage.accesses
-        if storage.device.startswith("cuda") and access.actor != storage.allocated and access.actor.startswith(storage.device)
+        if storage.device.startswith("lazy") and access.actor != storage.allocated and access.actor.startswith(storage.device)
     }
 
 
@@ -291,15 +307,14 @@ def test_values_read_on_another_lane_are_announced_with_gradients(world: World, 
     Parameters are the caller's to keep, and copies between devices are saved by nobody.
     """
     bench = Bench(world, Towers(), (X,), lanes)
-    arguments = bench.make(X)
-    kept = bench.execute(bench.model, arguments)
-    parameters = {world.storage(parameter).serial for parameter in bench.model.parameters()}
+    kept = bench(X)
+    parameters = {world.storage(parameter).serial for parameter in bench.parallel.parameters()}
     transfers = {stream for stream in world.streams if stream.endswith("/-1")}
     wanted = {
         (serial, stream) for serial, stream in read_elsewhere(world) if serial not in parameters and stream not in transfers
     }
     assert wanted and wanted <= announced(world)
-    assert kept
+    assert kept.requires_grad
 
 
 @pytest.mark.parametrize("lanes", [LANES["one GPU"], LANES["two GPUs"]], ids=["one GPU", "two GPUs"])
@@ -307,10 +322,10 @@ def test_without_gradients_only_outputs_are_announced(world: World, lanes: dict[
     """`record_stream` makes the allocator's reuse depend on timing, and the program knows better when memory is free."""
     bench = Bench(world, Mixed(), (X, X), lanes)
     with torch.no_grad():
-        kept = bench.execute(bench.model, bench.make(X, X))
+        kept = pytree.tree_leaves(bench(X, X))
         for leaf in kept:
             storage = world.storage(leaf)
-            assert f"{leaf.place}/caller" in storage.announced | {storage.allocated}
+            assert f"{leaf.device}/caller" in storage.announced | {storage.allocated}
     returned = {world.storage(leaf).serial for leaf in kept}
     assert {serial for serial, _ in announced(world)} <= returned
 
@@ -323,7 +338,7 @@ def test_callers_on_streams_of_their_own(world: World, lanes: dict[str, int]) ->
     bench = Bench(world, Towers(), (X,), lanes)
     with torch.no_grad():
         for number in range(3):
-            bench.hardware.set_stream(world.stream(f"cuda:0/user{number}", "cuda:0"))
+            bench.hardware.set_stream(world.stream(f"lazy:0/user{number}", "lazy:0"))
             bench(X)
     assert bench.faults == []
 
@@ -334,13 +349,13 @@ def test_memory_is_not_reused_too_early(world: World) -> None:
     So a program whose frees come too early must be caught: here a stream does not wait before it frees.
     """
     model = Towers()
-    bench = Bench(world, model, (X,), {"cuda:0": 3})
+    bench = Bench(world, model, (X,), {"lazy:0": 3})
     with torch.no_grad():
         for _ in range(4):
             bench(X)
         assert bench.faults == []
-        early = Bench(world, model, (X,), {"cuda:0": 3})
-        for number in range(early.execute.parallel.events):
+        early = Bench(world, model, (X,), {"lazy:0": 3})
+        for number in range(world.made[-1].parallel.events):
             with pytest.MonkeyPatch.context() as patch:
                 skip_waits(patch, {number})
                 early(X)
@@ -380,11 +395,11 @@ def test_copies_through_the_host(world: World, grad: bool) -> None:
     """Where copies between two GPUs do not arrive intact. The host waits for the lane that makes the value."""
     model = Ladder()
     bench = Bench(world, model, (X,), LANES["two GPUs"])
-    bench.hardware.broken |= {("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")}
+    bench.hardware.broken |= {("lazy:0", "lazy:1"), ("lazy:1", "lazy:0")}
     with torch.set_grad_enabled(grad):
         for _ in range(2):
-            assert_same(model(X).detach(), bench(X))
-    assert {what for _, what in world.issued if what.startswith("copy")} == {"copy to cpu", "copy to cuda:0", "copy to cuda:1"}
+            assert_same(values(model(X)), values(bench(X)))
+    assert {what for _, what in world.issued if what.startswith("copy")} == {"copy to cpu", "copy to lazy:0", "copy to lazy:1"}
     assert bench.faults == []
 
 
@@ -392,7 +407,7 @@ def test_copies_leave_no_lane_waiting(world: World) -> None:
     """A copy between GPUs runs on the source's current stream: on one of its own, and none of that device's lanes is held."""
     bench = Bench(world, Towers(), (X,), LANES["two GPUs"])
     bench(X)
-    copies = {stream for stream, what in world.issued if what.startswith("copy to cuda")}
+    copies = {stream for stream, what in world.issued if what.startswith("copy to lazy")}
     assert copies and all(stream.endswith("/-1") for stream in copies)
 
 
@@ -414,17 +429,17 @@ def skip_waits(patch: pytest.MonkeyPatch, events: set[int]) -> None:
 
 def test_a_missing_wait_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any wait, everything that crosses streams is unordered: both the reads and what the caller does next."""
-    bench = Bench(world, Towers(), (X,), {"cuda:0": 3})
+    bench = Bench(world, Towers(), (X,), {"lazy:0": 3})
     skip_waits(monkeypatch, set(range(100)))
     bench(X)
-    assert any("linear on cuda:0/1" in fault for fault in bench.faults)
+    assert any("linear on lazy:0/1" in fault for fault in bench.faults)
 
 
 @pytest.mark.parametrize("part", ["enter", "end"])
 def test_a_missing_entry_or_exit_is_seen(world: World, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """The other devices' lanes must start after their callers' streams, and these must go on after the lanes."""
     inputs = (X, numbers(4, 6, seed=2))
-    bench = Bench(world, Mixed(), inputs, {"cuda:0": 1, "cuda:1": 1})
+    bench = Bench(world, Mixed(), inputs, {"lazy:0": 1, "lazy:1": 1})
     original = getattr(StreamLaunch, part)
 
     def waiting_for_nobody(call: StreamLaunch) -> None:
@@ -433,21 +448,22 @@ def test_a_missing_entry_or_exit_is_seen(world: World, monkeypatch: pytest.Monke
             original(call)
 
     monkeypatch.setattr(StreamLaunch, part, waiting_for_nobody)
-    arguments = bench.make(*inputs)
     with torch.no_grad():
-        bench.execute(bench.model, arguments)
-        for tensor in bench.model.parameters():
-            tensor.mul_(0.5)
+        bench(*inputs)
+        world.call("the optimizer", writes=list(bench.parallel.parameters()))
     found = bench.faults
-    assert found and all("cuda:1" in fault for fault in found)
+    assert found and all("lazy:1" in fault for fault in found)
 
 
 def test_each_wait_that_is_needed(world: World) -> None:
     """Each Wait that the verifier wants is taken out in turn: the world, which knows nothing of the plan, misses it too."""
     model = Mixed()
     inputs = (X, numbers(4, 6, seed=2))
-    bench = Bench(world, model, inputs, {"cuda:0": 3})
-    program = bench.plan.program
+    bench = Bench(world, model, inputs, {"lazy:0": 3})
+    with torch.no_grad():
+        bench(*inputs)
+    piece, plan = bench.parallel._partitioner_programs.shown, bench.plan
+    program = plan.program
     wanted = caught = 0
     for index, item in enumerate(program.instructions):
         if not isinstance(item, Wait):
@@ -457,9 +473,9 @@ def test_each_wait_that_is_needed(world: World) -> None:
             continue
         wanted += 1
         world.storages.clear(), world.alive.clear(), world.references.clear(), world.early.clear()
-        other = WatchedStreams(replace(bench.plan, program=less), world)
+        piece.executable = WatchedStreams(replace(plan, program=less), world)
         with torch.no_grad():
-            other(bench.model, bench.make(*inputs))
+            bench(*inputs)
         caught += bool(world.faults())
     assert wanted >= 3 and caught == wanted
 
@@ -467,7 +483,7 @@ def test_each_wait_that_is_needed(world: World) -> None:
 # -- random modules --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     model=modules(max_steps=8),
     lanes=st.sampled_from(list(LANES.values())),
@@ -486,9 +502,7 @@ def test_random_modules(model: GeneratedModule, lanes: dict[str, int], train: bo
                 torch.manual_seed(seed)
                 expected = eager(*[x.clone() for x in inputs])
                 torch.manual_seed(seed)
-                with Factories():
-                    found = bench(*inputs)
-                agree(pytree.tree_map_only(Tensor, Tensor.detach, expected), found, bench.plan)
+                agree(values(expected), values(bench(*inputs)), bench.plan)
         assert bench.faults == []
 
 

@@ -30,13 +30,20 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo import config, convert_frame
-from torch._dynamo.eval_frame import cached_backends, innermost_backend
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.eval_frame import cached_backends
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch._dynamo.types import ConvertFrameReturn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorConverter,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.sameness import Watched, check, watched
+from partitioner.model.keep import untouched
 from partitioner.model.source import is_user_code
 
 SETTINGS: Mapping[str, Any] = {
@@ -125,11 +132,10 @@ class Compiled:
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
-        context: Any = torch._dynamo.optimize(self._backend, nopython=whole)
-        cached_backends.pop(
-            id(innermost_backend(context.callback)), None
-        )  # kept for `torch._dynamo.reset`, which ours has no need of: it would hold the model
-        context.callback = _Callback(_Convert(self), context.callback.hooks)
+        backend = _Backend(self)
+        context: Any = torch._dynamo.optimize(backend, nopython=whole)
+        cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
+        context.callback = _Callback(_Convert(self, backend), context.callback.hooks)
         self.entry = _entry(type(root).__name__, method)
         self.function = context(self.entry)
 
@@ -137,8 +143,8 @@ class Compiled:
         """Call the method, through what was made of its graphs."""
         try:
             result = self.function(self.root, *args, **kwargs)
-        except TorchDynamoException as error:
-            raise self._refusal(error, args, kwargs) from None
+        except Untraceable as refused:
+            raise self._refusal(refused.error, args, kwargs) from None
         finally:
             pending, self.pending = self.pending, {}
         for code, reason in pending.items():  # eager could do what the tracer could not
@@ -147,21 +153,45 @@ class Compiled:
                 self.failures[code] = reason
         return result
 
-    def _refusal(self, error: TorchDynamoException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
+    def _refusal(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
         """What the model itself raises on this call, told on fakes; or why it cannot be one graph."""
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True), fakes_at(torch.device(self.home or "cpu")):
-                self.entry(self.root, *args, **kwargs)
-        except TorchDynamoException:
-            pass
-        except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError) as raised:
-            return raised
+        if may_be_the_models(error):
+            try:
+                with untouched(self.root), on_fakes(self.home):
+                    self.entry(self.root, *args, **kwargs)
+            except (UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
+                pass  # what fakes cannot do
+            except Exception as raised:  # the model may raise anything
+                return raised
         name = f"{type(self.root).__name__}.{self.entry.__name__}"
         return TraceError(f"{name} cannot be one graph, as state on several devices asks for: {explain(error)}")
 
-    def _backend(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+
+class Untraceable(Exception):
+    """A frame cannot be traced, and may not run as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def may_be_the_models(error: Exception) -> bool:
+    """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
+    raises = ("Observed exception", "Data-dependent assertion failed")
+    return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
+
+
+class _Backend:
+    """What torch calls with each graph. It holds no model: torch keeps it with the code that the model holds."""
+
+    def __init__(self, owner: Compiled) -> None:
+        self.owner = weakref.ref(owner)
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        owner = self.owner()
+        assert owner is not None, "its method is being traced"
         HERE.watched = watched(HERE.scope)
-        return self.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, _reason(module)))
+        return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, _reason(module)))
 
 
 def _entry(name: str, method: str) -> FunctionType:
@@ -187,10 +217,10 @@ class _Callback(convert_frame.CatchErrorsWrapper):
 class _Convert:
     """What that calls for each frame that is to be traced: Dynamo, and our answer to failure."""
 
-    def __init__(self, owner: Compiled) -> None:
+    def __init__(self, owner: Compiled, backend: _Backend) -> None:
         self.owner = owner
-        self._torchdynamo_orig_backend = owner._backend  # the name by which torch looks for the backend
-        self.convert = convert_frame.convert_frame_assert(owner._backend, one_graph=owner.whole)
+        self._torchdynamo_orig_backend = backend  # the name by which torch looks for the backend
+        self.convert = convert_frame.convert_frame_assert(backend, one_graph=owner.whole)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
         code = frame.f_code
@@ -204,7 +234,9 @@ class _Convert:
         except BackendCompilerFailed as error:
             raise _cause(error) from None
         except Exception as error:
-            if self.owner.whole or type(error).__name__ == "ResumePrologueTracingError":
+            if self.owner.whole:
+                raise Untraceable(error) from error
+            if type(error).__name__ == "ResumePrologueTracingError":
                 raise
             self.owner.pending[code] = explain(error)
             strategy = getattr(error, "frame_exec_strategy", None)
@@ -251,19 +283,31 @@ def fakes_at(device: torch.device) -> Iterator[None]:
 
     A model whose state lies on several devices cannot be traced as it lies. Guards are made of the real tensors.
     """
-    plain, thread = FakeTensorMode.from_tensor, threading.get_ident()
+    with convert_frame.compile_lock:
+        plain, thread = FakeTensorConverter.from_real_tensor, threading.get_ident()
 
-    def from_tensor(self: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
-        fake = plain(self, *args, **kwargs)
-        if threading.get_ident() == thread and fake.fake_device.type != "meta":
-            fake.fake_device = device
-        return fake
+        def from_real_tensor(self: FakeTensorConverter, *args: Any, **kwargs: Any) -> Any:
+            fake = plain(self, *args, **kwargs)
+            if threading.get_ident() == thread and fake.fake_device.type != "meta":
+                fake.fake_device = device
+            return fake
 
-    FakeTensorMode.from_tensor = from_tensor  # type: ignore[method-assign]
+        FakeTensorConverter.from_real_tensor = from_real_tensor  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            FakeTensorConverter.from_real_tensor = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def on_fakes(home: str | None) -> Iterator[None]:
+    """Real tensors give fakes meanwhile, all of them at ``home``, and torch's loggers keep silent about what fails."""
+    before, HERE.tracing = HERE.tracing, True
     try:
-        yield
+        with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if home is None else fakes_at(torch.device(home)):
+            yield
     finally:
-        FakeTensorMode.from_tensor = plain  # type: ignore[method-assign]
+        HERE.tracing = before
 
 
 class _Silence(logging.Filter):
@@ -273,7 +317,8 @@ class _Silence(logging.Filter):
         return not HERE.tracing
 
 
-for _name in ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._guards"):
+_TALKING = ("torch._dynamo", "torch._subclasses", "torch.fx.experimental", "torch._guards", "torch._logging")
+for _name in [name for name in logging.root.manager.loggerDict if name.startswith(_TALKING)]:
     logging.getLogger(_name).addFilter(_Silence())
 
 
