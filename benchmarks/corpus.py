@@ -181,7 +181,8 @@ INTRODUCTION = """
 Models nobody here wrote, eager beside partitioned: outputs, buffers, keys, random state and, in train mode, gradients, over
 three CPU lanes with spreading forced; the same module then at other batch sizes, in the caller's contexts, in the other mode
 and with one attribute changed; then the plan for eight GPUs, run on fake devices, where torch itself refuses ops that mix two.
-`bits` is equal to the last bit; a number is the largest difference as a share of the largest magnitude. Gradients may differ by rounding where three or more of them are summed, whose order autograd does not promise. Made by:
+`bits` is equal to the last bit; a number is the largest difference as a share of the largest magnitude. Gradients may differ
+by rounding where three or more of them are summed, whose order autograd does not promise. Made by:
 """.strip()
 
 

@@ -1,11 +1,11 @@
-"""What does a partitioned module cost that partitions nothing? One lane beside eager; it should never be 2% slower.
+"""What does a partitioned module cost that partitions nothing? One lane beside eager; it should never be slower.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --quick
     python benchmarks/overhead.py --threads 1 --models mlp-tiny,gpt2
 
-Everything runs on the caller's thread (policy ``single``), so what is measured is the generated code against the modules'
-own forward: calls through `nn.Module`, guards, flattening. Models that export traced run its ATen ops, and can be faster.
+Everything runs on the caller's thread (policy ``single``), so what is measured is guards and generated code against the
+modules' own forward. Tracing inlines modules, which saves more than guards cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 
 from partitioner import Parallel, partition
 
-AIM = 1.02
+AIM = 1.00
 
 Case = tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]
 
@@ -37,10 +37,10 @@ def main(words: Sequence[str] | None = None) -> None:
         case = CASES[name](options.quick)
         parallel, found = race(case, options.rounds)
         ratio = Ratio.of(found["emitted"], found["eager"])
-        rows.append([name, parallel.graph.tracer, len(parallel.graph.ops), *map(milliseconds, found.values()), ratio])
+        rows.append([name, len(parallel.graph.ops), *map(milliseconds, found.values()), ratio])
         slower += [name] if ratio.median > AIM else []
-    print(table(["model", "front end", "ops", "eager ms", "emitted ms", "emitted / eager, median (quartiles)"], rows))
-    print(f"\nmore than {AIM - 1:.0%} slower: {', '.join(slower) or 'none'}")
+    print(table(["model", "ops", "eager ms", "emitted ms", "emitted / eager, median (quartiles)"], rows))
+    print(f"\nslower than eager: {', '.join(slower) or 'none'}")
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,13 +45,16 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     module = with_regions(found.module)
     held = _name_placeholders(module.graph, found, keys, parameters)
     _name_ops(module.graph, found.paths)
-    modes = without_switches(module.graph, Mode(*modes_here()))
+    entry = Mode(*modes_here())
+    modes = without_switches(module.graph, entry)
     module.graph.lint()
     state = {key: tensor for key, tensor in held.values() if key}
-    effects = observe(module.graph, _resources(held))
+    resources = _resources(held)
+    effects = observe(module.graph, resources)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
-    for node_name, stale in refreshes(nodes, effects).items():
-        effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | stale)
+    hidden = [refreshes(nodes, effects), _casts(nodes, resources, lambda node: modes.get(node.name, entry))]
+    for node_name, writes in (item for found_writes in hidden for item in found_writes.items()):
+        effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | writes)
     placeholders = module.graph.find_nodes(op="placeholder")
     states = {name: key for name, (key, _) in held.items() if key}
     results = dict.fromkeys(node.name for node in module.graph.output_node().all_input_nodes if node.name not in states)
@@ -67,6 +71,23 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         observed=True,
     )
     return Traced(graph, state)
+
+
+def _casts(
+    nodes: Sequence[torch.fx.Node], resources: Mapping[str, str], mode: Callable[[torch.fx.Node], Mode]
+) -> dict[str, frozenset[str]]:
+    """Under autocast the first op that uses a weight casts it for those that follow, on its own lane: a hidden write."""
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        if any(enabled for _, enabled, _ in mode(node).autocast) and mode(node).cache:
+            for source in node.all_input_nodes:
+                if resources.get(source.name, "").startswith("self."):
+                    users[resources[source.name]].append(node.name)
+    found: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
+    for resource, names in users.items():
+        for name in names if len(names) > 1 else ():
+            found[name] |= {resource}
+    return found
 
 
 def _name_placeholders(
