@@ -149,7 +149,7 @@ class _Method:
 
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(call, attribute, getattr(plain, attribute, getattr(call, attribute)))
-        self.call: Any = torch._dynamo.disable(call)  # type: ignore[no-untyped-call]  # torch.compile leaves a module its lanes
+        self.call: Any = call
         if isinstance(plain, MethodType):
             self.call.__wrapped__ = plain.__func__  # the signature, for people, Trainers and torch.fx
         else:

@@ -51,6 +51,7 @@ SETTINGS: Mapping[str, Any] = {
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is an input, not a program for each number
     "recompile_limit": 1 << 30,  # the number of programs is ours to limit: past Dynamo's, it would run eagerly without a word
     "accumulated_recompile_limit": 1 << 30,
+    "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,
     "fail_on_recompile_limit_hit": False,
@@ -58,6 +59,9 @@ SETTINGS: Mapping[str, Any] = {
 
 DEEP = 10_000
 """Python's recursion limit while a frame is traced."""
+
+for _room in ("frontend", "backends", "runtime"):
+    torch._dynamo.trace_rules.add(f"partitioner.{_room}")  # a torch.compile around a partitioned module leaves it its lanes
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
@@ -136,6 +140,7 @@ class Compiled:
         context: Any = torch._dynamo.optimize(backend, nopython=whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
         context.callback = _Callback(_Convert(self, backend), context.callback.hooks)
+        context.enter_exit_hooks = []  # what they prepare for other backends costs time in each call
         self.entry = _entry(type(root).__name__, method)
         self.function = context(self.entry)
 
@@ -190,7 +195,7 @@ class _Backend:
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         owner = self.owner()
         assert owner is not None, "its method is being traced"
-        HERE.watched = watched(HERE.scope)
+        HERE.watched = watched(HERE.scope, owner.root, owner.whole)
         return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, _reason(module)))
 
 
@@ -266,9 +271,9 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
 def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
     """One more condition for a program that was just made."""
     try:
-        manager.root.add_lambda_guard(holds, ["the same constants, not only equal ones"], None)
+        manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"], None)
     except TypeError:  # torch 2.11 asks for no stack
-        manager.root.add_lambda_guard(holds, ["the same constants, not only equal ones"])
+        manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"])
 
 
 def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:
