@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -149,7 +149,7 @@ class _Method:
 
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(call, attribute, getattr(plain, attribute, getattr(call, attribute)))
-        self.call: Any = call
+        self.call = cast(Any, call)
         if isinstance(plain, MethodType):
             self.call.__wrapped__ = plain.__func__  # the signature, for people, Trainers and torch.fx
         else:
