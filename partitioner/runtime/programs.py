@@ -172,7 +172,7 @@ class Programs:
                 self.place = None
 
     def twin(self, copied: nn.Module) -> Programs:
-        """The programs of a copy of the model: to be made, for guards hold for one model; until then this one's plan is shown."""
+        """The programs of a copy of the model: none yet, for guards hold for one model. Until then this one's plan is shown."""
         programs = self.of_twin(copied)
         programs.provisional = self.plan
         if self.place is None:

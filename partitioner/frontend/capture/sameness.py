@@ -1,41 +1,49 @@
-"""Guards that Dynamo leaves out: it compares constants by ``==``, and to that 0.0 is -0.0 and ``(2,)`` is ``(2.0,)``.
+"""Guards that Dynamo leaves out.
 
-Only values for which this matters are looked at again, and only where they are the user's: no layer of torch's own tells them
-apart. A forward that reads the environment depends on all of it.
+It compares constants by ``==``, and to that 0.0 is -0.0 and ``(2,)`` is ``(2.0,)``. Only values for which this matters are
+looked at again, and only where they are the user's: no layer of torch's own tells them apart. A forward that reads the
+environment depends on all of it. Hooks for all modules come and go, and methods of classes may be replaced.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+from torch import nn
 from torch._guards import TracingContext
+from torch.nn.modules import module as everywhere
 
-Watched = tuple[tuple[CodeType, Any], ...]
-"""Expressions over ``L``, a frame's local variables, and ``G``, its globals; and what each of them was."""
+Watched = tuple[Callable[[dict[str, Any]], bool], ...]
+"""Conditions on ``L``, a frame's local variables, and ``G``, its globals."""
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _ENVIRONMENT = compile("tuple(__import__('os').environ.items())", "<partitioner guard>", "eval")
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
-def watched(scope: Mapping[str, Any]) -> Watched:
+def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> Watched:
     """What to look at again, of all that the frame being traced depends on. Called by a backend.
 
     Args:
         scope: ``L`` and ``G`` of that frame.
+        root: the model.
+        whole: whether the frame cannot run as it is.
     """
     context = TracingContext.try_get()
-    return tuple(_ambiguous(context, dict(scope))) if context is not None else ()
-
-
-def _ambiguous(context: TracingContext, scope: dict[str, Any]) -> Iterator[tuple[CodeType, Any]]:
+    if context is None:
+        return ()
     guards = [(_name(guard), guard.create_fn_name()) for guard in context.guards_context.dynamo_guards]
+    return tuple([*_ambiguous(guards, dict(scope)), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code))])
+
+
+def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     if any(".environ" in name for name, _ in guards):
-        yield _ENVIRONMENT, eval(_ENVIRONMENT)
+        yield _is_still(_ENVIRONMENT, eval(_ENVIRONMENT))
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
         try:
             code = compile(name, "<partitioner guard>", "eval")
@@ -44,7 +52,51 @@ def _ambiguous(context: TracingContext, scope: dict[str, Any]) -> Iterator[tuple
         except Exception:  # it speaks of what only Dynamo has
             continue
         if _has_twins(value) and not type(owner).__module__.startswith("torch."):
-            yield code, value
+            yield _is_still(code, value)
+
+
+def _is_still(code: CodeType, value: Any) -> Callable[[dict[str, Any]], bool]:
+    return lambda scope: same(eval(code, scope), value)
+
+
+def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """Hooks for all modules, if a module is called: Dynamo looks at them, and guards that they are in a dictionary.
+
+    Tools that count FLOPs or memory register some together with a dispatch mode, under which nothing can be traced.
+    """
+
+    def here() -> list[list[int]]:
+        return [
+            list(everywhere._global_forward_hooks),
+            list(everywhere._global_forward_pre_hooks),
+            list(everywhere._global_backward_hooks),
+            list(everywhere._global_backward_pre_hooks),
+        ]
+
+    if any("._global_" in name for name, _ in guards):
+        then = here()
+        yield lambda _: here() == then or (whole and torch._C._len_torch_dispatch_stack() > 0)
+
+
+def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """The methods of the model's classes that were traced."""
+    found = [
+        (kind, name, getattr(kind, name))
+        for kind in {type(module) for module in root.modules()}
+        for owner in kind.__mro__
+        if owner is not nn.Module
+        for name, value in vars(owner).items()
+        if getattr(_function(value), "__code__", None) in traced
+    ]
+    if found:
+        yield lambda _: all(getattr(kind, name, None) is method for kind, name, method in found)
+
+
+def _function(value: Any) -> Any:
+    """What runs when an attribute of a class is used, if that can be told from its identity."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod) else value if isinstance(value, FunctionType) else None
 
 
 def _name(guard: Any) -> str:
@@ -64,7 +116,7 @@ def check(found: Watched, module_globals: dict[str, Any]) -> Callable[[Any], boo
 
     def holds(local_variables: Any) -> bool:
         scope = {"L": local_variables, "G": module_globals}
-        return all(same(eval(code, scope), value) for code, value in found)
+        return all(condition(scope) for condition in found)
 
     return holds
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 Body = Callable[..., Any]
@@ -23,8 +24,29 @@ def recompute(body: Body, *args: Any, **kwargs: Any) -> Any:
 
 
 def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, ...] = ()) -> Any:
-    """Run one of two bodies, as `torch.cond` does."""
-    return on_true(*operands) if condition else on_false(*operands)
+    """Run one of two bodies, as `torch.cond` does: what only the other one uses gets a gradient of zeros."""
+    results = on_true(*operands) if condition else on_false(*operands)
+    trained = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
+    if not trained or not torch.is_grad_enabled():
+        return results
+    leaves, spec = tree_flatten(results)
+    made = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for number, tensor in zip(made, _Reaching.apply(len(made), *(leaves[number] for number in made), *trained), strict=True):
+        leaves[number] = tensor
+    return tree_unflatten(leaves, spec)
+
+
+class _Reaching(torch.autograd.Function):
+    """Gives its first tensors, and in backward zeros to the others."""
+
+    @staticmethod
+    def forward(ctx: Any, made: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors[made:]]
+        return tuple([tensor.clone() for tensor in tensors[:made]])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *gradients, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
 def loop(condition: Body, body: Body, carried: tuple[Any, ...], others: tuple[Any, ...] = ()) -> Any:
