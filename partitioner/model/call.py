@@ -72,24 +72,26 @@ def guess_call(module: nn.Module) -> Call:
     return Call.of(args, kwargs)
 
 
-def sharing(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """Which tensors share a storage: for each one, the position of the first that has the same.
+def sharing(values: Sequence[Any], written: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each of the ``written`` values, by position: the positions of those that share its storage.
 
     Example:
         >>> x = torch.ones(4)
-        >>> sharing([x, torch.ones(4), x[1:]])
-        (0, 1, 0)
+        >>> sharing([x, torch.ones(4), x[1:]], written=[2])
+        ((0, 2),)
     """
-    first: dict[int, int] = {}
-    return tuple([first.setdefault(_storage(tensor), number) for number, tensor in enumerate(tensors)])
+    if not written:
+        return ()
+    keys = [_storage(value) for value in values]
+    members: dict[int, list[int]] = {}
+    for position, key in enumerate(keys):
+        members.setdefault(key, []).append(position)
+    return tuple([tuple(members[keys[position]]) for position in written])
 
 
 def _storage(value: Any) -> int:
     """What tells a tensor's storage from others; anything else has one of its own."""
-    try:
-        return storage_key(value) if isinstance(value, torch.Tensor) else -id(value)
-    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, or one of functorch's
-        return -id(value)
+    return storage_key(value) if isinstance(value, torch.Tensor) else -id(value)
 
 
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:

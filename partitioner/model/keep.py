@@ -1,123 +1,210 @@
-"""A model, left as it was: what tracing and comparing do to it is undone, and what its forward assigned is told."""
+"""A model, left as it was: whatever its forward changes while it is traced and compared is put back.
+
+A forward may change what the model holds (parameters, buffers, caches, counters, lists), what its class or its defaults hold, a
+list in a global, and generators of random numbers. All that can be reached from the model is looked at, and what can be
+changed in place is copied, one level deep for each container.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterator
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from partitioner.model.storage import parts
 
+LARGEST = 2**28
+"""Bytes of parameters up to which they are copied: all of a large model would take as much memory again."""
 
-@dataclass(frozen=True)
-class Assigned:
-    """An attribute that the model's forward assigned while it was traced: qualified name, and whether it held a tensor."""
+MOST = 100_000
+"""Objects that are looked at."""
 
-    name: str
-    tensor: bool
-
-
-@contextmanager
-def untouched(module: nn.Module) -> Iterator[list[Assigned]]:
-    """Undo whatever tracing does to the model and to the CPU's random generator; tell what its forward assigned.
-
-    Tracing runs the user's forward, and that may assign attributes: a cache, a counter, a proxy that must not stay. The
-    list that is yielded is filled when the block ends.
-    """
-    assigned: list[Assigned] = []
-    before = [(name, child, [dict(part) for part in _parts(child)]) for name, child in module.named_modules()]
-    contents = [
-        (f"{name}.{key}".lstrip("."), value, copy.copy(value))
-        for name, child in module.named_modules()
-        for key, value in child.__dict__.items()
-        if type(value) in (list, dict, set) and not key.startswith("_")
-    ]
-    generator = torch.get_rng_state()
-    try:
-        yield assigned
-    finally:
-        torch.set_rng_state(generator)
-        assigned += (Assigned(name, held) for name, value, old in contents for held in _refill(value, old))
-        for name, child, old in before:
-            for now, then in zip(_parts(child), old, strict=True):
-                assigned += (Assigned(f"{name}.{key}".lstrip("."), tensor) for key, tensor in _restore(now, then))
-
-
-def _parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """The dictionaries that hold a module's attributes."""
-    own = module.__dict__
-    return own["_parameters"], own["_buffers"], own["_modules"], own
-
-
-def _restore(now: dict[str, Any], then: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Put old attributes back; each key whose value differed, and whether a tensor was there."""
-    missing = object()
-    keys = [key for key in {**then, **now} if now.get(key, missing) is not then.get(key, missing)]
-    rebuilt = [key for key in keys if key in now and key in then and _equal(now[key], then[key])]
-    tensor = [isinstance(now.get(key), _TENSORS) or isinstance(then.get(key), _TENSORS) for key in keys]
-    for key in keys:
-        if key in then:
-            now[key] = then[key]
-        else:
-            del now[key]
-    return [(key, held) for key, held in zip(keys, tensor, strict=True) if key not in rebuilt]
-
-
-def _refill(value: Any, old: Any) -> Iterator[bool]:
-    """Put the old items back into a list, dict or set that was changed in place; whether the change held a tensor."""
-    now, then = (list(each.items()) if isinstance(each, dict) else list(each) for each in (value, old))
-    if len(now) != len(then) or any(not _same_item(one, other) for one, other in zip(now, then, strict=True)):
-        yield any(isinstance(leaf, _TENSORS) for leaf in tree_leaves([now, then]))
-        value.clear()
-        getattr(value, "extend" if isinstance(value, list) else "update")(old)
-
-
-def _same_item(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same_item, one, other))
-    return one is other or _equal(one, other)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two attributes that are not the same object are equal; export rebuilds containers, for instance."""
-    if isinstance(one, _TENSORS) or isinstance(other, _TENSORS):
-        return False
-    try:
-        return bool(one == other)
-    except Exception:  # a user's own type may compare as it likes
-        return False
-
-
-_TENSORS = (torch.Tensor, torch.fx.Proxy)
+_MISSING = object()
+_CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, CodeType)
+_CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
 @contextmanager
-def state_kept(module: nn.Module, written: Collection[str] = ()) -> Iterator[list[Assigned]]:
-    """Put back buffers, tensor attributes and assigned attributes, whatever runs inside; tell as `untouched` does.
+def state_kept(module: nn.Module, *, tensors: bool = True) -> Iterator[list[str]]:
+    """Put back what is changed inside of the block.
 
     Args:
         module: whose state.
-        written: parameters to put back as well. All of them would take as much memory as the model.
+        tensors: whether values of tensors are copied too; otherwise nothing that takes memory is.
+
+    Yields:
+        A list that holds, when the block has ended, the names of what was changed and is no tensor.
     """
-    attributes = [value for child in module.modules() for value in child.__dict__.values() if isinstance(value, torch.Tensor)]
-    parameters = (parameter for name, parameter in module.named_parameters() if name in written)
-    tensors = [*module.buffers(), *parameters, *attributes]
-    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    plain = [tensor for tensor in tensors if not tensor.requires_grad]
-    with untouched(module) as assigned:
-        try:
-            yield assigned
-        finally:
-            with torch.no_grad():
-                for tensor, value in kept:
-                    if tensor.shape == value.shape and not all(map(torch.equal, parts(tensor), parts(value))):
-                        tensor.detach().copy_(value)
-                for tensor in plain:
-                    if tensor.requires_grad:  # what was written to it had a history
-                        tensor.detach_()
+    kept, changed = _Kept(tensors), list[str]()
+    kept.look(module)
+    grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        yield changed
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_rng_state(generator)
+        random.setstate(python)
+        np.random.set_state(numbers)
+        changed += kept.restore()
+
+
+class _Kept:
+    """What was found, and how it was."""
+
+    def __init__(self, tensors: bool) -> None:
+        self.tensors = tensors
+        self.seen: dict[int, Any] = {}  # holds what was seen, so that no identity is given twice
+        self.containers: list[tuple[str, Any, Any]] = []
+        self.undo: list[Callable[[], None]] = []
+
+    def look(self, root: nn.Module) -> None:
+        small = sum(parameter.nbytes for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
+        waiting: deque[tuple[str, Any]] = deque([("", root)])
+        while waiting and len(self.seen) < MOST:
+            name, value = waiting.popleft()
+            if isinstance(value, _CLOSED) or id(value) in self.seen:
+                continue
+            self.seen[id(value)] = value
+            if isinstance(value, torch.Tensor):
+                if self.tensors and not value.is_meta and (small or not isinstance(value, nn.Parameter)):
+                    self.undo.append(_tensor_undo(value))
+            elif not self._generator(value):
+                waiting.extend(self._inside(name, value))
+
+    def _generator(self, value: Any) -> bool:
+        """Keep the state of a generator of random numbers."""
+        if isinstance(value, random.Random):
+            state = value.getstate()
+            self.undo.append(lambda: value.setstate(state))
+        elif isinstance(value, np.random.Generator):
+            now = value.bit_generator.state
+            self.undo.append(lambda: setattr(value.bit_generator, "state", now))
+        elif isinstance(value, torch.Generator):
+            tensor = value.get_state()
+            self.undo.append(lambda: (value.set_state(tensor), None)[1])
+        else:
+            return False
+        return True
+
+    def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """What lies in a value; keep it, if it can be changed."""
+        if isinstance(value, _CODE):
+            yield from _of_code(value)
+            return
+        if isinstance(value, dict | list | set | deque):
+            self.containers.append((name, value, dict(value) if isinstance(value, dict) else list(value)))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{name}.{key}", item) for key, item in items)
+        elif isinstance(value, tuple | frozenset):
+            yield from ((f"{name}.{number}", item) for number, item in enumerate(value))
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict) and not isinstance(value, torch.jit.ScriptModule):
+            self.containers.append((name, held, dict(held)))
+            yield from ((_joined(name, key), item) for key, item in held.items())
+        if isinstance(value, nn.Module):
+            yield from self._of_class(type(value))
+
+    def _of_class(self, kind: type) -> Iterator[tuple[str, Any]]:
+        """Data that a user's class holds for all of its modules, and what its forward can reach."""
+        for owner in kind.__mro__:
+            if id(owner) in self.seen or owner.__module__.startswith(("torch.", "builtins")):
+                continue
+            self.seen[id(owner)] = owner
+            for key, value in list(vars(owner).items()):
+                if isinstance(value, int | float | str | type(None)) and not key.startswith("__"):
+                    self.undo.append(_attribute_undo(owner, key, value))
+                yield f"{owner.__name__}.{key}", value
+
+    def restore(self) -> list[str]:
+        """Put everything back; the names of what had changed."""
+        changed = [f"{name}{key}".lstrip(".") for name, live, then in self.containers for key in _refill(live, then)]
+        for undo in reversed(self.undo):
+            undo()
+        return sorted(set(changed))
+
+
+def _joined(name: str, key: Any) -> str:
+    """A qualified name; the dictionaries that modules keep their parts in are no part of it."""
+    inner = "" if key in ("_parameters", "_buffers", "_modules") else str(key)
+    return ".".join(part for part in (name, inner) if part)
+
+
+def _of_code(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function can reach: its defaults, its closure, and containers in the globals that it speaks of."""
+    function = value.__func__ if isinstance(value, MethodType) else value
+    if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+        return
+    yield from (
+        (f"{function.__name__}.default", item) for item in (*(function.__defaults__ or ()), function.__kwdefaults__ or {})
+    )
+    for name in function.__code__.co_names:
+        found = function.__globals__.get(name)
+        if isinstance(found, dict | list | set | deque):
+            yield name, found
+
+
+def _refill(live: Any, then: Any) -> list[str]:
+    """Put old items back into a container; what had changed: keys of a dictionary, or the whole of another one."""
+    if isinstance(live, dict):
+        now = dict(live)
+        changed = [key for key in {**then, **now} if now.get(key, _MISSING) is not then.get(key, _MISSING)]
+        for key in now.keys() - then.keys():
+            del live[key]
+        live.update(then)
+        return [f".{key}" for key in changed if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))]
+    old = list(live)
+    if len(old) == len(then) and all(one is other for one, other in zip(old, then, strict=True)):
+        return []
+    live.clear()
+    live.update(then) if isinstance(live, set) else live.extend(then)
+    return [] if len(old) == len(then) and all(map(_equal, old, then)) else [""]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two things that are not the same object are equal. Tensors and the user's own types are not known to be."""
+    return type(one) is type(other) and isinstance(one, int | float | str | tuple | bytes) and one == other
+
+
+def _attribute_undo(owner: Any, key: str, value: Any) -> Callable[[], None]:
+    def undo() -> None:
+        if vars(owner).get(key, _MISSING) is not value:
+            setattr(owner, key, value)
+
+    return undo
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; one that was made under inference mode does not know."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
+    """Puts back a tensor's value, its gradient, and whether it needs one."""
+    version, needs, history = _version(tensor), tensor.requires_grad, tensor.grad_fn
+    alias, value, grad = tensor.detach(), tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
+    grads = None if grad is None else grad.detach().clone()
+
+    def undo() -> None:
+        with torch.no_grad():
+            if tensor.grad_fn is not history:  # what was written to it had a history
+                tensor.detach_()
+            if tensor.layout is torch.strided and (tensor.shape != alias.shape or tensor.data_ptr() != alias.data_ptr()):
+                tensor.data = alias
+            if _version(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
+                tensor.detach().copy_(value)
+            if tensor.is_leaf and tensor.requires_grad != needs:
+                tensor.requires_grad_(needs)
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = grad
+            if grad is not None and grads is not None:
+                grad.copy_(grads)
+
+    return undo

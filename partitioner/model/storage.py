@@ -23,7 +23,10 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """What tells storages apart, for tensors of any kind, as long as they are alive."""
-    return int(parts(tensor)[0].untyped_storage()._cdata)
+    try:
+        return int(parts(tensor)[0].untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, or one of functorch's
+        return -id(tensor)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

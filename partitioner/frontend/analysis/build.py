@@ -147,15 +147,8 @@ def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, (key, value) in held.items():
         if isinstance(value, torch.Tensor):
-            found[name] = first.setdefault(_storage(value), f"self.{key}" if key else name)
+            found[name] = first.setdefault(storage_key(value), f"self.{key}" if key else name)
     return found
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return storage_key(tensor)
-    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, or one of functorch's
-        return -id(tensor)
 
 
 def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.errors import TraceError
 from partitioner.model.call import Call, guess_call
-from partitioner.model.keep import untouched
+from partitioner.model.keep import state_kept
 from partitioner.model.source import model_line, user_line
 
 
@@ -51,7 +51,7 @@ def capture_symbolic(module: nn.Module) -> View:
     """
     tracer = _Tracer(guess_call(module))
     try:
-        with untouched(module):
+        with state_kept(module, tensors=False):
             graph = tracer.trace(module)
     except Exception as error:  # forward is the user's code and may raise anything on a proxy
         where = " ".join(filter(None, (tracer.failed_in and f"in {tracer.failed_in}", user_line(error))))

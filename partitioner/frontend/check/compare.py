@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from partitioner.errors import InputError, PartitionerError
 from partitioner.model.call import Call
-from partitioner.model.keep import Assigned, state_kept
+from partitioner.model.keep import state_kept
 
 Run = Callable[..., Any]
 
@@ -41,10 +41,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What two calls gave, one after the other, and the attributes that they left changed."""
+    """What two calls gave, one after the other, and what else of the model they changed."""
 
     calls: list[Outcome]
-    assigned: list[Assigned]
+    changed: list[str]
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,25 @@ def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None)
     """
     draws = [list(call.tensors), [redraw(tensor) for tensor in call.tensors]]
     wanted = eager(module, call, draws)
+    difference = _differ(wanted, module, call, [plainly or run, run], draws)
+    if difference is None or _first_difference(wanted, eager(module, call, draws)) is not None:
+        return None  # what is not the same in two runs of eager cannot be compared
+    return difference
+
+
+def _differ(
+    wanted: Outcomes, module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[Sequence[torch.Tensor]]
+) -> Difference | None:
     try:
-        found = _calls(module, call, [plainly or run, run], draws[: len(wanted.calls)])
+        found = _calls(module, call, runs, draws[: len(wanted.calls)])
     except PartitionerError:
         raise
     except Exception as error:  # any op may raise anything
         return Difference("the program fails", f"{type(error).__name__}: {error}")
+    return _first_difference(wanted, found)
+
+
+def _first_difference(wanted: Outcomes, found: Outcomes) -> Difference | None:
     if len(found.calls) < len(wanted.calls):
         return Difference("a second call", "eager takes it, the program does not")
     differences = (differs(mine, theirs) for mine, theirs in zip(wanted.calls, found.calls, strict=True))
@@ -92,7 +105,7 @@ def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None)
 
 def _compare_assigned(wanted: Outcomes, found: Outcomes) -> Difference | None:
     """Attributes that one of the two changes. Buffers have been compared by value."""
-    mine, theirs = ({item.name for item in outcomes.assigned} for outcomes in (wanted, found))
+    mine, theirs = (set(outcomes.changed) for outcomes in (wanted, found))
     lost = sorted(mine ^ theirs)
     return Difference("attributes", f"not both change {', '.join(lost[:3])}") if lost else None
 
@@ -119,6 +132,8 @@ def redraw(tensor: torch.Tensor) -> torch.Tensor:
 
     Shuffling keeps every value in the domain that the example had: indices stay valid, masks stay masks.
     """
+    if tensor.is_nested or tensor.is_quantized or (tensor.dtype.itemsize == 1 and tensor.is_floating_point()):
+        return tensor.detach().clone()  # few ops take these
     if tensor.layout is not torch.strided:
         return -tensor.detach() if tensor.is_floating_point() else tensor.detach().clone()
     generator = torch.Generator().manual_seed(0)
@@ -134,7 +149,7 @@ def _calls(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[S
         Exception: whatever the first call raises.
     """
     calls: list[Outcome] = []
-    with state_kept(module) as assigned, _same_numbers():
+    with state_kept(module) as changed, _same_numbers():
         for run, tensors in zip(runs, draws, strict=False):
             try:
                 calls.append(_one_call(module, call, run, tensors, gradients=not calls))
@@ -142,7 +157,7 @@ def _calls(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[S
                 if not calls:
                     raise
                 break
-    return Outcomes(calls, assigned)
+    return Outcomes(calls, changed)
 
 
 @contextmanager
@@ -221,8 +236,7 @@ def _by_name(kind: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> 
 def _unlike(mine: Any, theirs: Any) -> str | None:
     """How two values differ beyond rounding, or ``None``."""
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
-        alike = type(mine) is type(theirs) and (isinstance(mine, torch.Tensor) or _same(mine, theirs))
-        return None if alike else f"{mine!r} in the model, {theirs!r} in the program"
+        return _unlike_objects(mine, theirs)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return f"{tuple(mine.shape)} {mine.dtype} in the model, {tuple(theirs.shape)} {theirs.dtype} in the program"
     try:
@@ -238,8 +252,23 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float64: 1e-8}.get(dtype, 1e-4)
 
 
-def _same(mine: Any, theirs: Any) -> bool:
+def _unlike_objects(mine: Any, theirs: Any) -> str | None:
+    """How two things that are no tensors differ: by what they hold, where they hold something, otherwise by ``==``."""
+    if type(mine) is not type(theirs):
+        return f"{type(mine).__name__} in the model, {type(theirs).__name__} in the program"
+    if isinstance(mine, list | tuple | dict):
+        pairs = _pairs(mine, theirs)
+        return next(filter(None, (_unlike(*pair) for pair in pairs)), None) if pairs is not None else "of different lengths"
+    if isinstance(getattr(mine, "__dict__", None), dict) and not callable(mine):
+        return _unlike_objects(vars(mine), vars(theirs))
     try:
-        return bool(mine == theirs)
+        same = bool(mine == theirs)
     except Exception:  # a user's own type may compare as it likes
-        return True
+        return None
+    return None if same else f"{mine!r} in the model, {theirs!r} in the program"
+
+
+def _pairs(mine: Any, theirs: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(mine, dict):
+        return [(mine[key], theirs[key]) for key in mine] if mine.keys() == theirs.keys() else None
+    return list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else None
