@@ -19,7 +19,6 @@ from random import Random
 
 import torch
 from hypothesis import strategies as st
-from torch.utils._pytree import tree_structure
 
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY, RNG, Access
@@ -28,7 +27,6 @@ from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph, Op, TensorMeta
 from partitioner.ir.machine import Device, Lane, Link, Machine
 from partitioner.ir.program import Program
-from partitioner.ir.signature import Signature
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
@@ -60,10 +58,8 @@ class Lowered:
 
 def make_graph(ops: Sequence[Op], inputs: Sequence[str] = ("x",), outputs: Sequence[str] = ()) -> Graph:
     """A graph of given ops, without a traced program behind it."""
-    spec = tree_structure(((0,) * len(inputs), {}))
     metas = tuple((name, TensorMeta((16,), torch.float32, 64)) for name in inputs)
-    signature = Signature(spec, (), tree_structure([0] * len(outputs)))
-    return Graph("Toy", tuple(ops), metas, tuple(outputs), torch.fx.Graph(), signature, observed=True)
+    return Graph("Toy", tuple(ops), metas, tuple(outputs), torch.fx.Graph(), tuple(inputs), observed=True)
 
 
 class _GraphMaker:
