@@ -14,7 +14,7 @@ from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
 from partitioner.frontend.capture.dynamo import Found
-from partitioner.frontend.rewrite.higher_order import as_plain_calls
+from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import with_regions, without_switches
 from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
@@ -44,6 +44,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     as_plain_calls(found.module)
     module = with_regions(found.module)
     held = _name_placeholders(module.graph, found, keys, parameters)
+    tell_state(module.graph, {name for name, (key, _) in held.items() if key})
     _name_ops(module.graph, found.paths)
     entry = Mode(*modes_here())
     modes = without_switches(module.graph, entry)

@@ -7,7 +7,7 @@ becomes the plain call that it was in the user's code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,10 +17,24 @@ from torch.utils.checkpoint import checkpoint
 Body = Callable[..., Any]
 
 
-def recompute(body: Body, *args: Any, **kwargs: Any) -> Any:
-    """Run ``body`` now and again in backward, as `torch.utils.checkpoint.checkpoint` does, with the same random numbers."""
+def recompute(body: Body, *args: Any, state: frozenset[int] = frozenset(), **kwargs: Any) -> Any:
+    """Run ``body`` now and again in backward, as `torch.utils.checkpoint.checkpoint` does, with the same random numbers.
+
+    Args:
+        body: what is run.
+        args: its arguments.
+        state: the numbers of those that the user's function took from its model, and that were no arguments there. It
+            matters to a checkpoint: it saves its arguments, and an older kind of it asks them alone whether to record.
+        kwargs: options of the checkpoint.
+    """
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
-    return checkpoint(body, *args, **kwargs, **({} if context is None else {"context_fn": context}))
+    given = [arg for number, arg in enumerate(args) if number not in state]
+
+    def run(*again: Any) -> Any:
+        following = iter(again)
+        return body(*(arg if number in state else next(following) for number, arg in enumerate(args)))
+
+    return checkpoint(run, *given, **kwargs, **({} if context is None else {"context_fn": context}))
 
 
 def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, ...] = ()) -> Any:
@@ -74,6 +88,14 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "invoke_subgraph": subgraph,
 }
 """What runs in the place of a higher-order op, by its name."""
+
+
+def tell_state(graph: torch.fx.Graph, states: Collection[str]) -> None:
+    """Tell checkpoints which of their arguments are the model's, by the names of placeholders."""
+    for node in graph.nodes:
+        if node.target is recompute:
+            taken = (number for number, arg in enumerate(node.args[1:]) if getattr(arg, "name", None) in states)
+            node.kwargs = {**node.kwargs, "state": frozenset(taken)}
 
 
 def as_plain_calls(module: torch.fx.GraphModule) -> None:
