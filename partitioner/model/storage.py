@@ -29,6 +29,15 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
+def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and size of a tensor's storage; address 0 if it has none, as on the meta device."""
+    try:
+        storage = parts(tensor)[0].untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, one of functorch's, a fake one
+        return 0, 0
+
+
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Size of a tensor's elements in bytes; of a sparse one, of what it holds."""
     return sum(part.numel() * part.element_size() for part in parts(tensor))

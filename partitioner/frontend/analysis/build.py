@@ -19,9 +19,9 @@ from partitioner.frontend.rewrite.modes import with_regions, without_switches
 from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.mode import Mode
+from partitioner.model.call import memory
 from partitioner.model.modes import modes_here
 from partitioner.model.source import is_user_code
-from partitioner.model.storage import storage_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +143,14 @@ def _argument(words: list[str], parameters: Sequence[str]) -> list[str]:
 
 
 def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
-    """The resource of each placeholder: those that share a storage share the name of the first."""
+    """The resource of each placeholder: those that share memory share the name of the first."""
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for name, (key, value) in held.items():
-        if isinstance(value, torch.Tensor):
-            found[name] = first.setdefault(storage_key(value), f"self.{key}" if key else name)
-    return found
+    numbers = memory([value for _, value in held.values()])
+    return {
+        name: first.setdefault(number, f"self.{key}" if key else name)
+        for (name, (key, value)), number in zip(held.items(), numbers, strict=True)
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:
