@@ -110,6 +110,9 @@ class Parallel(nn.Module):
         memo[id(self)] = twin = parallel_of(programs)
         return twin
 
+    def __copy__(self) -> Parallel:
+        return parallel_of(self._partitioner_programs.twin(copy.copy(self._partitioner_programs.original)))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise PartitionerError(
             "a partitioned module is not pickled: generated code and streams do not travel. Save parallel.state_dict(), "

@@ -132,7 +132,8 @@ def number_of(value: Any) -> Any:
     if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value
     hint = value.node.hint
-    return {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}[type(value)] if hint is None else hint
+    known = isinstance(hint, int | float)  # a size of ragged tensors has no number
+    return hint if known else {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}[type(value)]
 
 
 class _Observer:

@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo import config, convert_frame
-from torch._dynamo.eval_frame import cached_backends
+from torch._dynamo.eval_frame import cached_backends, reset_code
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch._dynamo.types import ConvertFrameReturn
 from torch._subclasses.fake_tensor import (
@@ -41,9 +42,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
-from partitioner.errors import TraceError
+from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.sameness import Watched, check, watched
-from partitioner.model.keep import untouched
+from partitioner.model.keep import state_kept
 from partitioner.model.source import is_user_code
 
 SETTINGS: Mapping[str, Any] = {
@@ -143,6 +144,7 @@ class Compiled:
         context.enter_exit_hooks = []  # what they prepare for other backends costs time in each call
         self.entry = _entry(type(root).__name__, method)
         self.function = context(self.entry)
+        weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, through what was made of its graphs."""
@@ -162,7 +164,7 @@ class Compiled:
         """What the model itself raises on this call, told on fakes; or why it cannot be one graph."""
         if may_be_the_models(error):
             try:
-                with untouched(self.root), on_fakes(self.home):
+                with state_kept(self.root, tensors=False), on_fakes(self.home):
                     self.entry(self.root, *args, **kwargs)
             except (UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
                 pass  # what fakes cannot do
@@ -237,7 +239,11 @@ class _Convert:
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
-            raise _cause(error) from None
+            if self.owner.whole or isinstance(_cause(error), PartitionerError):
+                raise _cause(error) from None
+            self.owner.pending[code] = f"a fault of partitioner, {type(_cause(error)).__name__}: {_cause(error)}"
+            warnings.warn(f"{self.owner.pending[code]}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            return ConvertFrameReturn(apply_to_code=False)
         except Exception as error:
             if self.owner.whole:
                 raise Untraceable(error) from error

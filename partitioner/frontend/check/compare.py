@@ -195,7 +195,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]) -> list[torch.Tensor | None] | None:
-    roots = [leaf for leaf in outputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    roots = [leaf for leaf in outputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_nested]
     wanted = [tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad]
     if not roots or not wanted:
         return []
