@@ -43,9 +43,8 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     """
     as_plain_calls(found.module)
     module = with_regions(found.module)
-    held = _name_placeholders(module.graph, found, keys, parameters)
+    held = _name(module.graph, found, keys, parameters)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})
-    _name_ops(module.graph, found.paths)
     entry = Mode(*modes_here())
     modes = without_switches(module.graph, entry)
     module.graph.lint()
@@ -91,29 +90,36 @@ def _casts(
     return found
 
 
-def _name_placeholders(
+def _name(
     graph: torch.fx.Graph, found: Found, keys: Mapping[int, str], parameters: Sequence[str]
 ) -> dict[str, tuple[str, Any]]:
-    """Give placeholders readable names; for each its key, if it is state, and its value."""
+    """Give nodes readable names; for each placeholder its key, if it is state, and its value.
+
+    Arguments are named after the method's parameters, which come first, state after its keys, ops after the modules in which
+    they were traced; ops of the root keep the names of the user's variables.
+    """
+    names = graph._graph_namespace = torch.fx.graph._Namespace()
     held: dict[str, tuple[str, Any]] = {}
-    for node, value in zip(graph.find_nodes(op="placeholder"), found.inputs, strict=True):
-        words = _words(node)
-        of_model = words[:1] == ["self"] and isinstance(value, torch.Tensor)
-        key = keys.get(id(value), ".".join(words[1:]) if of_model else "")
-        if isinstance(value, torch.Tensor):
-            label = f"p_{key}" if key else "_".join(_argument(words, parameters)) or node.name
-            node._rename(re.sub(r"\W", "_", label))
-            node.target = node.name
-        held[node.name] = key, value
+    values = iter(found.inputs)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = next(values)
+            key, label = _placeholder(node, value, keys, parameters)
+            node.target = node.name = names.create_name(label, node)
+            held[node.name] = key, value
+        else:
+            path = _path(node, found.paths) if node.op.startswith("call_") else ""
+            node.name = names.create_name(f"{path}_{_target(node)}" if path else node.name, node)
     return held
 
 
-def _name_ops(graph: torch.fx.Graph, paths: Mapping[str, str]) -> None:
-    """Name ops after the modules in which they were traced; those of the root keep the names of the user's variables."""
-    for node in graph.nodes:
-        path = _path(node, paths) if node.op.startswith("call_") else ""
-        if path:
-            node._rename(re.sub(r"\W", "_", f"{path}_{_target(node)}"))
+def _placeholder(node: torch.fx.Node, value: Any, keys: Mapping[int, str], parameters: Sequence[str]) -> tuple[str, str]:
+    """The key of a placeholder, if it is state, and its label."""
+    words = _words(node)
+    if not isinstance(value, torch.Tensor):
+        return keys.get(id(value), ""), node.name
+    key = keys.get(id(value), ".".join(words[1:]) if words[:1] == ["self"] else "")
+    return key, f"p_{key}" if key else "_".join(_argument(words, parameters)) or node.name
 
 
 _WORD = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
