@@ -16,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
+from partitioner.compile import make_plan
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.assignment import Assignment
@@ -30,11 +33,13 @@ from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
+from partitioner.model.call import Call
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import issue_order
+from partitioner.spec.spec import Spec
 
 KINDS = "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()
 STATE = ("w0", "w1", "b0", "b1")
@@ -60,6 +65,12 @@ def make_graph(ops: Sequence[Op], inputs: Sequence[str] = ("x",), outputs: Seque
     """A graph of given ops, without a traced program behind it."""
     metas = tuple((name, TensorMeta((16,), torch.float32, 64)) for name in inputs)
     return Graph("Toy", tuple(ops), metas, tuple(outputs), torch.fx.Graph(), tuple(inputs), observed=True)
+
+
+def traced(module: nn.Module, *inputs: Any) -> Graph:
+    """The graph of a whole model, on the CPU."""
+    machine = Machine((Device("cpu", "cpu"),))
+    return make_plan(module, Call.of(inputs, {}), machine, Spec()).graph
 
 
 class _GraphMaker:

@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from partitioner.frontend.trace import trace
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.machine import Device, Machine
-from partitioner.model.call import Call
 from partitioner.planner.bounds import Bound, lower_bound
+from programs import traced
 
 GIGA = 10**9
 
 
 class Diamond(nn.Module):
     """
-    relu -> left  -> add
-         -> right ->
+    h -> left_linear  -> add
+      -> right_linear ->
     """
 
     def __init__(self) -> None:
@@ -26,12 +25,12 @@ class Diamond(nn.Module):
         self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(x)
-        return self.left(x) + self.right(x)
+        h = torch.relu(x)
+        return self.left(h) + self.right(h)
 
 
 def bound(machine: Machine, module: nn.Module | None = None, **seconds: int) -> Bound:
-    graph = trace(module or Diamond(), Call.of((torch.zeros(1, 2),), {}))
+    graph = traced(module or Diamond(), torch.zeros(1, 2))
     costs = {op.name: OpCost(seconds.get(op.name, 0) * GIGA, 0, 0) for op in graph.ops}
     return lower_bound(graph, Costs(machine, costs, shapes_known=True))
 
@@ -42,24 +41,24 @@ def device(lanes: int, cores: int = 1, place: str = "cpu", speed: float = 1.0) -
 
 
 def test_a_long_chain_is_the_bound() -> None:
-    found = bound(Machine((device(2),)), relu=1, left=4, right=2, add=1)
-    assert found == Bound(work=8, critical_path=6, ops=("relu", "left", "add"), seconds=6)
+    found = bound(Machine((device(2),)), h=1, left_linear=4, right_linear=2, add=1)
+    assert found == Bound(work=8, critical_path=6, ops=("h", "left_linear", "add"), seconds=6)
 
 
 def test_much_work_is_the_bound() -> None:
-    found = bound(Machine((device(1),)), relu=1, left=4, right=4, add=1)
+    found = bound(Machine((device(1),)), h=1, left_linear=4, right_linear=4, add=1)
     assert (found.critical_path, found.work, found.seconds) == (6, 10, 10)
 
 
 def test_a_chain_may_use_every_core_and_work_has_no_more_than_they_hold() -> None:
-    found = bound(Machine((device(lanes=2, cores=4),)), left=8, right=8)
+    found = bound(Machine((device(lanes=2, cores=4),)), left_linear=8, right_linear=8)
     assert found.critical_path == pytest.approx(8 / 4, rel=1e-3), "an op that is alone has four threads"
     assert found.seconds == pytest.approx((8 + 8) / 4, rel=1e-3)
 
 
 def test_each_op_is_where_it_is_fastest() -> None:
     machine = Machine((device(1), device(1, place="cuda:0", speed=10.0)))
-    assert bound(machine, relu=10, left=10, right=0, add=10).critical_path == pytest.approx(3)
+    assert bound(machine, h=10, left_linear=10, right_linear=0, add=10).critical_path == pytest.approx(3)
 
 
 def test_a_generator_orders_nothing_on_accelerators() -> None:

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from partitioner.frontend.trace import trace
-from partitioner.model.call import Call
 from partitioner.report.branches import branches, reduced
 from partitioner.testing import GeneratedModule, modules
+from programs import traced
 
 
 def chains_of(module: nn.Module, *args: torch.Tensor) -> list[list[str]]:
-    return branches(trace(module, Call.of(args, {})))
+    return branches(traced(module, *args))
 
 
 def test_a_residual_block_is_one_chain() -> None:
@@ -30,14 +29,14 @@ def test_a_residual_block_is_one_chain() -> None:
             x = torch.relu(x)
             return x + self.two(self.one(x))
 
-    assert chains_of(Block(), torch.zeros(2, 4)) == [["relu", "one", "two", "add"]]
+    assert chains_of(Block(), torch.zeros(2, 4)) == [["x_1", "one_linear", "two_linear", "add"]]
 
 
 def test_sizes_belong_to_the_tensor_that_was_asked() -> None:
     class Views(nn.Module):
         """
-        relu (and its size) -> left, view
-                            -> right, view_1 -> matmul
+        x_1 (and its size) -> left_linear, view
+                           -> right_linear, view_1 -> matmul
         """
 
         def __init__(self) -> None:
@@ -51,16 +50,16 @@ def test_sizes_belong_to_the_tensor_that_was_asked() -> None:
 
     found = chains_of(Views(), torch.zeros(4, 4))
     assert [[op for op in chain if not op.startswith(("get", "size"))] for chain in found] == [
-        ["relu"],
-        ["left", "view"],
-        ["right", "view_1"],
+        ["x_1"],
+        ["left_linear", "view"],
+        ["right_linear", "view_1"],
         ["matmul"],
     ]
 
 
 @given(modules())
 def test_chains_of_any_model(model: GeneratedModule) -> None:
-    graph = trace(model, Call.of(model.example_inputs(0), {}))
+    graph = traced(model, *model.example_inputs(0))
     found = branches(graph)
     assert sorted(op for chain in found for op in chain) == sorted(graph.by_name)
     home = {op: number for number, chain in enumerate(found) for op in chain}

@@ -40,7 +40,8 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS: dict[str, set[str]] = {
     "frontend.capture": set(),
-    "frontend.analysis": {"frontend.capture"},
+    "frontend.rewrite": set(),
+    "frontend.analysis": {"frontend.capture", "frontend.rewrite"},
     "frontend.check": {"frontend.capture", "frontend.analysis"},
     "planner.policies.by_level": {"planner.feasible", "planner.timing", "planner.constraints"},
     "planner.policies.single": {"planner.feasible", "planner.timing", "planner.constraints"},

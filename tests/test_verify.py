@@ -660,7 +660,7 @@ def test_a_fault_names_module_and_source_line() -> None:
     plan = make_plan(TwoBranches(), Call.of((torch.ones(2, 4),), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec())
     runs = [index for index, item in enumerate(plan.program.instructions) if isinstance(item, Run)]
     shown = shown_fault(Fault("race", "for show", (runs[0],)), plan.program, plan.tasks)
-    assert f"instruction {runs[0]} runs t0, which begins with left in left at {__file__}:" in shown
+    assert f"instruction {runs[0]} runs t0, which begins with left_linear in left at {__file__}:" in shown
 
 
 class TwoBranches(torch.nn.Module):
