@@ -234,8 +234,8 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return tensor_bytes(tensor)
+    if tensor.layout is not torch.strided and not tensor.is_nested:
+        return int(tensor_bytes(tensor))
     return math.prod(_shape(tensor)) * tensor.element_size()
 
 
