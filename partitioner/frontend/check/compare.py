@@ -237,6 +237,8 @@ def _unlike(mine: Any, theirs: Any) -> str | None:
     """How two values differ beyond rounding, or ``None``."""
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
         return _unlike_objects(mine, theirs)
+    if mine.is_nested and theirs.is_nested:
+        return _unlike_objects(list(mine.unbind()), list(theirs.unbind()))
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return f"{tuple(mine.shape)} {mine.dtype} in the model, {tuple(theirs.shape)} {theirs.dtype} in the program"
     try:
