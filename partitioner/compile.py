@@ -30,27 +30,29 @@ from torch import nn
 from partitioner.backends import BACKENDS, Executable, default_backend
 from partitioner.errors import DifferenceError, InputError, PartitionerError, PlacementError, SpecError, TraceError
 from partitioner.frontend.analysis.build import Traced, build_graph
+from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.analysis.view import view_graph
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
-from partitioner.ir.graph import StateMeta
-from partitioner.ir.machine import Machine, accelerators_first
+from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
-from partitioner.lower.verify import verify_plan
-from partitioner.model.call import Call, example_call
+from partitioner.lower.verify import verify_memory, verify_plan
+from partitioner.model.call import Call, example_call, sharing
 from partitioner.model.state import all_state, copied, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import issue_order, serial_time, simulate
+from partitioner.runtime.admission import Admission
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state
-from partitioner.runtime.programs import Latest, Piece, Planned, Programs
+from partitioner.runtime.programs import Latest, Made, Piece, Planned, Programs
 from partitioner.spec.discover import build_machine, pinned, refuse_missing
 from partitioner.spec.spec import Spec, load_spec
 
@@ -144,7 +146,8 @@ def planned(
 ) -> Plan:
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
     document, machine = _asked(devices, spec, policy=policy)
-    return make_plan(model, example_call(model, example_inputs, example_kwargs), machine, document, check=check)
+    call = example_call(model, example_inputs, example_kwargs)
+    return _on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
 
 
 def _asked(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
@@ -156,11 +159,14 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
     """The programs of ``model``, of which none is made yet."""
     homes = {device.torch_device: device.name for device in machine.devices}
 
-    def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
+    def make(found: Found) -> Made:
         traced = graph_of(model, found)
-        fixed = _where_it_lies(traced, homes) if len(homes) > 1 else {}
-        plan = plan_of(traced, machine, spec, fixed)
-        return emit(plan, spec), partial(interpret, traced.graph) if len(homes) == 1 else _refuse_sharing
+        if len(homes) == 1:
+            plan = plan_of(traced, machine, spec)
+            return Made(emit(plan, spec), partial(interpret, traced.graph), _admission(plan))
+        _refuse_shared(traced.graph, found)
+        plan = plan_of(traced, machine, spec, _where_it_lies(traced, homes))
+        return Made(emit(plan, spec), _refuse_sharing, _admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
@@ -196,9 +202,10 @@ def torch_backend(
             f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
         )
 
-    def make(found: Found) -> tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]:
+    def make(found: Found) -> Made:
         traced = build_graph(found, "GraphModule", {}, ())
-        return emit(plan_of(traced, machine, document), document), partial(interpret, traced.graph)
+        plan = plan_of(traced, machine, document)
+        return Made(emit(plan, document), partial(interpret, traced.graph), _admission(plan))
 
     return Piece.of(Found(module, tuple(inputs)), make, [], Latest())
 
@@ -217,6 +224,14 @@ def _where_it_lies(traced: Traced, homes: Mapping[str, str]) -> dict[str, str]:
     return {key: homes[str(tensor.device)] for key, tensor in traced.state.items()}
 
 
+def _admission(plan: Plan) -> Admission | None:
+    """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
+    sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
+    if sizes is None or not sizes.sources:
+        return None
+    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
+
+
 def _home(machine: Machine) -> str | None:
     """Where everything is taken to lie while tracing; ``None`` for where it is."""
     return None if all(device.kind == "cpu" for device in machine.devices) else machine.lanes[0].torch_device
@@ -226,7 +241,7 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Make the programs of the example call, and hold them against eager; put state where it belongs."""
     model = programs.original
     if programs.place is not None:
-        _place(programs, call, spec, check)
+        _on_examples(model, lambda: _place(programs, call, spec, check))
         programs.place = None
     elif check and not is_meta(model, call):
         _compare(model, call, programs.forward, programs.plainly)
@@ -275,6 +290,8 @@ def make_plan(
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
         traced = graph_of(module, found)
+        if whole:
+            _refuse_shared(traced.graph, found)
         if state is not None:
             state.update(traced.state)
         plans.append(plan_of(traced, machine, spec))
@@ -286,7 +303,7 @@ def make_plan(
     if runs:
         _compare(module, call, method)
     else:
-        _on_examples(module, lambda: _trace_only(method, call))
+        _trace_only(method, call)
     if not plans:
         raise TraceError(f"nothing of {type(module).__name__} could be traced. {'; '.join(method.failures.values())}".strip())
     first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
@@ -367,10 +384,17 @@ def _stop(*_arguments: Any) -> Sequence[Any]:
     raise Planned
 
 
+def _refuse_shared(graph: Graph, found: Found) -> None:
+    """Raise if an argument that is no state shares a storage with others, and an op writes it."""
+    groups = sharing(found.inputs, graph.written_arguments)
+    if any(graph.arguments[each] not in graph.states for group in groups if len(group) > 1 for each in group):
+        _refuse_sharing(())
+
+
 def _refuse_sharing(_arguments: Sequence[Any]) -> Sequence[Any]:
     raise PlacementError(
-        "arguments of this call share memory that the model writes, and those that it was traced with did not; on several "
-        "devices that cannot be kept. Pass copies: tensor.clone()."
+        "arguments of this call share memory that the model writes. On several devices each argument is moved by itself, and "
+        "they would share it no more. Pass copies: tensor.clone()."
     )
 
 

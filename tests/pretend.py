@@ -291,6 +291,9 @@ class Placed(Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         return _move(self, *args, **kwargs)
 
+    def copy_(self, source: Tensor) -> Tensor:  # type: ignore[override]
+        return _fill(self, source) if self.place != place_of(source) else super().copy_(source)
+
     def cpu(self) -> Tensor:  # type: ignore[override]
         return _move(self, "cpu")
 
@@ -374,15 +377,29 @@ def _move(tensor: Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any)
     world = WORLD[-1]
     _watch(world, [tensor], source)
     moved = _tagged(_plain(Tensor.clone, tensor), target, world)
+    _note_copy(world, tensor, source, moved, target, non_blocking)
+    return moved
+
+
+def _fill(target: Placed, source: Tensor) -> Tensor:
+    """`Tensor.copy_` between devices, which runs where `Tensor.to` does."""
+    world, place = WORLD[-1], place_of(source)
+    _watch(world, [source], place)
+    _plain(Tensor.copy_, target, source)
+    _note_copy(world, source, place, target, target.place, False)
+    return target
+
+
+def _note_copy(world: World, old: Tensor, source: str, new: Tensor, target: str, non_blocking: bool) -> None:
+    """It runs on the source's current stream, between accelerators after and before the target's."""
     stream = world.current(source if source != "cpu" else target)
     if "cpu" not in (source, target):
         world.order(stream, world.current(target).clock)
-    world.note(stream, f"copy to {target}", [tensor], [moved])
+    world.note(stream, f"copy to {target}", [old], [new])
     if "cpu" not in (source, target):
         world.order(world.current(target), stream.clock)
     elif not non_blocking:
         world.order(world.host(), stream.clock)
-    return moved
 
 
 def _plain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget
+from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget, write_back
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
 from partitioner.model.modes import under
@@ -44,7 +44,8 @@ class Reference:
         program, graph = self.plan.program, self.plan.graph
         given = dict(zip(graph.arguments, arguments, strict=True))
         state = {name: given[name] for name in graph.states} | self.bodies
-        values: dict[str, Any] = {name: self._home(name, given[name]) for name in program.inputs}
+        inputs = {name: self._home(name, given[name]) for name in program.inputs}
+        values: dict[str, Any] = dict(inputs)
         for item in program.instructions:
             if isinstance(item, Run):
                 values.update(self._run(item, state, values))
@@ -52,6 +53,7 @@ class Reference:
                 values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
+        write_back(arguments, [inputs.get(name, given[name]) for name in graph.arguments], graph.written_arguments)
         return list(fill(results(graph), lambda node: values[node.name] if node.name in values else given[node.name]))
 
     def _home(self, name: str, value: Any) -> Any:

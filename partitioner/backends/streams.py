@@ -18,13 +18,14 @@ waits for an event behind the copy, because the hazard rule says so.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.codegen import Code
-from partitioner.backends.nodes import move
+from partitioner.backends.nodes import move, write_back
 from partitioner.backends.probe import pair_works
 from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
@@ -215,6 +216,18 @@ class Streams(Threads):
     def __init__(self, plan: Plan, hardware: Hardware = HARDWARE) -> None:
         super().__init__(plan)
         self.hardware = hardware
+        values = plan.program.by_name
+        homes = ((number, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values)
+        self.homes = tuple((number, home) for number, home in homes if home)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run the program; the graph's results. Inputs may lie anywhere."""
+        moved = list(arguments)
+        for position, home in self.homes:
+            moved[position] = move(arguments[position], home)
+        result = super().__call__(moved)
+        write_back(arguments, moved, self.plan.graph.written_arguments)
+        return result
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""

@@ -11,7 +11,7 @@ says which op it came from, after every lane has stopped. Under a mode that a wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from functools import cached_property
@@ -135,7 +135,6 @@ class Threads:
                 f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and the one that fits is taken."
             )
         self.plan = plan
-        self.moves = tuple(_moves(plan))
         self.parallel = generate(plan)
         self.hosts = len(self.parallel.hosts)
         simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes
@@ -153,10 +152,6 @@ class Threads:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run the program; the graph's results."""
-        if self.moves:
-            arguments = list(arguments)
-            for position, home in self.moves:
-                arguments[position] = move(arguments[position], home)
         if self.alone is not None:
             result: list[Any] = explained(self.parallel, self.alone, arguments, None)
             return result
@@ -211,15 +206,6 @@ class Threads:
                 done.release()
 
         return job
-
-
-def _moves(plan: Plan) -> Iterator[tuple[int, str]]:
-    """Position and home of each argument that the caller may have on another device."""
-    positions = {name: number for number, name in enumerate(plan.graph.arguments)}
-    for name in plan.program.inputs:
-        home = plan.program.by_name[name].torch_device
-        if any(lane.kind != "cpu" for lane in plan.program.lanes) and home:
-            yield positions[name], home
 
 
 def gradient_edges(code: Code, arguments: Sequence[Any]) -> list[torch.Tensor]:

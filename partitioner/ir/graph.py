@@ -135,10 +135,11 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
-    def writes_arguments(self) -> bool:
-        """Whether an op writes a storage that came in with the call. Then it matters which arguments share one."""
-        given = {*self.arguments, *(f"self.{key}" for key in self.states.values())}
-        return any(access.write and access.resource in given for op in self.ops for access in op.accesses)
+    def written_arguments(self) -> tuple[int, ...]:
+        """Positions of the arguments whose storage an op writes; of those that share one, the first."""
+        written = {access.resource for op in self.ops for access in op.accesses if access.write}
+        resources = (f"self.{self.states[name]}" if name in self.states else name for name in self.arguments)
+        return tuple(position for position, resource in enumerate(resources) if resource in written)
 
     @cached_property
     def edges(self) -> dict[tuple[str, str], str]:

@@ -9,14 +9,15 @@ race: instructions 4 and 7 both touch %a, and no event orders cpu/0 before cpu/1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from partitioner.errors import PlacementError, VerifyError
 from partitioner.ir.machine import caps
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph
-from partitioner.lower.rules import RULES, Case, Fault
+from partitioner.lower.rules import RULES, Case, Fault, capacity, original
 
 
 def faults(case: Case) -> list[Fault]:
@@ -57,12 +58,31 @@ def verify_plan(plan: Plan) -> None:
         VerifyError: any other rule is broken.
     """
     found = faults(Case(plan.program, plan.tasks, caps(plan.machine), resident_bytes(plan)))
-    full = [fault.message for fault in found if fault.rule == "capacity"]
-    if full:
-        advice = "Raise the cap, add a device, pin parts of the model elsewhere, or plan for a smaller batch."
-        raise PlacementError("\n".join([*full, advice]))
+    _refuse_full(fault.message for fault in found if fault.rule == "capacity")
     if found:
         raise _broken(plan.program, plan.tasks, found)
+
+
+def verify_memory(plan: Plan, sizes: Mapping[str, int]) -> None:
+    """Check a plan against the machine's caps once more, for a call whose sizes are others than those it was made for.
+
+    Args:
+        plan: its other rules hold for all sizes.
+        sizes: bytes of each op's result.
+
+    Raises:
+        PlacementError: the caps do not hold parameters, buffers and live values.
+    """
+    values = (replace(value, bytes=sizes.get(original(value.name), value.bytes)) for value in plan.program.values)
+    program = replace(plan.program, values=tuple(values))
+    _refuse_full(fault.message for fault in capacity(Case(program, None, caps(plan.machine), resident_bytes(plan))))
+
+
+def _refuse_full(messages: Iterable[str]) -> None:
+    full = list(messages)
+    if full:
+        advice = "Raise the cap, add a device, pin parts of the model elsewhere, or take a smaller batch."
+        raise PlacementError("\n".join([*full, advice]))
 
 
 def _broken(program: Program, tasks: TaskGraph | None, found: list[Fault]) -> VerifyError:

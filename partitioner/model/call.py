@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from partitioner.errors import InputError
-from partitioner.model.storage import storage_key
+from partitioner.model.storage import storage_key, storage_span
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def guess_call(module: nn.Module) -> Call:
 
 
 def sharing(values: Sequence[Any], written: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each of the ``written`` values, by position: the positions of those that share its storage.
+    """For each of the ``written`` values, by position: the positions of those that share its memory.
 
     Example:
         >>> x = torch.ones(4)
@@ -82,16 +82,32 @@ def sharing(values: Sequence[Any], written: Sequence[int]) -> tuple[tuple[int, .
     """
     if not written:
         return ()
-    keys = [_storage(value) for value in values]
+    keys = memory(values)
     members: dict[int, list[int]] = {}
     for position, key in enumerate(keys):
         members.setdefault(key, []).append(position)
     return tuple([tuple(members[keys[position]]) for position in written])
 
 
-def _storage(value: Any) -> int:
-    """What tells a tensor's storage from others; anything else has one of its own."""
-    return storage_key(value) if isinstance(value, torch.Tensor) else -id(value)
+def memory(values: Sequence[Any]) -> list[int]:
+    """A number for each value: the same for tensors whose storages are in one piece of memory.
+
+    Two storages may be: of arrays of numpy, say, which own the memory.
+    """
+    numbers, spans = [-1 - position for position in range(len(values))], []
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            numbers[position] = storage_key(value)
+            start, size = storage_span(value)
+            if start:
+                spans.append((start, start + size, position))
+    spans.sort()
+    end, number = 0, 0
+    for start, stop, position in spans:
+        if start >= end:
+            number = numbers[position]
+        numbers[position], end = number, max(end, stop)
+    return numbers
 
 
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:

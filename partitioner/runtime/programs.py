@@ -49,8 +49,23 @@ class Method(Protocol):
         """Call the method through its programs."""
 
 
-Make = Callable[[Any], tuple[Executable, Callable[[Sequence[Any]], Sequence[Any]]]]
-"""Makes a program of a graph that was found; beside it, what runs the graph in program order on the caller's thread."""
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A program of a graph.
+
+    Args:
+        executable: runs it.
+        plainly: runs the graph in program order on the caller's thread, which is right whatever its arguments share.
+        admit: raises if a call is too large for the machine; ``None`` where none can be.
+    """
+
+    executable: Executable
+    plainly: Callable[[Sequence[Any]], Sequence[Any]]
+    admit: Callable[[Sequence[Any]], None] | None = None
+
+
+Make = Callable[[Any], Made]
+"""Makes a program of a graph that was found."""
 
 Trace = Callable[..., Method]
 """Gives a traced method: of a model, by name, with who receives its graphs."""
@@ -83,16 +98,18 @@ class Piece:
 
     Args:
         executable: runs it.
-        plainly: runs the graph in program order, which is right whatever its arguments share.
-        shared: which arguments shared a storage when it was traced; ``None`` if it writes none of them.
+        made: what else was made of the graph.
+        written: positions of the arguments that it writes.
+        shared: which arguments shared a storage with those when it was traced.
         reason: why Python goes on after it, with the line; ``""`` if forward returns.
         siblings: the pieces that were made for one call.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
     executable: Executable
-    plainly: Callable[[Sequence[Any]], Sequence[Any]]
-    shared: tuple[int, ...] | None
+    made: Made
+    written: tuple[int, ...]
+    shared: tuple[tuple[int, ...], ...]
     reason: str
     siblings: list[Piece]
     latest: Latest
@@ -100,9 +117,10 @@ class Piece:
     @staticmethod
     def of(found: Found, make: Make, siblings: list[Piece], latest: Latest) -> Piece:
         """The piece of a graph that was found."""
-        executable, plainly = make(found)
-        shared = sharing(found.inputs) if executable.plan.graph.writes_arguments else None
-        piece = Piece(executable, plainly, shared, found.reason, siblings, latest)
+        made = make(found)
+        written = made.executable.plan.graph.written_arguments
+        shared = sharing(found.inputs, written)
+        piece = Piece(made.executable, made, written, shared, found.reason, siblings, latest)
         siblings.append(piece)
         return piece
 
@@ -116,8 +134,10 @@ class Piece:
         if HERE.planning:
             raise Planned
         self.latest.piece = self
-        if HERE.plainly or (self.shared is not None and sharing(arguments) != self.shared):
-            return self.plainly(arguments)
+        if self.made.admit is not None:
+            self.made.admit(arguments)
+        if HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared):
+            return self.made.plainly(arguments)
         return self.executable(arguments)
 
 

@@ -13,6 +13,7 @@ import torch
 from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
+from partitioner.frontend.analysis.told_apart import told_apart
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import with_regions, without_switches
@@ -55,8 +56,9 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     hidden = [refreshes(nodes, effects), _casts(nodes, resources, lambda node: modes.get(node.name, entry))]
     for node_name, writes in (item for found_writes in hidden for item in found_writes.items()):
         effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | writes)
-    placeholders = module.graph.find_nodes(op="placeholder")
     states = {name: key for name, (key, _) in held.items() if key}
+    effects |= told_apart(module.graph, effects, resources, states)
+    placeholders = module.graph.find_nodes(op="placeholder")
     results = dict.fromkeys(node.name for node in module.graph.output_node().all_input_nodes if node.name not in states)
     graph = Graph(
         name=name,

@@ -1,0 +1,409 @@
+"""State on several devices: placed by the first program, taken where it is by all that come later.
+
+The accelerators are pretended (see `pretend`): a fake of a tensor lies where the tensor says it lies, so a model whose state
+has been spread cannot be traced as it lies, just as on a machine that has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from lanes import NormedTowers, Tower, Towers, assert_same, numbers
+from pretend import World, pretending, put, spec, spread
+from torch import Tensor, nn
+
+from partitioner import PlacementError, TraceError, partition
+from partitioner.ir.plan import state_devices
+from partitioner.runtime.module import Parallel
+
+X = numbers(4, 6)
+TWO = {"lazy:0": 1, "lazy:1": 1}
+MIXED = {"lazy:0": 1, "cpu": 1}
+EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Bits depend on how many threads an op has."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world for each test."""
+    with pretending(monkeypatch) as made:
+        yield made
+        assert made.faults() == []
+
+
+class Habits(nn.Module):
+    """Two towers, a buffer that forward replaces, and whatever else ``habit`` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("total", torch.zeros(6))
+        self.unused = nn.Parameter(torch.zeros(3))
+        self.habit = ""
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, 6) to (batch, 6)."""
+        a, b = self.left(x), self.right(x)
+        self.total = self.total + a.detach().sum(0)
+        self.calls += 1
+        if self.habit == "raise":
+            raise LookupError("mine")
+        if self.habit == "key":
+            a = a * {"one": 1}[self.habit]
+        if self.habit == "shape":
+            a = a.view(7)
+        if self.habit == "index":
+            a = a[:, 7]
+        if self.habit == "branch" and a.sum() > 0:
+            b = b * 2
+        if self.habit == "print":
+            print(a.shape, a)
+        return self.drop(a) * b
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Another method that uses the parts."""
+        return self.left(x), self.right(x)
+
+
+def homes(parallel: Parallel) -> dict[str, str]:
+    """The device of each parameter and buffer."""
+    return {name: str(tensor.device) for name, tensor in parallel.state_dict(keep_vars=True).items()}
+
+
+def lies_as_planned(parallel: Parallel) -> bool:
+    """Whether every program that was made uses state where it is."""
+    pieces = parallel._partitioner_programs.pieces
+    found = homes(parallel)
+    return all(found[name] == device for piece in pieces for name, device in state_devices(piece.plan).items())
+
+
+def eager(model: nn.Module, *inputs: Tensor, seed: int = 0) -> Any:
+    """What the model itself gives, from one seed."""
+    torch.manual_seed(seed)
+    return model(*inputs)
+
+
+# -- placed once -----------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_the_first_program_places_state(lanes: dict[str, int]) -> None:
+    """In place: whoever held a parameter holds it still. What no op uses goes to the first device."""
+    model = Habits().eval()
+    held = {name: id(parameter) for name, parameter in model.named_parameters()}
+    parallel = spread(model, (X,), lanes)
+    assert set(homes(parallel).values()) == set(lanes)
+    assert lies_as_planned(parallel)
+    assert homes(parallel)["unused"] == "lazy:0"
+    assert held == {name: id(parameter) for name, parameter in parallel.named_parameters()}
+    assert homes(parallel)["left.0.weight"] == homes(parallel)["left.0.bias"]
+
+
+def test_tied_state_stays_tied() -> None:
+    model = Habits().eval()
+    model.right[2].weight = model.left[0].weight
+    parallel = spread(model, (X,), TWO)
+    assert parallel.right[2].weight is parallel.left[0].weight
+    with torch.no_grad():
+        assert_same(eager(copy.deepcopy(model), X), eager(parallel, X))
+
+
+# -- later programs --------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_later_programs_take_state_where_it_is(lanes: dict[str, int]) -> None:
+    """Another mode, another batch size, another grad mode: each is traced although state lies on several devices."""
+    model = Habits()
+    parallel = spread(model, (X,), lanes, copy=True)
+    placed = homes(parallel)
+    for number, (train, batch, grad) in enumerate([(True, 4, True), (False, 4, True), (False, 3, True), (True, 7, False)]):
+        model.train(train), parallel.train(train)
+        with torch.set_grad_enabled(grad):
+            x = numbers(batch, 6, seed=number)
+            assert_same(eager(model, x).detach(), eager(parallel, x).detach())
+    assert len(parallel._partitioner_programs.pieces) >= 4
+    assert homes(parallel) == placed and lies_as_planned(parallel)
+    assert_same(model.total, parallel.total.cpu())
+
+
+def test_one_program_serves_all_batch_sizes() -> None:
+    """The first other size opens the dimension, also where state is spread."""
+    model = Towers()
+    parallel = spread(model, (X,), TWO, copy=True)
+    for batch in (4, 3, 5, 6, 9):
+        assert_same(model(numbers(batch, 6)).detach(), parallel(numbers(batch, 6)).detach())
+    assert len(parallel._partitioner_programs.pieces) == 2
+
+
+@EACH
+def test_training(lanes: dict[str, int]) -> None:
+    """Gradients lie where their parameters do; statistics, dropout and updates as in eager."""
+    model = nn.Sequential(nn.Linear(6, 6), NormedTowers())
+    parallel = spread(model, (X,), lanes, copy=True)
+    for module in (model, parallel):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        torch.manual_seed(0)
+        for step in range(4):
+            optimizer.zero_grad()
+            module(numbers(4, 6, seed=step)).square().mean().backward()
+            optimizer.step()
+    for (name, mine), theirs in zip(model.state_dict().items(), parallel.state_dict().values(), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_autocast_makes_a_program_of_its_own() -> None:
+    model = Towers()
+    parallel = spread(model, (X,), TWO, copy=True)
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16), torch.no_grad():
+            found = parallel(X)
+            assert_same(model(X), found)
+            assert found.dtype is dtype
+    assert len(parallel._partitioner_programs.pieces) == 2
+
+
+def test_a_replaced_buffer_lands_on_the_model() -> None:
+    model = Habits().eval()
+    parallel = spread(model, (X,), TWO, copy=True)
+    with torch.no_grad():
+        for number in range(3):
+            model(numbers(4, 6, seed=number)), parallel(numbers(4, 6, seed=number))
+    assert_same(model.total, parallel.total)
+    assert parallel.original.total is parallel.total and type(parallel.total) is Tensor
+    assert "total" in parallel._buffers and parallel.calls == model.calls == 3
+
+
+def test_other_methods_run_through_lanes(world: World) -> None:
+    model = Habits().eval()
+    parallel = spread(model, (X,), TWO, copy=True)
+    with torch.no_grad():
+        world.issued.clear()
+        assert_same(model.halves(X), parallel.halves(X))
+    assert {stream for stream, what in world.issued if what == "linear"} == {"lazy:0/caller", "lazy:1/1"}
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def here(text: str) -> int:
+    """The line of this file that holds ``text``."""
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("habit", "reason", "line"),
+    [("branch", "Data-dependent branching", 'habit == "branch"'), ("print", "Failed to trace builtin", "print(a.shape, a)")],
+)
+def test_a_graph_break_is_refused(habit: str, reason: str, line: str) -> None:
+    """With its reason and its line. The module is as it was, and goes on."""
+    model = Habits().eval()
+    parallel = spread(model, (X,), TWO, copy=True)
+    before = {name: tensor.clone() for name, tensor in parallel.state_dict().items()}
+    parallel.habit = habit
+    with pytest.raises(TraceError, match=f"cannot be one graph.*{reason}.*{re.escape(__file__)}:{here(line)}"):
+        parallel(X)
+    assert_same(before, dict(parallel.state_dict()))
+    assert parallel.calls == 0 and type(parallel.total) is Tensor
+    parallel.habit = ""
+    assert_same(model(X).detach(), parallel(X).detach())
+
+
+def test_a_graph_break_in_the_example_is_refused() -> None:
+    """Before anything has moved."""
+    model = Habits()
+    model.habit = "branch"
+    with pytest.raises(TraceError, match="Data-dependent branching"):
+        spread(model, (X,), TWO)
+    assert {str(tensor.device) for tensor in model.state_dict().values()} == {"cpu"} and model.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("habit", "kind", "text"),
+    [
+        ("raise", LookupError, "^mine$"),
+        ("key", KeyError, "^'key'$"),
+        ("shape", RuntimeError, r"^shape '\[7\]' is invalid for input of size 24$"),
+        ("index", IndexError, "^index 7 is out of bounds for dimension 1 with size 6$"),
+    ],
+)
+def test_what_the_model_raises_comes_out(habit: str, kind: type[Exception], text: str) -> None:
+    """The type and the text that eager has, and nothing of it stays behind."""
+    model = Habits().eval()
+    parallel = spread(model, (X,), TWO, copy=True)
+    model.habit = parallel.habit = habit
+    with pytest.raises(kind, match=text):
+        model(X)
+    with pytest.raises(kind, match=text) as caught:
+        parallel(X)
+    assert type(caught.value) is kind
+    model.habit = parallel.habit = ""
+    assert type(parallel.total) is Tensor
+    with torch.no_grad():
+        parallel.total.copy_(model.total)
+        assert_same(model(X), parallel(X))
+        assert_same(model.total, parallel.total)
+
+
+def test_inputs_of_the_wrong_shape() -> None:
+    """The model's own complaint, told before anything runs, and without a page of log."""
+    parallel = spread(Towers(), (X,), TWO, copy=True)
+    with pytest.raises(RuntimeError, match=r"\[4, 5\] X \[6, 6\]"):
+        parallel(numbers(4, 5))
+    assert parallel(numbers(4, 6)).shape == (4, 2)
+
+
+def test_nothing_is_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    parallel = spread(Habits(), (X,), TWO, copy=True)
+    parallel.habit = "branch"
+    with pytest.raises(TraceError):
+        parallel(X)
+    with pytest.raises(RuntimeError):
+        parallel(numbers(4, 5))
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+    assert capsys.readouterr() == ("", "")
+
+
+class Writes(nn.Module):
+    """Writes one of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Adds to ``y`` in place."""
+        y.add_(self.left(x))
+        return self.right(x) + y
+
+
+def test_arguments_that_share_memory_are_refused() -> None:
+    """Where the model writes one of them: on several devices each argument is moved by itself."""
+    base = numbers(8, 6)
+    with pytest.raises(PlacementError, match="share memory that the model writes"):
+        spread(Writes(), (base[:4], base[2:6]), TWO, check=False)
+    parallel = spread(Writes(), (X, X + 1), TWO)
+    with torch.no_grad(), pytest.raises(PlacementError, match="share memory that the model writes"):
+        parallel(base[:4], base[2:6])
+
+
+@pytest.mark.parametrize("where", ["lazy:0", "lazy:1", "cpu"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_written_argument_is_the_callers(where: str, grad: bool) -> None:
+    """Also where it had to be moved: the caller's tensor has what was written."""
+    model = Writes()
+    parallel = spread(model, (X, X + 1), TWO, copy=True, check=False)
+    mine, theirs = X + 1, put(X + 1, where)
+    with torch.set_grad_enabled(grad):
+        assert_same(model(X, mine).detach(), parallel(X, theirs).detach())
+        assert_same(mine.detach(), theirs.detach())
+        assert mine.requires_grad == theirs.requires_grad == grad
+
+
+def test_views_of_one_tensor_are_fine_where_only_state_is_written() -> None:
+    """Two columns of one batch, and batch norm's statistics."""
+    model = nn.ModuleDict({"left": NormedTowers(), "right": NormedTowers()})
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.parts["left"](x) + self.parts["right"](y)
+
+    eager_pair = Pair()
+    parallel = spread(eager_pair, (X, X + 1), TWO, copy=True)
+    base = numbers(8, 6)
+    torch.manual_seed(0)
+    expected = eager_pair(base[:4], base[4:])
+    torch.manual_seed(0)
+    assert_same(expected.detach(), parallel(base[:4], base[4:]).detach())
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def roomy(model: nn.Module, batch: int, lanes: dict[str, int], **options: Any) -> Parallel:
+    """``model`` on devices that hold a call of so many rows, and not many more."""
+    width, state = 6, sum(p.numel() * 4 for p in model.parameters())
+    caps = {name.replace(":", ""): state + batch * width * 4 * 12 for name in lanes}
+    return partition(model, example_inputs=X, spec=spec(lanes, **caps), copy=True, **options)
+
+
+@pytest.mark.parametrize("lanes", [TWO, MIXED, {"lazy:0": 2}, {"cpu": 2}], ids=["two GPUs", "GPU and CPU", "one GPU", "CPU"])
+def test_other_sizes_are_held_against_the_caps(lanes: dict[str, int]) -> None:
+    """The example fits; later batches are refused before they run, with the numbers, and the module goes on."""
+    model = Towers().eval()
+    parallel = roomy(model, 40, lanes)
+    with torch.no_grad():
+        for batch in (4, 7, 3, 16, 33):
+            assert_same(model(numbers(batch, 6)), parallel(numbers(batch, 6)))
+        programs = len(parallel._partitioner_programs.pieces)
+        for batch in (2000, 500, 20000):
+            with pytest.raises(
+                PlacementError, match=r"needs .*B of state and .*B of live values, and has .*B\n.*smaller batch"
+            ):
+                parallel(numbers(batch, 6))
+            assert_same(model(numbers(9, 6)), parallel(numbers(9, 6)))
+        assert len(parallel._partitioner_programs.pieces) == programs
+
+
+def test_further_programs_are_held_against_the_caps() -> None:
+    """Another mode, and the first other batch size, are programs of their own."""
+    model = Towers()
+    parallel = roomy(model, 40, TWO)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(PlacementError, match="of live values, and has"):
+                parallel(numbers(3000, 6))
+            assert_same(model(X).detach(), parallel(X).detach())
+
+
+def test_a_first_call_that_does_not_fit_places_nothing() -> None:
+    parallel = partition(Towers(), spec=spec(TWO, lazy0=1000, lazy1=1000))
+    with pytest.raises(PlacementError, match="needs"):
+        parallel(numbers(3000, 6))
+    assert set(homes(parallel).values()) == {"cpu"}
+
+
+# -- without examples ------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_without_examples_the_first_call_places(lanes: dict[str, int]) -> None:
+    """Nothing moves before. An optimizer that was made in between holds the parameters still."""
+    model = Habits().eval()
+    twin = copy.deepcopy(model)
+    parallel = partition(model, spec=spec(lanes))
+    assert "provisional" in str(parallel) and set(homes(parallel).values()) == {"cpu"}
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    parallel(X).sum().backward()
+    assert "provisional" not in str(parallel)
+    assert set(homes(parallel).values()) == set(lanes) and lies_as_planned(parallel)
+    optimizer.step()
+    twin(X).sum().backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    for (name, mine), theirs in zip(twin.named_parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(theirs.data, mine.data, msg=name)
+
+
+def test_a_first_call_that_fails_places_nothing() -> None:
+    parallel = partition(Habits().eval(), spec=spec(TWO))
+    with pytest.raises(RuntimeError):
+        parallel(numbers(4, 5))
+    assert set(homes(parallel).values()) == {"cpu"}
+    assert parallel(X).shape == (4, 6) and set(homes(parallel).values()) == set(TWO)
