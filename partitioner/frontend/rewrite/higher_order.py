@@ -45,7 +45,7 @@ def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, .
         return results
     leaves, spec = tree_flatten(results)
     made = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for number, tensor in zip(made, _Reaching.apply(len(made), *(leaves[number] for number in made), *trained), strict=True):
+    for number, tensor in zip(made, _Reaching.apply(len(made), *(leaves[number] for number in made), *trained), strict=True):  # type: ignore[no-untyped-call]
         leaves[number] = tensor
     return tree_unflatten(leaves, spec)
 
