@@ -188,6 +188,35 @@ def test_gradients(world: World, lanes: dict[str, int]) -> None:
         torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
+class Talkative(Towers):
+    """Python decides on data in the middle, and prints."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, 6) to (batch, 2)."""
+        towers = [tower(x) for tower in self.towers]
+        if towers[0].sum() > 100:
+            return x
+        print("half")
+        return self.head(torch.cat([tower(h) for tower, h in zip(self.towers, towers, strict=True)], 1))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_in_pieces_on_one_gpu(world: World, capsys: pytest.CaptureFixture[str], grad: bool) -> None:
+    """Each graph runs on the streams, Python between them on the caller's; the summary names the lines where a graph ends."""
+    model = Talkative()
+    bench = Bench(world, model, (X,), LANES["one GPU"])
+    with torch.set_grad_enabled(grad):
+        for batch in (4, 4, 3, 5):
+            x = numbers(batch, 6)
+            torch.testing.assert_close(values(bench(x)), values(model(x)), rtol=1e-6, atol=1e-6)
+    assert capsys.readouterr().out == "half\n" * 8
+    assert bench.faults == []
+    assert {stream for stream, what in world.issued if what == "linear"} == {"lazy:0/caller", "lazy:0/1", "lazy:0/2"}
+    first = inspect.getsourcelines(Talkative.forward)[1]
+    assert f"decides on the value of a tensor (at {__file__}:{first + 3})" in str(bench.parallel)
+    assert "runs as it is" not in str(bench.parallel)
+
+
 # -- what is left behind ---------------------------------------------------------------------------------------------
 
 

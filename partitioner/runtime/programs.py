@@ -251,7 +251,7 @@ def _summary(programs: Programs) -> str:
     pieces = piece.siblings if piece is not None else []
     if len(pieces) > 1:
         lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
-        lines += (f"    {one.reason}" for one in pieces if one.reason)
+        lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
     lines += (f"  runs as it is: {reason}" for reason in programs.forward.failures.values())
     return "\n".join(lines)
 

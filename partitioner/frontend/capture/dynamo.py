@@ -30,8 +30,9 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config, convert_frame
-from torch._dynamo.eval_frame import cached_backends, reset_code
+from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch._dynamo.types import ConvertFrameReturn
 from torch._subclasses.fake_tensor import (
@@ -346,6 +347,7 @@ def _reason(module: torch.fx.GraphModule) -> str:
     if found is None or not found.graph_break:
         return ""
     text = found.reason.splitlines()[0]
+    text = "Python decides on the value of a tensor" if text.startswith("generic_jump") else text
     frames = [frame for frame in found.user_stack if is_user_code(frame.filename)]
     return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
