@@ -207,7 +207,7 @@ def torch_backend(
         plan = plan_of(traced, machine, document)
         return Made(emit(plan, document), partial(interpret, traced.graph), _admission(plan))
 
-    return Piece.of(Found(module, tuple(inputs)), make, [], Latest())
+    return Piece.of(Found(module, tuple(inputs)), make, Latest())
 
 
 _OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -87,9 +87,16 @@ HERE = _Here()
 
 @dataclass(eq=False)
 class Latest:
-    """The piece that ran last."""
+    """The pieces of the call that ran last, in order."""
 
-    piece: Piece | None = None
+    pieces: list[Piece] = field(default_factory=list)
+
+    def note(self, piece: Piece) -> None:
+        """A piece runs: it goes on with the last call, or begins another one."""
+        if self.pieces and self.pieces[-1].reason:
+            self.pieces.append(piece)
+        else:
+            self.pieces = [piece]
 
 
 @dataclass(eq=False)
@@ -102,7 +109,6 @@ class Piece:
         written: positions of the arguments that it writes.
         shared: which arguments shared a storage with those when it was traced.
         reason: why Python goes on after it, with the line; ``""`` if forward returns.
-        siblings: the pieces that were made for one call.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
@@ -111,18 +117,15 @@ class Piece:
     written: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
     reason: str
-    siblings: list[Piece]
     latest: Latest
 
     @staticmethod
-    def of(found: Found, make: Make, siblings: list[Piece], latest: Latest) -> Piece:
+    def of(found: Found, make: Make, latest: Latest) -> Piece:
         """The piece of a graph that was found."""
         made = make(found)
         written = made.executable.plan.graph.written_arguments
         shared = sharing(found.inputs, written)
-        piece = Piece(made.executable, made, written, shared, found.reason, siblings, latest)
-        siblings.append(piece)
-        return piece
+        return Piece(made.executable, made, written, shared, found.reason, latest)
 
     @property
     def plan(self) -> Plan:
@@ -133,7 +136,7 @@ class Piece:
         """Run the program."""
         if HERE.planning:
             raise Planned
-        self.latest.piece = self
+        self.latest.note(self)
         if self.made.admit is not None:
             self.made.admit(arguments)
         if HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared):
@@ -167,7 +170,6 @@ class Programs:
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.lock = threading.RLock()
         self.methods: dict[str, Method] = {}
-        self.making: list[Piece] = []
         self.forward = self.method("forward")
 
     def method(self, name: str) -> Method:
@@ -219,9 +221,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
-        if self.pieces and not self.pieces[-1].reason:
-            self.making = []  # the last piece ended its call
-        self.pieces.append(Piece.of(found, self.make, self.making, self.latest))
+        self.pieces.append(Piece.of(found, self.make, self.latest))
         return self.pieces[-1]
 
     def summary(self) -> str:
@@ -231,8 +231,7 @@ class Programs:
     @property
     def shown(self) -> Piece | None:
         """The piece that stands for the call that ran last: the one that is expected to take longest."""
-        last = self.latest.piece or (self.pieces[0] if self.pieces else None)
-        return None if last is None else max(last.siblings, key=lambda piece: _seconds(piece.plan))
+        return max(self.latest.pieces or self.pieces, key=lambda piece: _seconds(piece.plan), default=None)
 
     @property
     def plan(self) -> Plan | None:
@@ -242,13 +241,13 @@ class Programs:
 
 def _summary(programs: Programs) -> str:
     """What was made, in a few lines."""
-    plan, piece = programs.plan, programs.shown
+    plan = programs.plan
     if plan is None:
         return f"Parallel({type(programs.original).__name__}): traced and planned at its first call"
     lines = [plan.summary()]
     if not plan.graph.observed:
         lines.append("  provisional: no shapes are known; traced and planned for real at the first call")
-    pieces = piece.siblings if piece is not None else []
+    pieces = programs.latest.pieces
     if len(pieces) > 1:
         lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
         lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
