@@ -212,11 +212,21 @@ def summary(rows: Sequence[Row]) -> str:
     ]
     totals = Counter(row.verdict for row in rows)
     lines.append(["**all**", len({row.name for row in rows}), *(totals[verdict] for verdict in VERDICTS)])
-    whole = sum(row.graphs == 1 for row in rows)
-    pieces = (
-        f"{whole} of {sum(row.graphs > 0 for row in rows)} ran as one graph, the others in pieces with Python between them."
-    )
+    whole, parts, ran = (sum(test(row) for row in rows) for test in (_is_whole, _in_pieces, _ran))
+    pieces = f"{ran} ran: {whole} as one graph, {parts} in pieces with Python between them, {ran - whole - parts} as eager."
     return table(["family", "models", *VERDICTS.values()], lines) + "\n\n" + pieces
+
+
+def _ran(row: Row) -> bool:
+    return row.outputs != ""
+
+
+def _is_whole(row: Row) -> bool:
+    return row.graphs == 1
+
+
+def _in_pieces(row: Row) -> bool:
+    return row.graphs > 1
 
 
 def reasons(rows: Sequence[Row]) -> str:

@@ -42,6 +42,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.sameness import Watched, check, watched
@@ -53,6 +54,9 @@ SETTINGS: Mapping[str, Any] = {
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is an input, not a program for each number
     "recompile_limit": 1 << 30,  # the number of programs is ours to limit: past Dynamo's, it would run eagerly without a word
     "accumulated_recompile_limit": 1 << 30,
+    "allow_rnn": True,  # recurrent layers are ops like others
+    "capture_scalar_outputs": True,  # so is asking a tensor for a number,
+    "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,
@@ -64,6 +68,9 @@ DEEP = 10_000
 
 for _room in ("frontend", "backends", "runtime"):
     torch._dynamo.trace_rules.add(f"partitioner.{_room}")  # a torch.compile around a partitioned module leaves it its lanes
+
+MOST = 64
+"""Programs that one code may have. What makes more of them has a constant that differs in every call."""
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
@@ -138,6 +145,7 @@ class Compiled:
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
+        self.programs: Counter[CodeType] = Counter()
         backend = _Backend(self)
         context: Any = torch._dynamo.optimize(backend, nopython=whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
@@ -215,10 +223,14 @@ def _entry(name: str, method: str) -> FunctionType:
 
 
 class _Callback(convert_frame.CatchErrorsWrapper):
-    """What torch calls for each new frame: Dynamo's, one thread at a time and under our settings."""
+    """What torch calls for each new frame: Dynamo's, one thread at a time and under our settings.
+
+    Under a dispatch mode of the caller's (counting FLOPs, logging) Dynamo would leave the frame alone, and for good. Here the
+    mode waits, and sees the ops when the program runs.
+    """
 
     def __call__(self, *arguments: Any) -> ConvertFrameReturn:
-        with convert_frame.compile_lock, config.patch(**SETTINGS):
+        with convert_frame.compile_lock, config.patch(**SETTINGS), _disable_current_modes():
             return super().__call__(*arguments)
 
 
@@ -234,6 +246,8 @@ class _Convert:
         code = frame.f_code
         if code in self.owner.failures or code in self.owner.pending:
             return ConvertFrameReturn(apply_to_code=False)
+        if self.owner.programs[code] >= MOST:
+            return self._enough(code)
         try:
             with tracing(self.owner.root, frame, self.owner.home):
                 answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
@@ -256,7 +270,18 @@ class _Convert:
             return ConvertFrameReturn(apply_to_code=False, **chosen)
         if answer.guarded_code is None and (code is self.owner.entry.__code__ or is_user_code(code.co_filename)):
             return replace(answer, apply_to_code=False)  # the next call may have tensors
+        self.owner.programs[code] += 1
         return answer
+
+    def _enough(self, code: CodeType) -> ConvertFrameReturn:
+        """No further program for a code: it runs as it is, or is refused."""
+        name = f"{type(self.owner.root).__name__}.{code.co_name}"
+        reason = f"{name} has {MOST} programs, and a call needs another one; TORCH_LOGS=recompiles tells why"
+        if self.owner.whole:
+            raise TraceError(reason)
+        self.owner.failures[code] = reason
+        warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+        return ConvertFrameReturn(apply_to_code=False)
 
 
 @contextmanager
