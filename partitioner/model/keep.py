@@ -8,7 +8,7 @@ changed in place is copied, one level deep for each container.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -28,6 +28,9 @@ MOST = 100_000
 
 _MISSING = object()
 _CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, CodeType)
+_CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
+"""Exactly these: what a user's own container does when its items are read or set is not known."""
+
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
@@ -99,7 +102,7 @@ class _Kept:
         if isinstance(value, _CODE):
             yield from _of_code(value)
             return
-        if isinstance(value, dict | list | set | deque):
+        if type(value) in _CONTAINERS:
             self.containers.append((name, value, dict(value) if isinstance(value, dict) else list(value)))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             yield from ((f"{name}.{key}", item) for key, item in items)
@@ -140,14 +143,14 @@ def _joined(name: str, key: Any) -> str:
 def _of_code(value: Any) -> Iterator[tuple[str, Any]]:
     """What a function can reach: its defaults, its closure, and containers in the globals that it speaks of."""
     function = value.__func__ if isinstance(value, MethodType) else value
-    if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+    if not isinstance(function, FunctionType) or (function.__module__ or "").startswith("torch."):
         return
     yield from (
         (f"{function.__name__}.default", item) for item in (*(function.__defaults__ or ()), function.__kwdefaults__ or {})
     )
     for name in function.__code__.co_names:
         found = function.__globals__.get(name)
-        if isinstance(found, dict | list | set | deque):
+        if type(found) in _CONTAINERS:
             yield name, found
 
 
