@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from partitioner import partition
+from partitioner import Spec, partition
+from partitioner.compile import graph_of, plan_of
+from partitioner.frontend.capture.dynamo import Found, compiled
+from partitioner.frontend.check.interpret import interpret
+from partitioner.ir.machine import Machine
+from partitioner.ir.plan import Plan
+from partitioner.model.call import Call
 from partitioner.runtime.module import Parallel
 from partitioner.testing import difference
 
@@ -40,6 +46,20 @@ def used_lanes(parallel: Parallel) -> set[int]:
 def programs(parallel: Parallel) -> int:
     """How many programs were made for the module so far: one for each graph of its calls."""
     return len(parallel._partitioner_programs.pieces)
+
+
+def plans_of(model: nn.Module, call: Call, machine: Machine, spec: Spec) -> list[tuple[Plan, tuple[Any, ...]]]:
+    """The plan of each graph of a call, and what that graph is called with. The graphs run where the model lies."""
+    found: list[tuple[Plan, tuple[Any, ...]]] = []
+
+    def receive(graph: Found) -> Callable[..., Any]:
+        traced = graph_of(model, graph)
+        found.append((plan_of(traced, machine, spec), graph.inputs))
+        return lambda *arguments: interpret(traced.graph, arguments)
+
+    args, kwargs = call.fill(call.tensors)
+    compiled(model, receive, whole=len({lane.torch_device for lane in machine.lanes}) > 1)(*args, **kwargs)
+    return found
 
 
 def assert_same(expected: Any, actual: Any) -> None:

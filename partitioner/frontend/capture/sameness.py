@@ -38,7 +38,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> Watched:
     if context is None:
         return ()
     guards = [(_name(guard), guard.create_fn_name()) for guard in context.guards_context.dynamo_guards]
-    return tuple([*_ambiguous(guards, dict(scope)), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code))])
+    return (*_ambiguous(guards, dict(scope)), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
 
 
 def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:

@@ -132,7 +132,12 @@ def redraw(tensor: torch.Tensor) -> torch.Tensor:
 
     Shuffling keeps every value in the domain that the example had: indices stay valid, masks stay masks.
     """
-    if tensor.is_nested or tensor.is_quantized or (tensor.dtype.itemsize == 1 and tensor.is_floating_point()):
+    if (
+        tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_mkldnn
+        or (tensor.dtype.itemsize == 1 and tensor.is_floating_point())
+    ):
         return tensor.detach().clone()  # few ops take these
     if tensor.layout is not torch.strided:
         return -tensor.detach() if tensor.is_floating_point() else tensor.detach().clone()
@@ -239,6 +244,8 @@ def _unlike(mine: Any, theirs: Any) -> str | None:
         return _unlike_objects(mine, theirs)
     if mine.is_nested and theirs.is_nested:
         return _unlike_objects(list(mine.unbind()), list(theirs.unbind()))
+    if mine.is_mkldnn and theirs.is_mkldnn:
+        mine, theirs = mine.to_dense(), theirs.to_dense()
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return f"{tuple(mine.shape)} {mine.dtype} in the model, {tuple(theirs.shape)} {theirs.dtype} in the program"
     try:
@@ -250,7 +257,7 @@ def _unlike(mine: Any, theirs: Any) -> str | None:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Rounding that is allowed: export calls other kernels than eager for a few ops, so bits may differ."""
+    """Rounding that is allowed: lanes leave an op other numbers of threads than eager does."""
     return {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float64: 1e-8}.get(dtype, 1e-4)
 
 
