@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from lanes import spec
 from torch import nn
 
@@ -54,10 +54,8 @@ class Shifted(Branch):
         return super().forward(x) + 1
 
 
-class Traced(nn.Module):
-    """What `symbolic_trace` takes."""
-
-    takes_hooks = True
+class Model(nn.Module):
+    """Two branches with a tied weight, a config, a loop over a size, a question for the caller's mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,24 +65,12 @@ class Traced(nn.Module):
         self.config = SimpleNamespace(mix=0.5, layers=["left", "right"])
 
     def forward(self, x: torch.Tensor, flag: bool = False) -> dict[str, torch.Tensor]:
-        x = self.before(x)
+        for number in range(x.shape[1]):
+            x = x + number
+        x = self.stem(x) if torch.is_grad_enabled() else self.stem(x) * 2
         found = [getattr(self, name)(x) for name in self.config.layers]
         mixed = sum(branch * self.config.mix for branch in found)
         return {"logits": self.head(mixed), "last": found[-1]} if flag else {"logits": self.head(mixed)}
-
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        return self.stem(x)
-
-
-class Exported(Traced):
-    """What only `torch.export` takes: it loops over a size and asks for the caller's modes."""
-
-    takes_hooks = False
-
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        for number in range(x.shape[1]):
-            x = x + number
-        return self.stem(x) if torch.is_grad_enabled() else self.stem(x) * 2
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -136,13 +122,11 @@ HOOKED = ["left", "right.one", "stem", "right"]
 class Actions(RuleBasedStateMachine):
     """Both copies, and what is done to them."""
 
-    kind: type[Traced] = Traced
-
     @initialize(training=st.booleans(), example=st.booleans())
     def start(self, training: bool, example: bool) -> None:
         torch.manual_seed(0)
-        self.plain = self.kind().double().train(training)
-        inputs = (torch.randn(3, WIDTH, dtype=torch.float64),) if example or self.kind is Exported else None
+        self.plain = Model().double().train(training)
+        inputs = (torch.randn(3, WIDTH, dtype=torch.float64),) if example else None
         self.parallel: Parallel = partition(self.plain, example_inputs=inputs, spec=spec(), copy=True)
         self.handles: list[Any] = []
         self.calls = 0
@@ -193,7 +177,6 @@ class Actions(RuleBasedStateMachine):
         self.clear_gradients()  # no copy of a parameter has them
         self.parallel = copy.deepcopy(self.parallel)
 
-    @precondition(lambda self: self.kind.takes_hooks)
     @rule(name=st.sampled_from(HOOKED))
     def hook(self, name: str) -> None:
         for module in (self.plain, self.parallel.original):
@@ -247,16 +230,11 @@ def assert_close(wanted: dict[str, Any], found: dict[str, Any]) -> None:
             assert value is found[name] or value == found[name], name
 
 
-class ExportedActions(Actions):
-    kind = Exported
-
-
 SIZES = {"quick": (12, 10), "ci": (150, 25)}
 EXAMPLES, STEPS = SIZES[os.environ.get("HYPOTHESIS_PROFILE", "quick")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("actions", [Actions, ExportedActions])
-def test_whatever_a_user_does(actions: type[Actions]) -> None:
+def test_whatever_a_user_does() -> None:
     torch.set_num_threads(1)
-    run_state_machine_as_test(actions, settings=settings(max_examples=EXAMPLES, stateful_step_count=STEPS))
+    run_state_machine_as_test(Actions, settings=settings(max_examples=EXAMPLES, stateful_step_count=STEPS))
