@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
-from torch._C._dynamo.eval_frame import reset_code
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, reset_code
 from torch._dynamo import config, convert_frame
 from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
@@ -244,10 +244,10 @@ class _Convert:
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
         code = frame.f_code
-        if code in self.owner.failures or code in self.owner.pending:
-            return ConvertFrameReturn(apply_to_code=False)
         if self.owner.programs[code] >= MOST:
             return self._enough(code)
+        if code in self.owner.failures or code in self.owner.pending:
+            return ConvertFrameReturn(apply_to_code=False)
         try:
             with tracing(self.owner.root, frame, self.owner.home):
                 answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
@@ -274,14 +274,16 @@ class _Convert:
         return answer
 
     def _enough(self, code: CodeType) -> ConvertFrameReturn:
-        """No further program for a code: it runs as it is, or is refused."""
+        """No further program for a code: it runs as it is, with all that it calls, or is refused."""
         name = f"{type(self.owner.root).__name__}.{code.co_name}"
         reason = f"{name} has {MOST} programs, and a call needs another one; TORCH_LOGS=recompiles tells why"
         if self.owner.whole:
             raise TraceError(reason)
-        self.owner.failures[code] = reason
-        warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
-        return ConvertFrameReturn(apply_to_code=False)
+        if code not in self.owner.failures:
+            self.owner.failures[code] = reason
+            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+        strategy = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
+        return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
 @contextmanager
