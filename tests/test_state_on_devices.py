@@ -16,10 +16,12 @@ import torch
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
 from pretend import World, pretending, put, spec, spread
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner import PlacementError, TraceError, partition
 from partitioner.ir.plan import state_devices
 from partitioner.runtime.module import Parallel
+from partitioner.runtime.programs import Piece
 
 X = numbers(4, 6)
 TWO = {"lazy:0": 1, "lazy:1": 1}
@@ -173,6 +175,38 @@ def test_autocast_makes_a_program_of_its_own() -> None:
             assert_same(model(X), found)
             assert found.dtype is dtype
     assert len(parallel._partitioner_programs.pieces) == 2
+
+
+class Seen(TorchDispatchMode):
+    """Writes down what is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lanes", [TWO, {"lazy:0": 2}, {"cpu": 2}], ids=["two GPUs", "one GPU", "CPU"])
+def test_under_a_dispatch_mode(lanes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode sees the ops of the program, traced under it or not; afterwards lanes go on."""
+    model = Towers()
+    parallel = spread(model, (X,), lanes, copy=True, check=False)
+    ran: list[Piece] = []
+    call = Piece.__call__
+    monkeypatch.setattr(Piece, "__call__", lambda piece, *arguments: (ran.append(piece), call(piece, *arguments))[1])
+    for batch in (4, 3, 5):
+        x = numbers(batch, 6)
+        with Seen() as mine, torch.no_grad():
+            expected = model(x)
+        with Seen() as theirs, torch.no_grad():
+            assert_same(expected, parallel(x))
+        assert mine.ops.count("aten.addmm.default") == theirs.ops.count("aten.addmm.default") == 8
+        ran.clear()
+        assert_same(model(x).detach(), parallel(x).detach())
+        assert len(ran) == 1
 
 
 def test_a_replaced_buffer_lands_on_the_model() -> None:
