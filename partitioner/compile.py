@@ -427,6 +427,10 @@ def _model(model: Any) -> nn.Module:
         model = model._orig_mod
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch.nn.Module, and this is of type {type(model).__name__}")
+    if inspect.isgeneratorfunction(model.forward):
+        raise InputError(
+            f"{type(model).__name__}.forward is a generator function; return a list or a tuple instead of yielding"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
     lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
@@ -444,7 +448,9 @@ def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:
     """What can be planned without examples. A model that torch.fx cannot see is none the worse for it."""
     try:
         return make_plan(model, None, machine, spec)
-    except TraceError:
+    except (SpecError, PlacementError):
+        raise
+    except Exception:  # the user's forward ran on proxies, and what it gave may be anything
         return None
 
 

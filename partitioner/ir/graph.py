@@ -112,6 +112,7 @@ class Graph:
         arguments: the placeholders of `fx`, in the order in which it is called with their values.
         states: the qualified name of each argument that is a parameter, a buffer or another tensor of the model.
         bodies: graph modules that ops call, such as the branches of a ``cond``, by the name that `fx` has for them.
+        leaves: the modes in which it leaves the caller's thread, if they are not those that it starts under.
         tracer: which tracer gave it.
         notes: what a front end or fallback had to give up, for reports.
         observed: whether effects were observed on example inputs, or come from the static table.
@@ -125,6 +126,7 @@ class Graph:
     arguments: tuple[str, ...] = ()
     states: dict[str, str] = field(default_factory=dict)
     bodies: dict[str, Any] = field(default_factory=dict)
+    leaves: Mode | None = None
     tracer: str = ""
     notes: tuple[str, ...] = ()
     observed: bool = False

@@ -118,7 +118,7 @@ class _Kept:
     def _of_class(self, kind: type) -> Iterator[tuple[str, Any]]:
         """Data that a user's class holds for all of its modules, and what its forward can reach."""
         for owner in kind.__mro__:
-            if id(owner) in self.seen or owner.__module__.startswith(("torch.", "builtins")):
+            if id(owner) in self.seen or (owner.__module__ or "").startswith(("torch.", "builtins")):
                 continue
             self.seen[id(owner)] = owner
             spoken_of = {"forward", *getattr(getattr(owner.__dict__.get("forward"), "__code__", None), "co_names", ())}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,10 @@ from torch.utils._device import DeviceContext
 
 from partitioner.backends import Executable
 from partitioner.ir.machine import Machine
+from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
+from partitioner.model.modes import take_over
 
 
 class Found(Protocol):
@@ -127,6 +130,11 @@ class Piece:
         shared = sharing(found.inputs, written)
         return Piece(made.executable, made, written, shared, found.reason, latest)
 
+    @cached_property
+    def leaves(self) -> Mode | None:
+        """The modes in which a forward that switches them leaves the caller's thread."""
+        return self.plan.graph.leaves
+
     @property
     def plan(self) -> Plan:
         """What was planned."""
@@ -139,9 +147,11 @@ class Piece:
         self.latest.note(self)
         if self.made.admit is not None:
             self.made.admit(arguments)
-        if HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared):
-            return self.made.plainly(arguments)
-        return self.executable(arguments)
+        plainly = HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared)
+        results = self.made.plainly(arguments) if plainly else self.executable(arguments)
+        if self.leaves is not None:
+            take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
+        return results
 
 
 class Programs:

@@ -47,7 +47,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     held = _name(module.graph, found, keys, parameters)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})
     entry = Mode(*modes_here())
-    modes = without_switches(module.graph, entry)
+    modes, final = without_switches(module.graph, entry)
     module.graph.lint()
     state = {key: tensor for key, tensor in held.values() if key}
     resources = _resources(held)
@@ -69,6 +69,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         arguments=tuple(node.name for node in placeholders),
         states=states,
         bodies={str(n.target): getattr(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")},
+        leaves=None if final == entry else final,
         tracer="torch.compile",
         observed=True,
     )

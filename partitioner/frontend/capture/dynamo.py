@@ -133,6 +133,10 @@ def compiled(
     return Compiled(root, receive, method, whole, home)
 
 
+EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
+"""All that there are in this process."""
+
+
 class Compiled:
     """A traced method. Calling it calls the method, through what was made of its graphs.
 
@@ -146,17 +150,26 @@ class Compiled:
         self.pending: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
         self.programs: Counter[CodeType] = Counter()
+        self.method = method
+        self._begin()
+        EVERY.add(self)
+
+    def _begin(self) -> None:
+        """Start without programs."""
+        self.forked = False
         backend = _Backend(self)
-        context: Any = torch._dynamo.optimize(backend, nopython=whole)
+        context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
         context.callback = _Callback(_Convert(self, backend), context.callback.hooks)
         context.enter_exit_hooks = []  # what they prepare for other backends costs time in each call
-        self.entry = _entry(type(root).__name__, method)
+        self.entry = _entry(type(self.root).__name__, self.method)
         self.function = context(self.entry)
         weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, through what was made of its graphs."""
+        if self.forked:
+            self._begin()
         try:
             result = self.function(self.root, *args, **kwargs)
         except Untraceable as refused:
@@ -385,9 +398,11 @@ def _cause(error: BackendCompilerFailed) -> BaseException:
     return inner
 
 
-def _restart_lock() -> None:
-    """In the child of a fork no other thread is tracing, whoever held the lock."""
+def _begin_anew() -> None:
+    """In the child of a fork no other thread traces or looks at guards, whoever held their locks: it makes its own programs."""
     convert_frame.compile_lock._at_fork_reinit()  # type: ignore[attr-defined]
+    for one in list(EVERY):
+        one.forked = True
 
 
-os.register_at_fork(after_in_child=_restart_lock)
+os.register_at_fork(after_in_child=_begin_anew)

@@ -62,7 +62,7 @@ SWITCHES: dict[Any, Switch] = {
 }
 
 
-def without_switches(graph: torch.fx.Graph, entry: Mode) -> dict[str, Mode]:
+def without_switches(graph: torch.fx.Graph, entry: Mode) -> tuple[dict[str, Mode], Mode]:
     """Take the switches out of ``graph``.
 
     Args:
@@ -70,7 +70,7 @@ def without_switches(graph: torch.fx.Graph, entry: Mode) -> dict[str, Mode]:
         entry: the modes under which it starts.
 
     Returns:
-        The modes of each node that is under others than ``entry``, by name.
+        The modes of each node that is under others than ``entry``, by name; those under which it ends.
     """
     mode, before, found, switches = entry, dict[torch.fx.Node, Mode](), dict[str, Mode](), list[torch.fx.Node]()
     for node in graph.nodes:
@@ -82,7 +82,7 @@ def without_switches(graph: torch.fx.Graph, entry: Mode) -> dict[str, Mode]:
             found[node.name] = mode
     for node in reversed(switches):
         graph.erase_node(node)
-    return found
+    return found, mode
 
 
 def is_bound(node: torch.fx.Node) -> bool:
