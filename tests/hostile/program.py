@@ -1,0 +1,148 @@
+"""What a hostile program is, how one is registered, and the models that many of them share.
+
+    @program(Towers)
+    def other_batch_sizes(run: Run) -> Steps:
+        for rows in (3, 1, 0):
+            yield run(rand(rows, 4))
+
+`run` stands for the module, plain or partitioned. What the script yields is compared, and after it has ended: parameters,
+buffers, gradients, modes, random state, and the attributes that the program names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Steps = Iterator[object]
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Run(Protocol):
+    """A run of a program: calls its module, and knows in which variant it is."""
+
+    module: Any
+    """The module, to be used in any other way: changed, saved, hooked."""
+    model: Any
+    """The plain model: what was partitioned, or the module itself."""
+    training: bool
+    """Whether the module was built in training mode."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module."""
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module and, in training, sends gradients back. Gives the output and the inputs' gradients."""
+
+
+Script = Callable[[Run], Steps]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, and what is done with it.
+
+    Args:
+        name: file and function, such as ``shapes.other_batch_sizes``.
+        build: makes the model afresh, and all that it reaches outside of itself.
+        script: yields what is to be compared.
+        example: positional and keyword arguments of a typical call.
+        watch: dotted attributes of the module that are compared at the end.
+        refused: refusing is right, because no partitioned module could do what the plain one does.
+        limit: why it is known to be different; a limit that the README tells of.
+        slow: takes longer than all others.
+        bare: also worth trying without an example.
+        timeout: seconds after which it hangs.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    script: Script
+    example: Callable[[], Arguments]
+    watch: tuple[str, ...] = ()
+    refused: bool = False
+    limit: str = ""
+    slow: bool = False
+    bare: bool = True
+    timeout: float = 60.0
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(
+    build: Callable[[], nn.Module],
+    *args: Callable[[], Any],
+    kwargs: Mapping[str, Callable[[], Any]] | None = None,
+    watch: str = "",
+    **options: Any,
+) -> Callable[[Script], Script]:
+    """Registers the decorated script; ``args`` and ``kwargs`` make the example's arguments, by default one (3, 4) tensor."""
+
+    def example() -> Arguments:
+        positional = args or ((rand,) if kwargs is None else ())
+        return tuple(make() for make in positional), {key: make() for key, make in (kwargs or {}).items()}
+
+    def register(script: Script) -> Script:
+        name = f"{script.__module__.rpartition('.')[2]}.{script.__name__}"
+        assert name not in PROGRAMS, f"two programs are called {name}"
+        PROGRAMS[name] = Program(name, build, script, example, tuple(watch.split()), **options)
+        return script
+
+    return register
+
+
+def rand(*shape: int, seed: int = 3, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers, (3, 4) of them by default: the same every time, and torch's own generator does not move."""
+    made = torch.randn(*(shape or (3, 4)), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.to(dtype).requires_grad_(grad)
+
+
+def raised(call: Callable[[], object]) -> object:
+    """The exception of ``call``, or what it gives. A refusal passes through: it ends the program."""
+    try:
+        return call()
+    except Exception as error:
+        if any(base.__name__ == "PartitionerError" for base in type(error).__mro__):
+            raise
+        return error
+
+
+class Two(nn.Module):
+    """Two branches that could run at the same time. What is made of them is the program's."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.right(x)
+
+
+class Towers(Two):
+    """Two branches, their statistics and random numbers, and a head."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(width)
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.5)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.left(x))) + self.norm(self.right(x)))
+
+
+def two(forward: Callable[..., Any], **attributes: Any) -> Callable[[], nn.Module]:
+    """Builds a model with two branches, the given forward, and copies of the attributes."""
+
+    def build() -> nn.Module:
+        model = type("Model", (Two,), {"forward": forward})()
+        for name, value in attributes.items():
+            setattr(model, name, copy.deepcopy(value))
+        return model
+
+    return build
