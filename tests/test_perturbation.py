@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import assert_same, spec, used_lanes
-from torch import nn
+from lanes import assert_same, plans_of, spec, used_lanes
 
 from models import make
 from partitioner import partition
@@ -29,8 +28,10 @@ from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Wait
 from partitioner.lower.rules import Case, race
+from partitioner.model.call import Call
 from partitioner.planner import policies
-from partitioner.runtime.module import Parallel
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from partitioner.testing import assert_equal_runs
 
 Delay = Callable[[str], float]
@@ -65,9 +66,9 @@ class HeldUp(Launch):
 
 
 class Perturbed(Threads):
-    """The threads backend, with a pause in front of every op."""
+    """The threads backend, with a pause in front of every op. Every program is held up alike."""
 
-    delay: Delay
+    delay: Delay = staticmethod(lambda name: 0.0)
 
     def __init__(self, plan: Plan) -> None:
         original = codegen.Lines.add
@@ -80,7 +81,6 @@ class Perturbed(Threads):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codegen.Lines, "add", add)
             super().__init__(plan)
-        self.delay = lambda name: 0.0
 
     def begin(self, code: Code, hosts: int) -> HeldUp:
         return HeldUp(code, hosts, self.delay)
@@ -96,15 +96,6 @@ def at_random(seed: int) -> Delay:
     return delay
 
 
-def perturbed(model: nn.Module, inputs: Sequence[Any]) -> tuple[Parallel, Perturbed]:
-    """A copy of the model on three lanes, and the backend that runs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKENDS, "perturbed", Perturbed)
-        parallel = partition(model, example_inputs=tuple(inputs), spec=spec(), backend="perturbed", copy=True)
-    execute: Any = parallel._entries[0].execute
-    return parallel, execute
-
-
 HAZARDS = """
 Attention CalledTwice ChunksOfBase CopyInto DeclaredMutation DropoutBranches Ensemble GatedExperts GaussianLatent Inception
 InplaceDraw InputWritten KeyValueCache LocalContainers LoopOverBatch MaybeView NewZeros NonPersistent ParityCounter
@@ -114,20 +105,21 @@ RandomBranches Recurrent RunningMean RunningStatistics SetItem SharedNorm TiedWe
 
 
 @pytest.fixture(autouse=True)
-def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These models are far too small for lanes to pay; here they are to be spread all the same."""
+def perturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models are far too small for lanes to pay; here they are to be spread all the same, over perturbed ones."""
     monkeypatch.setattr(policies, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setitem(BACKENDS, "perturbed", Perturbed)
 
 
 @pytest.mark.parametrize("name", HAZARDS)
-def test_delays_change_nothing(name: str) -> None:
+def test_delays_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, buffers, random numbers, and gradients, over two calls, for many seeds."""
     model = make(name)
     inputs = model.example_inputs()
-    parallel, execute = perturbed(model, inputs)
+    parallel = partition(model, example_inputs=tuple(inputs), spec=spec(), backend="perturbed", copy=True)
     assert len(used_lanes(parallel)) > 1
     for seed in range(16):
-        execute.delay = at_random(seed)
+        monkeypatch.setattr(Perturbed, "delay", staticmethod(at_random(seed)))
         assert_equal_runs(model, parallel, inputs, train=True, gradients=seed % 4 == 0, seed=seed)
 
 
@@ -151,38 +143,39 @@ def needed_waits(program: Program) -> Iterator[tuple[Program, set[str]]]:
                 yield less, early
 
 
-def outcome(model: nn.Module, run: Callable[[nn.Module], list[Any]]) -> tuple[list[Any], dict[str, Any]]:
-    """Results and state of one call, from one seed."""
-    twin = copy.deepcopy(model)
+def outcome(run: Threads, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Results of one call from one seed, and the arguments afterwards, which state is among."""
+    given = copy.deepcopy(list(arguments))
     torch.manual_seed(1)
     with torch.no_grad():
-        results = run(twin)
-    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in results], twin.state_dict()
+        results = run(given)
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in results], given
 
 
-def goes_wrong(model: nn.Module, plan: Plan, inputs: Sequence[Any], wanted: Any, slow: Mapping[str, float]) -> bool:
+def goes_wrong(plan: Plan, arguments: Sequence[Any], wanted: Any, slow: Mapping[str, float]) -> bool:
     """Whether the program, with some ops held up, gives other bits, or fails."""
-    execute = Perturbed(plan)
-    execute.delay = lambda name: slow.get(name, 0.0)
-    try:
-        assert_same(wanted, outcome(model, lambda twin: execute(twin, [x.clone() for x in inputs])))
-    except Exception:
-        return True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Perturbed, "delay", staticmethod(lambda name: slow.get(name, 0.0)))
+        try:
+            assert_same(wanted, outcome(Perturbed(plan), arguments))
+        except Exception:
+            return True
     return False
 
 
 def test_races_are_seen() -> None:
     """One needed Wait less, and the task that it waited for held up: most such programs give wrong bits, or fail."""
     total = caught = 0
+    document = load_spec(spec())
+    machine = build_machine(document)
     for name in HAZARDS:
         model = make(name).train()
         inputs = [x.detach() for x in model.example_inputs()]
-        parallel, execute = perturbed(model, inputs)
-        plan = parallel.plan
-        wanted = outcome(model, lambda twin, execute=execute, inputs=inputs: execute(twin, [x.clone() for x in inputs]))
-        for program, tasks in needed_waits(plan.program):
-            slow = {plan.tasks.by_name[task].ops[0]: 4e-3 for task in tasks}
-            total += 1
-            caught += goes_wrong(model, replace(plan, program=program), inputs, wanted, slow)
+        for plan, arguments in plans_of(model, Call.of(inputs, {}), machine, document):
+            wanted = outcome(Perturbed(plan), arguments)
+            for program, tasks in needed_waits(plan.program):
+                slow = {plan.tasks.by_name[task].ops[0]: 4e-3 for task in tasks}
+                total += 1
+                caught += goes_wrong(replace(plan, program=program), arguments, wanted, slow)
     print(f"\n{caught} of {total} programs that lack a needed Wait went wrong ({caught / total:.0%})")
     assert total >= 40 and caught > total / 2
