@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, n
 from torch import Tensor, nn
 
 import zoo
-from partitioner import partition
+from partitioner import PlacementError, TraceError, partition
 from partitioner.runtime.module import Parallel
 
 pytestmark = pytest.mark.gpu
@@ -82,6 +83,48 @@ class Pair(nn.Module):
         return self.head(self.drop(self.left(x)) * self.drop(self.right(x)))
 
 
+class Casting(Pair):
+    """One branch is always in full precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, width) to (batch, 8)."""
+        with torch.autocast("cuda", enabled=False):
+            left = self.left(x.float())
+        with torch.no_grad():
+            mean = self.right(x).mean()
+        return self.head(left * self.right(x) - mean)
+
+
+class Talkative(Pair):
+    """Python decides on data in the middle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, width) to (batch, 8)."""
+        left, right = self.left(x), self.right(x)
+        if left.sum() > 1e6:
+            return left
+        return self.head(self.left(right) * self.right(left))
+
+
+class Counting(Pair):
+    """Replaces a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, width) to (batch, 8)."""
+        left = self.left(x)
+        self.total = self.total + left.detach().sum(0)
+        return self.head(left * self.right(x))
+
+
+def programs(parallel: Parallel) -> int:
+    """How many programs there are."""
+    return len(parallel._partitioner_programs.pieces)
+
+
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
     """Gradients by name."""
     return {name: parameter.grad for name, parameter in module.named_parameters()}
@@ -97,6 +140,48 @@ def test_several_lanes_on_one_gpu(grad: bool) -> None:
         for seed in range(20):
             x = numbers(32, WIDTH, seed=seed).to(GPU)
             assert_same(model(x).detach(), parallel(x).detach())
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_other_batch_sizes_and_modes(lanes: int) -> None:
+    """The second batch size opens the dimension, and one program serves all that follow."""
+    model, parallel = twins(NormedTowers(), numbers(32, 6), cuda0=lanes)
+    for train in (True, False):
+        model.train(train), parallel.train(train)
+        for batch in (32, 8, 9, 33, 128, 32):
+            found = []
+            for module in (model, parallel):
+                torch.manual_seed(batch)
+                found.append(module(numbers(batch, 6, seed=batch).to(GPU)).detach())
+            assert_same(*found)
+    assert programs(parallel) <= 5
+    assert_same_state(model, parallel)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_in_pieces(grad: bool) -> None:
+    """Where Python decides on data, each graph runs on the streams, and the rest on the caller's."""
+    model, parallel = twins(Talkative(), X)
+    with torch.set_grad_enabled(grad):
+        for seed in range(20):
+            x = numbers(32 + seed % 3, WIDTH, seed=seed).to(GPU)
+            assert_same(model(x).detach(), parallel(x).detach())
+    assert "decides on the value of a tensor" in str(parallel) and "runs as it is" not in str(parallel)
+    if grad:
+        for module in (model, parallel):
+            module(X.to(GPU)).square().sum().backward()
+        for mine, theirs in zip(model.parameters(), parallel.parameters(), strict=True):
+            torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_behind_torch_compile() -> None:
+    """``torch.compile(model, backend="partitioner")``: lanes on the device on which the model lies."""
+    model = Towers(width=WIDTH).to(GPU)
+    options = {"spec": spec(cuda0=3)}
+    compiled = torch.compile(model, backend="partitioner", options=options)
+    for batch in (32, 8, 9):
+        x = numbers(batch, WIDTH).to(GPU)
+        assert_same(model(x).detach(), compiled(x).detach())
 
 
 def test_gradients_and_random_numbers() -> None:
@@ -145,6 +230,22 @@ def test_training_with_adam() -> None:
     assert_same_state(model, parallel)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """Of the caller and in the model, with gradients; a call without it has a program of its own."""
+    model, parallel = twins(Casting(), X)
+    found: list[list[Tensor]] = [[], []]
+    for results, module in zip(found, (model, parallel), strict=True):
+        for enabled in (True, False, True):
+            module.zero_grad()
+            with torch.autocast("cuda", dtype, enabled=enabled):
+                loss = module(X.to(GPU))
+            loss.float().sum().backward()
+            results += [loss.detach(), *(parameter.grad.clone() for parameter in module.parameters())]
+    assert found[1][0].dtype is dtype
+    assert_same(*found)
+
+
 def test_mixed_precision() -> None:
     model, parallel = twins(Pair().eval(), X)
     found = []
@@ -191,6 +292,85 @@ def test_gpu_and_cpu(grad: bool) -> None:
         for mine, theirs in zip(model.parameters(), parallel.parameters(), strict=True):
             assert theirs.grad is not None and theirs.grad.device == theirs.device
             torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_later_programs_over_gpu_and_cpu() -> None:
+    """Traced although state lies on two devices, which is left where it is; a replaced buffer lands on the module."""
+    model = Counting().eval()
+    parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True)
+    homes = {name: tensor.device for name, tensor in parallel.state_dict().items()}
+    assert {device.type for device in homes.values()} == {"cuda", "cpu"}
+    for batch, train, grad in [(32, False, True), (8, False, True), (9, True, True), (33, False, False)]:
+        model.eval(), parallel.train(train)
+        with torch.set_grad_enabled(grad):
+            x = numbers(batch, WIDTH, seed=batch)
+            torch.testing.assert_close(parallel(x).cpu(), model(x), rtol=1e-4, atol=1e-4)
+    assert {name: tensor.device for name, tensor in parallel.state_dict().items()} == homes
+    torch.testing.assert_close(parallel.total.cpu(), model.total, rtol=1e-4, atol=1e-3)
+    assert parallel.original.total is parallel.total
+
+
+def test_training_over_gpu_and_cpu() -> None:
+    model = Pair().eval()
+    parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True)
+    for module in (model, parallel):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        for step in range(10):
+            optimizer.zero_grad()
+            module(numbers(32, WIDTH, seed=step)).square().mean().backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+    for mine, theirs in zip(model.parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(theirs.cpu(), mine, rtol=1e-3, atol=1e-4)
+
+
+def test_refusals_over_gpu_and_cpu() -> None:
+    """A graph break with its reason, the model's own complaint about a shape; and the module goes on."""
+    with pytest.raises(TraceError, match=f"cannot be one graph.*{re.escape(__file__)}"):
+        partition(Talkative(), example_inputs=X, spec=spec(cuda0=1, cpu=1))
+    model = Pair().eval()
+    parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True)
+    with pytest.raises(RuntimeError, match=rf"32.*5.*{WIDTH}.*{WIDTH}"):
+        parallel(numbers(32, 5))
+    torch.testing.assert_close(parallel(X).cpu(), model(X), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_caps_hold_for_other_sizes() -> None:
+    wanted = spec(cuda0=2)
+    wanted["devices"][0]["memory"] = "1MiB"
+    parallel = partition(Pair().eval(), example_inputs=X, spec=wanted)
+    parallel(numbers(8, WIDTH)), parallel(numbers(9, WIDTH))
+    with pytest.raises(PlacementError, match="of live values, and has 1 MiB"):
+        parallel(numbers(100_000, WIDTH))
+    assert parallel(X).shape == (32, 8)
+
+
+def test_without_examples_the_first_call_places() -> None:
+    model = Pair().eval()
+    twin = copy.deepcopy(model).to(GPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parallel = partition(model, spec=spec(cuda0=2))
+    assert {p.device.type for p in parallel.parameters()} == {"cpu"}
+    parallel(X).sum().backward()
+    optimizer.step()
+    twin(X.to(GPU)).sum().backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    assert_same_state(twin, parallel)
+
+
+def test_a_written_input_is_the_callers() -> None:
+    """Also where it had to be moved."""
+
+    class Writes(Pair):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            y.add_(self.left(x))
+            return self.right(x) + y
+
+    model, parallel = twins(Writes(), X, X + 1)
+    mine, theirs = (X + 1).to(GPU), X + 1
+    with torch.no_grad():
+        assert_same(model(X.to(GPU), mine), parallel(X, theirs))
+    assert_same(mine.cpu(), theirs)
 
 
 def test_parameters_move_in_place() -> None:
@@ -330,6 +510,7 @@ SANITIZED = """
     import torch
     from torch import nn
     from partitioner import partition
+    from partitioner.runtime.programs import Piece
 
     class Towers(nn.Module):
         def __init__(self):
@@ -343,7 +524,14 @@ SANITIZED = """
     spec = {"devices": [{"device": "cuda:0", "lanes": 3, "handoff": 0, "overhead": 1e-3}], "grain": 1e-9}
     x = torch.randn(32, 64, device="cuda")
     parallel = partition(Towers().cuda(), example_inputs=x, spec=spec, check=False)
-    assert len(set(parallel.placement.lane.values())) == 3
+    ran = []
+    call = Piece.__call__
+
+    def counted(piece, *arguments):
+        ran.append(len(set(piece.plan.placement.lane.values())))
+        return call(piece, *arguments)
+
+    Piece.__call__ = counted
     with torch.no_grad():
         for _ in range(10):
             parallel(x)
@@ -351,6 +539,7 @@ SANITIZED = """
     for _ in range(10):
         parallel(x).sum().backward()
     torch.cuda.synchronize()
+    assert ran == [3] * 20, ran
     print("done")
 """
 
