@@ -89,19 +89,28 @@ def act(x: Tensor, number: int) -> Tensor:
 
 
 @contextmanager
+def acting(number: int, action: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile `act` of this number calls ``action``."""
+    ACTIONS[number] = action
+    try:
+        yield
+    finally:
+        ACTIONS[number] = lambda: None
+
+
+@contextmanager
 def spying(layer: nn.Module, action: Callable[[], object]) -> Iterator[None]:
     """Meanwhile ``action`` is called, on the layer's lane, whenever the layer is.
 
     Python in a forward is run by the tracer, or between graphs on the caller's thread. What an op does is done on its lane.
     """
-    plain, number = layer.forward, len(ACTIONS)
-    ACTIONS[number] = action
+    plain, number = layer.forward, max(ACTIONS, default=0) + 1
     layer.forward = lambda x: plain(act(x, number))
     try:
-        yield
+        with acting(number, action):
+            yield
     finally:
         del layer.forward
-        ACTIONS[number] = lambda: None
 
 
 def train_mixed(
