@@ -19,6 +19,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from zoo import import_transformers
+
+import_transformers()  # which first makes torchvision importable, for some programs are models of its
+
 Steps = Iterator[object]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
