@@ -6,8 +6,9 @@ machine on which every op takes a millisecond and handing a value over takes not
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -111,6 +112,16 @@ def spying(layer: nn.Module, action: Callable[[], object]) -> Iterator[None]:
             yield
     finally:
         del layer.forward
+
+
+@contextmanager
+def threads_of(*layers: nn.Module) -> Iterator[set[int]]:
+    """The threads that call the layers meanwhile."""
+    found: set[int] = set()
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(spying(layer, lambda: found.add(threading.get_ident())))
+        yield found
 
 
 def train_mixed(

@@ -123,7 +123,7 @@ class _Kept:
             self.seen[id(owner)] = owner
             spoken_of = {"forward", *getattr(getattr(owner.__dict__.get("forward"), "__code__", None), "co_names", ())}
             for key, value in list(vars(owner).items()):
-                if isinstance(value, FunctionType) and key not in spoken_of:
+                if key == "_partitioner_programs" or (isinstance(value, FunctionType) and key not in spoken_of):
                     continue  # other methods are not called, for all we know
                 if isinstance(value, int | float | str | type(None)) and not key.startswith("__"):
                     self.undo.append(_attribute_undo(owner, key, value))

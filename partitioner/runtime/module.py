@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
+from partitioner.model.tracing import routed
 from partitioner.runtime.programs import Programs
 
 
@@ -127,11 +128,11 @@ def parallel_of(programs: Programs) -> Parallel:
     """A module whose calls go through ``programs``."""
     original = programs.original
     kind = type(original)
-    forward = _Method("forward", original.__dict__.get("forward") or MethodType(kind.forward, original))
+    forward = _Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original))
     ours = {"_partitioner_programs": programs, "forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     shown = [name for name, value in vars(Parallel).items() if isinstance(value, Shown)]
     theirs = {name: inspect.getattr_static(kind, name) for name in shown if hasattr(kind, name)}
-    routed = {name: _Method(name, MethodType(method, original)) for name, method in _methods_with_parts(original)}
+    routed = {name: _Method(name, kind, MethodType(method, original)) for name, method in _methods_with_parts(original)}
     slots = {name: _slot(programs, name) for owner in kind.__mro__ for name in _slots(owner)}
     names = {**theirs, **slots, **routed, **ours, "__qualname__": f"Parallel[{kind.__qualname__}]"}
     metaclass: Any = type(kind)
@@ -144,15 +145,12 @@ def parallel_of(programs: Programs) -> Parallel:
 class _Method:
     """A method of the model's class that runs through programs. Giving an instance one of its own overrides it there alone."""
 
-    def __init__(self, name: str, plain: Callable[..., Any]) -> None:
+    def __init__(self, name: str, kind: type, plain: Callable[..., Any]) -> None:
         self.own: Callable[..., Any] | None = None
 
-        def call(self: Parallel, /, *args: Any, **kwargs: Any) -> Any:
-            return self._partitioner_programs(name, args, kwargs)
-
+        self.call: Any = routed(name, kind)
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-            setattr(call, attribute, getattr(plain, attribute, getattr(call, attribute)))
-        self.call = cast(Any, call)
+            setattr(self.call, attribute, getattr(plain, attribute, getattr(self.call, attribute)))
         if isinstance(plain, MethodType):
             self.call.__wrapped__ = plain.__func__  # the signature, for people, Trainers and torch.fx
         else:
@@ -162,7 +160,7 @@ class _Method:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.call
-        return MethodType(self.call, instance) if self.own is None else self.own
+        return FunctionType.__get__(self.call, instance) if self.own is None else self.own  # a form that Dynamo knows
 
     def __set__(self, instance: Any, value: Any) -> None:
         self.own = value

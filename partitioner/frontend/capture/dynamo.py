@@ -48,6 +48,7 @@ from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.sameness import Watched, check, watched
 from partitioner.model.keep import state_kept
 from partitioner.model.source import is_user_code
+from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
     "skip_nnmodule_hook_guards": False,  # hooks that come and go are seen
@@ -66,8 +67,8 @@ SETTINGS: Mapping[str, Any] = {
 DEEP = 10_000
 """Python's recursion limit while a frame is traced."""
 
-for _room in ("frontend", "backends", "runtime"):
-    torch._dynamo.trace_rules.add(f"partitioner.{_room}")  # a torch.compile around a partitioned module leaves it its lanes
+for _file in ("frontend", "backends", "runtime.programs"):
+    torch._dynamo.trace_rules.add(f"partitioner.{_file}")  # a torch.compile around a partitioned module leaves it its lanes
 
 MOST = 64
 """Programs that one code may have. What makes more of them has a constant that differs in every call."""
@@ -302,7 +303,8 @@ class _Convert:
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
-    before = dict(vars(HERE))
+    before, others = dict(vars(HERE)), THREAD.ours
+    THREAD.ours = True
     HERE.paths, HERE.function, HERE.tracing = _modules_in(frame, root), frame.f_code.co_name, True
     HERE.scope, HERE.watched = {"L": frame.f_locals, "G": frame.f_globals}, ()
     limit = sys.getrecursionlimit()
@@ -312,6 +314,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
             yield
     finally:
         vars(HERE).update(before)
+        THREAD.ours = others
         sys.setrecursionlimit(limit)
 
 

@@ -1,0 +1,42 @@
+"""Whether this thread traces for us. Read by code that Dynamo traces through, so its file must not be one that Dynamo skips."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+
+
+class _Here(threading.local):
+    ours = False
+
+
+HERE = _Here()
+"""``HERE.ours``: whether a tracer of ours is at work."""
+
+
+def routed(name: str, kind: type) -> Callable[..., Any]:
+    """A method of a partitioned module, whose model is of class ``kind``.
+
+    A tracer of ours that meets it sees the model's own method; torch.compile goes past it.
+    """
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() and _sees_the_model():
+            own = self.__dict__.get(name)
+            return getattr(kind, name)(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+        return self._partitioner_programs(name, args, kwargs)
+
+    return call
+
+
+@torch._dynamo.assume_constant_result
+def _sees_the_model() -> bool:
+    """Called while tracing, and its result is for good."""
+    if not HERE.ours:
+        warnings.warn("torch.compile leaves a partitioned module as it is: its programs run as they are", stacklevel=2)
+    return HERE.ours
