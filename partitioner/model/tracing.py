@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ HERE = _Here()
 """``HERE.ours``: whether a tracer of ours is at work."""
 
 
-def routed(name: str, kind: type) -> Callable[..., Any]:
+def routed(name: str, kind: type) -> Any:
     """A method of a partitioned module, whose model is of class ``kind``.
 
     A tracer of ours that meets it sees the model's own method; torch.compile goes past it.
@@ -34,7 +33,7 @@ def routed(name: str, kind: type) -> Callable[..., Any]:
     return call
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _sees_the_model() -> bool:
     """Called while tracing, and its result is for good."""
     if not HERE.ours:

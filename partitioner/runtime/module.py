@@ -148,7 +148,7 @@ class _Method:
     def __init__(self, name: str, kind: type, plain: Callable[..., Any]) -> None:
         self.own: Callable[..., Any] | None = None
 
-        self.call: Any = routed(name, kind)
+        self.call = routed(name, kind)
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(self.call, attribute, getattr(plain, attribute, getattr(self.call, attribute)))
         if isinstance(plain, MethodType):
