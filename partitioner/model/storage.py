@@ -30,11 +30,11 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and size of a tensor's storage; address 0 if it has none, as on the meta device."""
+    """Address and size of a tensor's storage; address 0 if it has none, as on the meta device, and in a fake tensor."""
     try:
         storage = parts(tensor)[0].untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, one of functorch's, a fake one
+        return (0, 0) if storage.device.type == "meta" else (storage.data_ptr(), storage.nbytes())
+    except (RuntimeError, NotImplementedError):  # a wrapper of several tensors, or one of functorch's
         return 0, 0
 
 
