@@ -9,7 +9,8 @@ from pathlib import Path
 
 from partitioner.errors import PartitionerError
 from partitioner.ir.parse import parse
-from partitioner.ir.program import Copy, Program
+from partitioner.ir.program import Program
+from partitioner.lower.rules import Case, undeclared
 
 _LARGEST = 2**28
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,4}))?", re.ASCII)
@@ -60,9 +61,4 @@ def _dangling(program: Program) -> Iterator[str]:
     for lane in program.lanes:
         if not _DEVICE.fullmatch(lane.torch_device):
             yield f"lane {lane.name} is on {lane.torch_device!r}, which is no torch device"
-    for index, item in enumerate(program.instructions):
-        if not 0 <= item.lane < len(program.lanes):
-            yield f"instruction {index} is on lane {item.lane}, which is not declared: {item}"
-        for name in (item.source, item.target) if isinstance(item, Copy) else ():
-            if name not in program.by_name:
-                yield f"instruction {index} copies {name}, which is not declared: {item}"
+    yield from (fault.message for fault in undeclared(Case(program)))

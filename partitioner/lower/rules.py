@@ -61,6 +61,17 @@ class Case:
 Rule = Callable[[Case], Iterator[Fault]]
 
 
+def undeclared(case: Case) -> Iterator[Fault]:
+    """Every lane and every value that is copied is declared. Asked first: what is not, no other rule can speak about."""
+    for index, item in enumerate(case.program.instructions):
+        if not 0 <= item.lane < len(case.program.lanes):
+            text = f"instruction {index} is on lane {item.lane}, which is not declared: {item}"
+            yield Fault("declaration", text, (index,))
+        for name in (item.source, item.target) if isinstance(item, Copy) else ():
+            if name not in case.program.by_name:
+                yield Fault("declaration", f"instruction {index} copies {name}, which is not declared: {item}", (index,))
+
+
 def race(case: Case) -> Iterator[Fault]:
     """Two instructions that conflict are ordered."""
     items = case.program.instructions

@@ -17,12 +17,12 @@ from partitioner.ir.machine import caps
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph
-from partitioner.lower.rules import RULES, Case, Fault, capacity, original
+from partitioner.lower.rules import RULES, Case, Fault, capacity, original, undeclared
 
 
 def faults(case: Case) -> list[Fault]:
     """Every fault that any rule finds."""
-    return [fault for rule in RULES for fault in rule(case)]
+    return list(undeclared(case)) or [fault for rule in RULES for fault in rule(case)]
 
 
 def verify(
