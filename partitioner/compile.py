@@ -14,35 +14,31 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.errors import DifferenceError, InputError, PartitionerError, PlacementError, SpecError, TraceError
-from partitioner.frontend.analysis.build import Traced, build_graph
+from partitioner.errors import PlacementError, SpecError, TraceError
+from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.sizes import Sizes
-from partitioner.frontend.analysis.view import view_graph
 from partitioner.frontend.capture.dynamo import Found, compiled
-from partitioner.frontend.capture.symbolic import capture_symbolic
-from partitioner.frontend.check.compare import compare, is_meta
+from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.check.interpret import interpret
-from partitioner.ir.graph import Graph, StateMeta
+from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, on_examples, view_of
+from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory, verify_plan
-from partitioner.model.call import Call, example_call, sharing
+from partitioner.model.accept import accepted, refuse_mistaken
+from partitioner.model.call import Call, example_call
 from partitioner.model.state import all_state, copied, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
@@ -51,12 +47,11 @@ from partitioner.planner.policies import POLICIES
 from partitioner.planner.timing import issue_order, serial_time, simulate
 from partitioner.runtime.admission import Admission
 from partitioner.runtime.module import Parallel, parallel_of
-from partitioner.runtime.moving import move_state
-from partitioner.runtime.programs import Latest, Made, Piece, Planned, Programs
+from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
+from partitioner.runtime.programs import Made, Programs
 from partitioner.spec.discover import build_machine, pinned, refuse_missing
 from partitioner.spec.spec import Spec, load_spec
-
-T = TypeVar("T")
+from partitioner.spec.spec import choice as choice
 
 
 def partition(
@@ -121,9 +116,9 @@ def partition(
         >>> list(parallel.state_dict()) == list(model.state_dict())
         True
     """
-    _refuse(mistaken)
-    model = _model(model)
-    document, machine = _asked(devices, spec, policy=policy, backend=backend, pins=pins, colocate=colocate, grain=grain)
+    refuse_mistaken(mistaken, partition)
+    model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model)
+    document, machine = asked_for(devices, spec, policy=policy, backend=backend, pins=pins, colocate=colocate, grain=grain)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     programs = _programs(copied(model) if copy else model, machine, document)
@@ -145,12 +140,13 @@ def planned(
     check: bool = True,
 ) -> Plan:
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
-    document, machine = _asked(devices, spec, policy=policy)
+    document, machine = asked_for(devices, spec, policy=policy)
     call = example_call(model, example_inputs, example_kwargs)
-    return _on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
+    return on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
 
 
-def _asked(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
+def asked_for(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
+    """What was asked for, and the machine that comes of it."""
     document = load_spec(spec, **fields)
     return document, accelerators_first(build_machine(document, devices))
 
@@ -163,10 +159,10 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
         traced = graph_of(model, found)
         if len(homes) == 1:
             plan = plan_of(traced, machine, spec)
-            return Made(emit(plan, spec), partial(interpret, traced.graph), _admission(plan))
-        _refuse_shared(traced.graph, found)
-        plan = plan_of(traced, machine, spec, _where_it_lies(traced, homes))
-        return Made(emit(plan, spec), _refuse_sharing, _admission(plan))
+            return Made(emit(plan, spec), partial(interpret, traced.graph), admission(plan))
+        refuse_shared(traced.graph, found.inputs)
+        plan = plan_of(traced, machine, spec, where_it_lies(traced.state, homes))
+        return Made(emit(plan, spec), refuse_sharing, admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
@@ -175,56 +171,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
     return programs
 
 
-def torch_backend(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
-) -> Callable[..., Any]:
-    """The backend of ``torch.compile(model, backend="partitioner", options={...})``: lanes of one device, under its guards.
-
-    Args:
-        module: a graph of torch.compile's.
-        inputs: the values of its placeholders.
-        options: ``devices``, ``spec``, ``policy``, ``backend``, ``pins``, ``colocate`` and ``grain``, as for `partition`.
-            Without devices: lanes on the device on which the inputs lie.
-
-    Raises:
-        SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot.
-    """
-    asked = dict(options or {})
-    _refuse({name: value for name, value in asked.items() if name not in _OPTIONS})
-    lies = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)} or {"cpu"}
-    names = asked.pop("devices", None) or (None if lies == {"cpu"} else [*lies, *lies])
-    document, machine = _asked(
-        names if names is not None or asked.get("spec") else ["cpu"] * min(8, torch.get_num_threads()), **asked
-    )
-    if {device.torch_device for device in machine.devices} != lies:
-        places = ", ".join(device.torch_device for device in machine.devices)
-        raise SpecError(
-            f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
-        )
-
-    def make(found: Found) -> Made:
-        traced = build_graph(found, "GraphModule", {}, ())
-        plan = plan_of(traced, machine, document)
-        return Made(emit(plan, document), partial(interpret, traced.graph), _admission(plan))
-
-    return Piece.of(Found(module, tuple(inputs)), make, Latest())
-
-
-_OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")
-
-
-def _where_it_lies(traced: Traced, homes: Mapping[str, str]) -> dict[str, str]:
-    """The device name of all state, which later programs take where the first one put it."""
-    for key, tensor in traced.state.items():
-        if str(tensor.device) not in homes:
-            places = ", ".join(homes)
-            raise PlacementError(
-                f"{key} lies on {tensor.device}, and the module is spread over {places}; move it to one of them"
-            )
-    return {key: homes[str(tensor.device)] for key, tensor in traced.state.items()}
-
-
-def _admission(plan: Plan) -> Admission | None:
+def admission(plan: Plan) -> Admission | None:
     """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
@@ -241,12 +188,12 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Make the programs of the example call, and hold them against eager; put state where it belongs."""
     model = programs.original
     if programs.place is not None:
-        _on_examples(model, lambda: _place(programs, call, spec, check))
+        on_examples(model, lambda: _place(programs, call, spec, check))
         programs.place = None
     elif check and not is_meta(model, call):
-        _compare(model, call, programs.forward, programs.plainly)
+        hold_against_eager(model, call, programs.forward, programs.plainly)
     else:
-        _on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
+        on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
     if not programs.pieces and programs.provisional is None:
         programs.provisional = _empty(programs, spec)
 
@@ -283,31 +230,19 @@ def make_plan(
     """
     machine = accelerators_first(machine)
     if call is None:
-        return plan_of(view_graph(capture_symbolic(module), module), machine, spec)
-    plans: list[Plan] = []
-    reasons: list[str] = []
-    runs = check and not is_meta(module, call)
-
-    def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = graph_of(module, found)
+        return plan_of(view_of(module), machine, spec)
+    whole = len({device.torch_device for device in machine.devices}) > 1
+    plans = []
+    found = graphs_of_call(module, call, whole=whole, check=check)
+    for traced, graph in found:
         if whole:
-            _refuse_shared(traced.graph, found)
+            refuse_shared(traced.graph, graph.inputs)
         if state is not None:
             state.update(traced.state)
         plans.append(plan_of(traced, machine, spec))
-        reasons.append(found.reason)
-        return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
-
-    whole = len({device.torch_device for device in machine.devices}) > 1
-    method = compiled(module, receive, whole=whole)
-    if runs:
-        _compare(module, call, method)
-    else:
-        _trace_only(method, call)
-    if not plans:
-        raise TraceError(f"nothing of {type(module).__name__} could be traced. {'; '.join(method.failures.values())}".strip())
     first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
-    notes = (f"one of {len(plans)} graphs; Python goes on after: {reason}" for reason in filter(None, reasons))
+    reasons = filter(None, (graph.reason for _, graph in found))
+    notes = (f"one of {len(plans)} graphs; Python goes on after: {reason}" for reason in reasons)
     return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
 
 
@@ -339,109 +274,12 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     return replace(plan, serial=serial_time(graph, costs), makespan=simulate(program, costs, tasks).makespan)
 
 
-def graph_of(model: nn.Module, found: Found) -> Traced:
-    """The Graph of a torch.fx graph that was found in ``model``."""
-    keys: dict[int, str] = {}
-    for name, tensor in all_state(model).items():
-        keys.setdefault(id(tensor), name)
-    method = getattr(model, found.function, model.forward)
-    return build_graph(found, type(model).__name__, keys, _parameters(method))
-
-
-def _parameters(method: Callable[..., Any]) -> list[str]:
-    """Names of a method's positional parameters."""
-    try:
-        parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-
-
-def _compare(model: nn.Module, call: Call, run: Callable[..., Any], plainly: Callable[..., Any] | None = None) -> None:
-    """Raise if ``run`` does not compute what the model computes."""
-    difference = compare(model, call, run, plainly)
-    if difference is not None:
-        raise DifferenceError(f"the programs of {type(model).__name__} do not compute what it computes. {difference}")
-
-
-def _on_examples(model: nn.Module, run: Callable[[], T]) -> T:
-    """What the model itself raises on its example inputs is the caller's to mend."""
-    try:
-        return run()
-    except PartitionerError:
-        raise
-    except Exception as error:
-        raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
-
-
-def _trace_only(method: Callable[..., Any], call: Call) -> None:
-    args, kwargs = call.fill(call.tensors)
-    with suppress(Planned):
-        method(*args, **kwargs)
-
-
-def _stop(*_arguments: Any) -> Sequence[Any]:
-    raise Planned
-
-
-def _refuse_shared(graph: Graph, found: Found) -> None:
-    """Raise if an argument that is no state shares a storage with others, and an op writes it."""
-    groups = sharing(found.inputs, graph.written_arguments)
-    if any(graph.arguments[each] not in graph.states for group in groups if len(group) > 1 for each in group):
-        _refuse_sharing(())
-
-
-def _refuse_sharing(_arguments: Sequence[Any]) -> Sequence[Any]:
-    raise PlacementError(
-        "arguments of this call share memory that the model writes. On several devices each argument is moved by itself, and "
-        "they would share it no more. Pass copies: tensor.clone()."
-    )
-
-
 def _empty(programs: Programs, spec: Spec) -> Plan | None:
     """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
     if programs.forward.failures:
         reasons = "; ".join(programs.forward.failures.values())
         raise TraceError(f"nothing of {type(programs.original).__name__} could be traced. {reasons}")
     return _provisional(programs.original, programs.machine, spec)
-
-
-def _refuse(mistaken: Mapping[str, object]) -> None:
-    for name in mistaken:
-        known = [one for one in inspect.signature(partition).parameters if one != "mistaken"]
-        close = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
-        raise SpecError(f"partition() has no argument {name}; {hint}")
-
-
-def _model(model: Any) -> nn.Module:
-    """What can be partitioned: a plain module, with parameters that exist.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if isinstance(model, Parallel):
-        model = model._partitioner_programs.original
-    if isinstance(model, torch._dynamo.OptimizedModule):
-        warnings.warn("partition() takes the model inside of torch.compile(model); that compilation is not used", stacklevel=3)
-        model = model._orig_mod
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, and this is of type {type(model).__name__}")
-    if inspect.isgeneratorfunction(model.forward):
-        raise InputError(
-            f"{type(model).__name__}.forward is a generator function; return a list or a tuple instead of yielding"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
-    lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
-    if lazy:
-        raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
-    inner = [
-        name or "the model" for name, part in model.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
-    ]
-    if inner:
-        warnings.warn(f"{inner[0]} was compiled by torch.compile; inside of programs its ops run as they are", stacklevel=3)
-    return model
 
 
 def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:
@@ -458,10 +296,3 @@ def emit(plan: Plan, spec: Spec) -> Executable:
     """Make a plan callable, with the backend that the spec names or the machine asks for."""
     name = default_backend(plan) if spec.backend == "auto" else spec.backend
     return choice("backend", name, BACKENDS)(plan)
-
-
-def choice(what: str, name: str, registry: Mapping[str, T]) -> T:
-    """Look a name up in a registry."""
-    if name not in registry:
-        raise SpecError(f"{what} {name!r} is not known. Known: {', '.join(sorted(registry))}.")
-    return registry[name]

@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"backends", "ir", "model", "errors"},
     "report": {"planner.bounds", "planner.timing", "ir", "errors"},
     "compile": {"spec", "frontend", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
+    "torch_backend": {"compile", "frontend", "runtime", "model", "ir", "errors"},
     "cli": {"compile", "report", "lower.verify", "lower.planfile", "ir", "errors", "__init__"},
     "testing": {"errors"},
     "errors": set(),

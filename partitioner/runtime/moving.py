@@ -1,12 +1,16 @@
-"""State gets to its devices, in place: optimizers and ties that hold it go on holding it."""
+"""State gets to its devices, in place: optimizers and ties that hold it go on holding it. What cannot be spread is refused."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from partitioner.errors import PlacementError
+from partitioner.ir.graph import Graph
+from partitioner.model.call import sharing
 from partitioner.model.storage import storage_key
 
 
@@ -47,3 +51,29 @@ def _move_one(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     tensor.data = moved
     if tensor.grad is not None:
         tensor.grad.data = tensor.grad.data.to(moved.device)
+
+
+def where_it_lies(state: Mapping[str, torch.Tensor], homes: Mapping[str, str]) -> dict[str, str]:
+    """The device name of all state, which later programs take where the first one put it."""
+    for key, tensor in state.items():
+        if str(tensor.device) not in homes:
+            places = ", ".join(homes)
+            raise PlacementError(
+                f"{key} lies on {tensor.device}, and the module is spread over {places}; move it to one of them"
+            )
+    return {key: homes[str(tensor.device)] for key, tensor in state.items()}
+
+
+def refuse_shared(graph: Graph, arguments: Sequence[Any]) -> None:
+    """Raise if an argument that is no state shares a storage with others, and an op writes it."""
+    groups = sharing(arguments, graph.written_arguments)
+    if any(graph.arguments[each] not in graph.states for group in groups if len(group) > 1 for each in group):
+        refuse_sharing(())
+
+
+def refuse_sharing(_arguments: Sequence[Any]) -> Sequence[Any]:
+    """Raise, for a call whose arguments share what is written."""
+    raise PlacementError(
+        "arguments of this call share memory that the model writes. On several devices each argument is moved by itself, and "
+        "they would share it no more. Pass copies: tensor.clone()."
+    )

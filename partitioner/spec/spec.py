@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
@@ -188,3 +188,17 @@ def load_spec(source: Spec | Mapping[str, object] | str | Path | None = None, **
     more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
     title = f"{where}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
     raise SpecError("\n  ".join([title, *faults[:MOST_FAULTS], *more]))
+
+
+T = TypeVar("T")
+
+
+def choice(what: str, name: str, registry: Mapping[str, T]) -> T:
+    """Look a name up in a registry.
+
+    Raises:
+        SpecError: it is not there.
+    """
+    if name not in registry:
+        raise SpecError(f"{what} {name!r} is not known. Known: {', '.join(sorted(registry))}.")
+    return registry[name]

@@ -18,8 +18,7 @@ from torch import nn
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
-Watched = tuple[Callable[[dict[str, Any]], bool], ...]
-"""Conditions on ``L``, a frame's local variables, and ``G``, its globals."""
+from partitioner.frontend.capture.here import Watched
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _ENVIRONMENT = compile("tuple(__import__('os').environ.items())", "<partitioner guard>", "eval")

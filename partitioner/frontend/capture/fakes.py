@@ -1,0 +1,47 @@
+"""Fake tensors that lie where they are told to, for models whose state lies on several devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo import convert_frame
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
+
+from partitioner.frontend.capture.here import HERE
+
+
+@contextmanager
+def fakes_at(device: torch.device) -> Iterator[None]:
+    """Every fake that this thread makes of a real tensor says that it lies on ``device``. Others see nothing of that.
+
+    A model whose state lies on several devices cannot be traced as it lies. Guards are made of the real tensors.
+    """
+    with convert_frame.compile_lock:
+        plain, thread = FakeTensorConverter.from_real_tensor, threading.get_ident()
+
+        def from_real_tensor(self: FakeTensorConverter, *args: Any, **kwargs: Any) -> Any:
+            fake = plain(self, *args, **kwargs)
+            if threading.get_ident() == thread and fake.fake_device.type != "meta":
+                fake.fake_device = device
+            return fake
+
+        FakeTensorConverter.from_real_tensor = from_real_tensor  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            FakeTensorConverter.from_real_tensor = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def on_fakes(home: str | None) -> Iterator[None]:
+    """Real tensors give fakes meanwhile, all of them at ``home``, and torch's loggers keep silent about what fails."""
+    before, HERE.tracing = HERE.tracing, True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if home is None else fakes_at(torch.device(home)):
+            yield
+    finally:
+        HERE.tracing = before

@@ -1,0 +1,179 @@
+"""Dynamo at one frame: our settings, and our answer to failure.
+
+Dynamo marks a code object that it could not trace as one to skip, for the whole process and for good, and logs a page. Here a
+failure concerns one call: it runs as it is, so that what the model raises is what the caller sees.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+from torch._dynamo import config, convert_frame
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.types import ConvertFrameReturn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from partitioner.errors import PartitionerError, TraceError
+from partitioner.frontend.capture.fakes import fakes_at
+from partitioner.frontend.capture.here import HERE, explain
+from partitioner.frontend.capture.sameness import check
+from partitioner.model.source import is_user_code
+from partitioner.model.tracing import HERE as THREAD
+
+SETTINGS: Mapping[str, Any] = {
+    "skip_nnmodule_hook_guards": False,  # hooks that come and go are seen
+    "allow_unspec_int_on_nn_module": True,  # a counter on a module is an input, not a program for each number
+    "recompile_limit": 1 << 30,  # the number of programs is ours to limit: past Dynamo's, it would run eagerly without a word
+    "accumulated_recompile_limit": 1 << 30,
+    "allow_rnn": True,  # recurrent layers are ops like others
+    "capture_scalar_outputs": True,  # so is asking a tensor for a number,
+    "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
+    "record_runtime_overhead": False,
+    "suppress_errors": False,
+    "optimize_ddp": False,
+    "fail_on_recompile_limit_hit": False,
+}
+
+DEEP = 10_000
+"""Python's recursion limit while a frame is traced."""
+
+MOST = 64
+"""Programs that one code may have. What makes more of them has a constant that differs in every call."""
+
+for _file in ("frontend", "backends", "runtime.programs"):
+    torch._dynamo.trace_rules.add(f"partitioner.{_file}")  # a torch.compile around a partitioned module leaves it its lanes
+
+
+class Owner(Protocol):
+    """A traced method, as far as its frames concern it: what it may do, what failed so far, how many programs it has."""
+
+    root: nn.Module
+    whole: bool
+    home: str | None
+    entry: FunctionType
+    failures: dict[CodeType, str]
+    pending: dict[CodeType, str]
+    programs: Counter[CodeType]
+
+
+class Untraceable(Exception):
+    """A frame cannot be traced, and may not run as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Callback(convert_frame.CatchErrorsWrapper):
+    """What torch calls for each new frame: Dynamo's, one thread at a time and under our settings.
+
+    Under a dispatch mode of the caller's (counting FLOPs, logging) Dynamo would leave the frame alone, and for good. Here the
+    mode waits, and sees the ops when the program runs.
+    """
+
+    def __call__(self, *arguments: Any) -> ConvertFrameReturn:
+        """Give a frame to Dynamo."""
+        with convert_frame.compile_lock, config.patch(**SETTINGS), _disable_current_modes():
+            return super().__call__(*arguments)
+
+
+class Convert:
+    """What that calls for each frame that is to be traced: Dynamo, and our answer to failure."""
+
+    def __init__(self, owner: Owner, backend: Any) -> None:
+        self.owner = owner
+        self._torchdynamo_orig_backend = backend  # the name by which torch looks for the backend
+        self.convert = convert_frame.convert_frame_assert(backend, one_graph=owner.whole)
+
+    def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
+        """Trace a frame, or say how it is to run."""
+        code = frame.f_code
+        if self.owner.programs[code] >= MOST:
+            return self._enough(code)
+        if code in self.owner.failures or code in self.owner.pending:
+            return ConvertFrameReturn(apply_to_code=False)
+        try:
+            with tracing(self.owner.root, frame, self.owner.home):
+                answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+                if answer.guarded_code is not None and HERE.watched:
+                    _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
+        except BackendCompilerFailed as error:
+            if self.owner.whole or isinstance(_cause(error), PartitionerError):
+                raise _cause(error) from None
+            self.owner.pending[code] = f"a fault of partitioner, {type(_cause(error)).__name__}: {_cause(error)}"
+            warnings.warn(f"{self.owner.pending[code]}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            return ConvertFrameReturn(apply_to_code=False)
+        except Exception as error:
+            if self.owner.whole:
+                raise Untraceable(error) from error
+            if type(error).__name__ == "ResumePrologueTracingError":
+                raise
+            self.owner.pending[code] = explain(error)
+            strategy = getattr(error, "frame_exec_strategy", None)
+            chosen = {} if strategy is None else {"frame_exec_strategy": strategy}
+            return ConvertFrameReturn(apply_to_code=False, **chosen)
+        if answer.guarded_code is None and (code is self.owner.entry.__code__ or is_user_code(code.co_filename)):
+            return replace(answer, apply_to_code=False)  # the next call may have tensors
+        self.owner.programs[code] += 1
+        return answer
+
+    def _enough(self, code: CodeType) -> ConvertFrameReturn:
+        """No further program for a code: it runs as it is, with all that it calls, or is refused."""
+        name = f"{type(self.owner.root).__name__}.{code.co_name}"
+        reason = f"{name} has {MOST} programs, and a call needs another one; TORCH_LOGS=recompiles tells why"
+        if self.owner.whole:
+            raise TraceError(reason)
+        if code not in self.owner.failures:
+            self.owner.failures[code] = reason
+            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+        strategy = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
+        return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+@contextmanager
+def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
+    """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
+    before, others = dict(vars(HERE)), THREAD.ours
+    THREAD.ours = True
+    HERE.paths, HERE.function, HERE.tracing = _modules_in(frame, root), frame.f_code.co_name, True
+    HERE.scope, HERE.watched = {"L": frame.f_locals, "G": frame.f_globals}, ()
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
+    try:
+        with nullcontext() if home is None else fakes_at(torch.device(home)):
+            yield
+    finally:
+        vars(HERE).update(before)
+        THREAD.ours = others
+        sys.setrecursionlimit(limit)
+
+
+def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
+    """One more condition for a program that was just made."""
+    try:
+        manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"], None)
+    except TypeError:  # torch 2.11 asks for no stack
+        manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"])
+
+
+def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:
+    """Qualified name of each module of ``root`` among a frame's local variables."""
+    held = {id(value): name for name, value in frame.f_locals.items() if isinstance(value, nn.Module)}
+    return {held[id(module)]: path for path, module in root.named_modules() if id(module) in held}
+
+
+def _cause(error: BackendCompilerFailed) -> BaseException:
+    """What our backend raised."""
+    inner: BaseException = error.inner_exception
+    return inner

@@ -1,0 +1,108 @@
+"""A model's graphs: of one call, of each that the tracer finds later, and of the view without a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from torch import nn
+
+from partitioner.errors import DifferenceError, InputError, PartitionerError, TraceError
+from partitioner.frontend.analysis.build import Traced, build_graph
+from partitioner.frontend.analysis.view import view_graph
+from partitioner.frontend.capture.dynamo import Found, compiled
+from partitioner.frontend.capture.symbolic import capture_symbolic
+from partitioner.frontend.check.compare import compare, is_meta
+from partitioner.frontend.check.interpret import interpret
+from partitioner.model.call import Call
+from partitioner.model.state import all_state
+
+T = TypeVar("T")
+
+
+def view_of(model: nn.Module) -> Traced:
+    """What can be seen of a model without a call.
+
+    Raises:
+        TraceError: torch.fx cannot see it.
+    """
+    return view_graph(capture_symbolic(model), model)
+
+
+def graph_of(model: nn.Module, found: Found) -> Traced:
+    """The Graph of a torch.fx graph that was found in ``model``."""
+    keys: dict[int, str] = {}
+    for name, tensor in all_state(model).items():
+        keys.setdefault(id(tensor), name)
+    method = getattr(model, found.function, model.forward)
+    return build_graph(found, type(model).__name__, keys, _parameters(method))
+
+
+def _parameters(method: Callable[..., Any]) -> list[str]:
+    """Names of a method's positional parameters."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) -> list[tuple[Traced, Found]]:
+    """The graphs of one call, where state lies at the moment, each with what was found.
+
+    Args:
+        model: left as it was.
+        call: example arguments.
+        whole: whether one graph must be all of forward.
+        check: run them, and compare them with the model. Otherwise nothing runs, and only the first graph is found.
+
+    Raises:
+        TraceError, DifferenceError, InputError: nothing could be traced; it computes something else; the model fails.
+    """
+    graphs: list[tuple[Traced, Found]] = []
+    runs = check and not is_meta(model, call)
+
+    def receive(found: Found) -> Callable[..., Sequence[Any]]:
+        traced = graph_of(model, found)
+        graphs.append((traced, found))
+        return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
+
+    method = compiled(model, receive, whole=whole)
+    if runs:
+        hold_against_eager(model, call, method)
+    else:
+        args, kwargs = call.fill(call.tensors)
+        with suppress(_Stopped):
+            method(*args, **kwargs)
+    if not graphs:
+        raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.failures.values())}".strip())
+    return graphs
+
+
+class _Stopped(BaseException):
+    """Ends a call that was made to be traced and not to be run."""
+
+
+def _stop(*_arguments: Any) -> Sequence[Any]:
+    raise _Stopped
+
+
+def hold_against_eager(
+    model: nn.Module, call: Call, run: Callable[..., Any], plainly: Callable[..., Any] | None = None
+) -> None:
+    """Raise if ``run`` does not compute what the model computes."""
+    difference = compare(model, call, run, plainly)
+    if difference is not None:
+        raise DifferenceError(f"the programs of {type(model).__name__} do not compute what it computes. {difference}")
+
+
+def on_examples(model: nn.Module, run: Callable[[], T]) -> T:
+    """What the model itself raises on its example inputs is the caller's to mend."""
+    try:
+        return run()
+    except PartitionerError:
+        raise
+    except Exception as error:
+        raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error

@@ -1,0 +1,56 @@
+"""What can be partitioned, and what was meant: the first things that a user can get wrong."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.errors import InputError, SpecError
+from partitioner.model.state import all_state
+
+
+def accepted(model: Any) -> nn.Module:
+    """What can be partitioned: a plain module, with parameters that exist.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        warnings.warn("partition() takes the model inside of torch.compile(model); that compilation is not used", stacklevel=3)
+        model = model._orig_mod
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, and this is of type {type(model).__name__}")
+    if inspect.isgeneratorfunction(model.forward):
+        raise InputError(
+            f"{type(model).__name__}.forward is a generator function; return a list or a tuple instead of yielding"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
+    lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
+    if lazy:
+        raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
+    inner = [
+        name or "the model" for name, part in model.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
+    ]
+    if inner:
+        warnings.warn(f"{inner[0]} was compiled by torch.compile; inside of programs its ops run as they are", stacklevel=3)
+    return model
+
+
+def refuse_mistaken(names: Iterable[str], function: Callable[..., Any]) -> None:
+    """Tell a misspelt argument by its right name.
+
+    Raises:
+        SpecError: there is one.
+    """
+    for name in names:
+        known = [one for one in inspect.signature(function).parameters if one != "mistaken"]
+        close = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+        raise SpecError(f"{function.__name__}() has no argument {name}; {hint}")

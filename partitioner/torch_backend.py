@@ -1,0 +1,55 @@
+"""The other way round: partitioner as a backend of torch.compile, for lanes of the device on which a model lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from partitioner.compile import admission, asked_for, emit, partition, plan_of
+from partitioner.errors import SpecError
+from partitioner.frontend.analysis.build import build_graph
+from partitioner.frontend.capture.dynamo import Found
+from partitioner.frontend.check.interpret import interpret
+from partitioner.model.accept import refuse_mistaken
+from partitioner.runtime.programs import Latest, Made, Piece
+
+
+def torch_backend(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend of ``torch.compile(model, backend="partitioner", options={...})``: lanes of one device, under its guards.
+
+    Args:
+        module: a graph of torch.compile's.
+        inputs: the values of its placeholders.
+        options: ``devices``, ``spec``, ``policy``, ``backend``, ``pins``, ``colocate`` and ``grain``, as for `partition`.
+            Without devices: lanes on the device on which the inputs lie.
+
+    Raises:
+        SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot.
+    """
+    asked = dict(options or {})
+    refuse_mistaken({name: value for name, value in asked.items() if name not in _OPTIONS}, partition)
+    lies = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+    names = asked.pop("devices", None) or (None if lies == {"cpu"} else [*lies, *lies])
+    document, machine = asked_for(
+        names if names is not None or asked.get("spec") else ["cpu"] * min(8, torch.get_num_threads()), **asked
+    )
+    if {device.torch_device for device in machine.devices} != lies:
+        places = ", ".join(device.torch_device for device in machine.devices)
+        raise SpecError(
+            f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
+        )
+
+    def make(found: Found) -> Made:
+        traced = build_graph(found, "GraphModule", {}, ())
+        plan = plan_of(traced, machine, document)
+        return Made(emit(plan, document), partial(interpret, traced.graph), admission(plan))
+
+    return Piece.of(Found(module, tuple(inputs)), make, Latest())
+
+
+_OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")
