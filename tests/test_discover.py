@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -180,20 +180,52 @@ def test_a_backend_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_every_ordered_pair_has_a_link(cores: int) -> None:
     machine = build_machine(Spec(), ["cuda:0", "cuda:1", "cpu"])
+    assumed = ("bandwidth", "latency")
     assert machine.links == (
-        Link("cuda:0", "cuda:1", 5e10, 1e-5),
-        Link("cuda:0", "cpu", 1.2e10, 2e-5),
-        Link("cuda:1", "cuda:0", 5e10, 1e-5),
-        Link("cuda:1", "cpu", 1.2e10, 2e-5),
-        Link("cpu", "cuda:0", 1.2e10, 2e-5),
-        Link("cpu", "cuda:1", 1.2e10, 2e-5),
+        Link("cuda:0", "cuda:1", 5e10, 1e-5, assumed),
+        Link("cuda:0", "cpu", 1.2e10, 2e-5, assumed),
+        Link("cuda:1", "cuda:0", 5e10, 1e-5, assumed),
+        Link("cuda:1", "cpu", 1.2e10, 2e-5, assumed),
+        Link("cpu", "cuda:0", 1.2e10, 2e-5, assumed),
+        Link("cpu", "cuda:1", 1.2e10, 2e-5, assumed),
     )
 
 
 def test_a_written_link_holds_one_way_and_keeps_what_it_leaves_out(cores: int) -> None:
     devices = [{"device": "cuda:0", "name": "gpu0"}, {"device": "cpu"}]
     spec = load_spec(devices=devices, links=[{"source": "cuda:0", "target": "cpu", "bandwidth": "64GB/s"}])
-    assert build_machine(spec).links == (Link("gpu0", "cpu", 64e9, 2e-5), Link("cpu", "gpu0", 1.2e10, 2e-5))
+    assert build_machine(spec).links == (
+        Link("gpu0", "cpu", 64e9, 2e-5, ("latency",)),
+        Link("cpu", "gpu0", 1.2e10, 2e-5, ("bandwidth", "latency")),
+    )
+
+
+def test_what_is_assumed_is_told(cores: int) -> None:
+    """Figures of the hardware that nobody has given, with whose they are; nothing of those that a spec gives."""
+    assert build_machine(Spec(), ["cpu:0", "cpu:1"]).assumed == ("flops, bandwidth, overhead, handoff of cpu",)
+    many = build_machine(Spec(), [f"cuda:{number}" for number in range(5)])
+    assert many.assumed == (
+        "flops, bandwidth, overhead, handoff of cuda:0, cuda:1, cuda:2 and 2 more",
+        "bandwidth, latency of cuda:0 -> cuda:1, cuda:0 -> cuda:2, cuda:0 -> cuda:3 and 17 more",
+    )
+    figures = {"flops": 1e13, "bandwidth": 1e12, "overhead": 0, "handoff": "3us"}
+    links = [{"source": "cuda:0", "target": "cpu", "bandwidth": 1e10, "latency": 0}]
+    given = load_spec(devices=[{"device": "cuda:0", **figures}, {"device": "cpu", "flops": 1e10}], links=links)
+    assert build_machine(given).assumed == ("bandwidth, overhead, handoff of cpu", "bandwidth, latency of cpu -> cuda:0")
+    assert build_machine(given, ["cuda:0"]).assumed == ()
+
+
+@pytest.mark.parametrize("devices", [2, 2.0, True, {"cpu": 2}, {"cpu"}, b"cpu", torch.ones(2)])
+def test_devices_that_are_no_list(devices: Any) -> None:
+    """A set has no first device, and the numbers in a mapping would be lost."""
+    with pytest.raises(SpecError, match=r"devices is .*; name them in a list, one mention for each lane"):
+        build_machine(Spec(), devices)
+
+
+def test_devices_from_any_iterable(cores: int) -> None:
+    assert build_machine(Spec(), (f"cpu:{number}" for number in range(2))).devices[0].lanes == 2  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r'"cpu:0,cpu:1" is not a device; .*write a list: \["cuda:0", "cuda:1"\]'):
+        build_machine(Spec(), "cpu:0,cpu:1")
 
 
 def test_links_of_devices_that_are_not_chosen_are_dropped(cores: int) -> None:

@@ -82,8 +82,8 @@ def test_branches_by_depth() -> None:
 
 def test_one_branch() -> None:
     left = by_path(inspected(Towers(), GPUS, X))["left"]
-    assert left.ops == ("left_0", "left_1", "left_2")
-    assert left.short_ops == ("0", "1", "2")
+    assert left.ops == ("left_0_linear", "left_1_relu", "left_2_linear")
+    assert left.short_ops == ("0_linear", "1_relu", "2_linear")
     assert left.parameters == 2 * (1024 * 1024 + 1024)
     assert left.parameter_bytes == 4 * left.parameters
     assert left.flops == 2 * 2 * ROWS * 1024 * 1024
@@ -95,7 +95,7 @@ def test_one_branch() -> None:
 def test_the_summary() -> None:
     summary = inspected(Towers(), GPUS, X).summary
     assert (summary.model, summary.ops, summary.branches, summary.depth, summary.width) == ("Towers", 9, 4, 3, 2)
-    assert (summary.frontend, summary.effects, summary.policy) == ("symbolic_trace", "observed", "by_level")
+    assert (summary.frontend, summary.effects, summary.policy) == ("torch.compile", "observed", "by_level")
     assert summary.parameters == sum(parameter.numel() for parameter in Towers().parameters())
     assert summary.flops == 2 * ROWS * 1024 * (5 * 1024 + 2 * 4)
 

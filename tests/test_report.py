@@ -84,8 +84,9 @@ def test_a_terminal_of_100_columns_is_enough(found: Inspection, colour: bool) ->
 def test_what_a_table_says() -> None:
     text = FORMATS["table"](MEASURED, PIPE)
     assert MEASURED.summary.verdict in text
-    for part in ("1 x3", "critical path", "bound", "this plan", "headroom", "cuda:0/1", "why there", "symbolic_trace"):
+    for part in ("1 x3", "critical path", "bound", "this plan", "headroom", "cuda:0/1", "why there", "torch.compile"):
         assert part in text
+    assert "note: Assumed, not measured: flops, bandwidth" in text and "Assumed" not in FORMATS["table"](UNMEASURED, PIPE)
     assert "note: No shapes are known" in FORMATS["table"](UNMEASURED, PIPE)
     assert "this plan" not in FORMATS["table"](UNMEASURED, PIPE)
 

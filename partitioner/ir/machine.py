@@ -29,6 +29,7 @@ class Device:
         overhead: seconds that the host spends to issue one op.
         cores: threads that the ops of all its lanes can use together, for a CPU; 1 for an accelerator.
         handoff: seconds from the end of an op on one lane to the start of an op on another lane that waited for it.
+        assumed: which of these figures nobody has given.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Device:
     overhead: float = 4e-6
     handoff: float = 5e-5
     cores: int = 1
+    assumed: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -54,12 +56,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way connection between two devices, by name: ``bandwidth`` in bytes/s, ``latency`` in seconds."""
+    """A one-way connection between two devices, by name: ``bandwidth`` in bytes/s, ``latency`` in seconds.
+
+    ``assumed`` says which of the two nobody has given.
+    """
 
     source: str
     target: str
     bandwidth: float = 1.2e10
     latency: float = 2e-5
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,16 @@ class Machine:
         """The device that lane number ``lane`` runs on."""
         return self.by_name[self.lanes[lane].device_name]
 
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The figures that times rest on and nobody has given, in words: which of them, of which devices and links."""
+        owners: dict[tuple[str, ...], list[str]] = {}
+        for device in self.devices:
+            owners.setdefault(device.assumed, []).append(device.name)
+        for link in self.links:
+            owners.setdefault(link.assumed, []).append(f"{link.source} -> {link.target}")
+        return tuple(f"{', '.join(figures)} of {_few(names)}" for figures, names in owners.items() if figures)
+
     def link(self, source: str, target: str) -> Link:
         """The link from device ``source`` to device ``target``; a PCIe-like default where none was written down."""
         return self._links.get((source, target), DEFAULT_LINK)
@@ -125,6 +141,11 @@ class Machine:
             bandwidth, latency = link.bandwidth / 1e9, link.latency * 1e6
             lines.append(f"  link {link.source} -> {link.target}  {bandwidth:.1f} GB/s  {latency:.0f} us")
         return "\n".join(lines)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def accelerators_first(machine: Machine) -> Machine:

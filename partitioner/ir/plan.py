@@ -55,7 +55,8 @@ class Plan:
         lines.append(f"  traced by {self.graph.tracer}, placed by {self.placement.policy}")
         if self.serial and self.makespan:
             gain = f"{self.serial / self.makespan:.2f}x as fast as one device"
-            lines.append(f"  expected: {format_duration(self.makespan)} a call, {gain}")
+            figures = ", on assumed hardware figures" if self.machine.assumed else ""
+            lines.append(f"  expected{figures}: {format_duration(self.makespan)} a call, {gain}")
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:
             lines.append(f"  {reasons.pop()}")

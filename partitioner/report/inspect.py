@@ -189,6 +189,7 @@ class _View:
             parameter_bytes=size,
             peak_bytes=peak if self.shapes_known else None,
             cap=device.memory,
+            assumed=device.assumed,
             headroom=None if device.memory is None else device.memory - size - peak,
             lanes=tuple(map(self.lane, own)),
         )
@@ -202,6 +203,8 @@ class _View:
         yield from self.plan.graph.notes
         if not self.shapes_known:
             yield _UNKNOWN
+        elif self.plan.machine.assumed:
+            yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
         first = self.plan.machine.devices[0]
         if first.memory is not None and size > first.memory:
             yield f"{first.name} alone could not hold the parameters; the time on one device is only a yardstick."

@@ -101,6 +101,7 @@ class DeviceLoad:
         cap: what a plan may use; ``None`` for no cap.
         headroom: what is left of the cap at the peak; negative if it does not fit.
         lanes: its lanes.
+        assumed: which of its figures (flops, bandwidth, overhead, handoff) nobody has given.
     """
 
     name: str
@@ -110,6 +111,7 @@ class DeviceLoad:
     cap: int | None
     headroom: int | None
     lanes: tuple[LaneLoad, ...]
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -25,6 +26,8 @@ CPU_CORE = Device("", "cpu")
 ACCELERATOR = Device("", "cuda", flops=2e13, bandwidth=1e12, overhead=6e-6, handoff=1e-5)
 PEER_LINK = Link("", "", bandwidth=5e10, latency=1e-5)
 HOST_LINK = DEFAULT_LINK
+FIGURES = ("flops", "bandwidth", "overhead", "handoff")
+"""What a plan reckons with of a device, beside its lanes, cores and memory. A spec says it, or it is assumed."""
 
 
 def discover() -> tuple[str, ...]:
@@ -58,10 +61,8 @@ def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = Non
     Machine
       cpu  cpu  2 lanes  no cap   cpu/0  cpu/1
     """
-    if devices is None:
-        entries = list(spec.devices) or _chosen(spec, discover())
-    else:
-        entries = _chosen(spec, [devices] if isinstance(devices, str | torch.device) else devices)
+    found = list(spec.devices) if devices is None else []
+    entries = found or _chosen(spec, discover() if devices is None else _listed(devices))
     bare = Machine(tuple(_device(entry) for entry in entries))
     _check_names(spec, bare)
     return replace(bare, links=_links(spec, bare))
@@ -109,6 +110,18 @@ def missing_devices(machine: Machine) -> list[str]:
     return [place for place in places if not _present(place)]
 
 
+def _listed(devices: object) -> list[Any]:
+    """What the argument ``devices`` lists. A set has no first device, and in a mapping numbers of lanes would be lost."""
+    if isinstance(devices, str | torch.device):
+        return [devices]
+    if not isinstance(devices, Iterable) or isinstance(devices, Mapping | Set | bytes | torch.Tensor):
+        raise SpecError(
+            f"devices is {quote(devices)}; name them in a list, one mention for each lane, such as "
+            '["cuda:0", "cuda:1"] or ["cpu:0", "cpu:1"]'
+        )
+    return list(devices)
+
+
 def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpec]:
     """One entry for each device that ``devices`` names, in the order of the first mention."""
     by_word = {word: entry for entry in spec.devices for word in (entry.device, entry.name)}
@@ -118,7 +131,8 @@ def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpe
             named = by_word.get(word) if isinstance(word, str) else None
             mentions[named.device if named else parse_device(word)] += 1
         except SpecError as error:
-            faults.append(f"devices[{index}]: {error}")
+            several = '; write a list: ["cuda:0", "cuda:1"]' if isinstance(word, str) and "," in word else ""
+            faults.append(f"devices[{index}]: {error}{several}")
     if faults or not mentions:
         raise SpecError("\n".join(faults) or "devices is empty; name at least one, or leave it out for those found")
     entries = [by_word.get(place, DeviceSpec(device=place)) for place in mentions]
@@ -129,6 +143,7 @@ def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpe
 
 def _device(entry: DeviceSpec) -> Device:
     base = _assumed(entry)
+    written = {name for name in FIGURES if getattr(entry, name) is not None}
     rates = {"flops": entry.flops or base.flops, "bandwidth": entry.bandwidth or base.bandwidth}
     return Device(
         name=entry.name,
@@ -140,6 +155,7 @@ def _device(entry: DeviceSpec) -> Device:
         overhead=base.overhead if entry.overhead is None else entry.overhead,
         handoff=base.handoff if entry.handoff is None else entry.handoff,
         cores=base.cores,
+        assumed=tuple(name for name in FIGURES if name not in written),
     )
 
 
@@ -162,9 +178,9 @@ def _links(spec: Spec, machine: Machine) -> tuple[Link, ...]:
 
 
 def _link(base: Link, source: str, target: str, entry: LinkSpec | None) -> Link:
-    bandwidth = base.bandwidth if entry is None or entry.bandwidth is None else entry.bandwidth
-    latency = base.latency if entry is None or entry.latency is None else entry.latency
-    return Link(source, target, bandwidth, latency)
+    figures = {name: getattr(entry, name, None) for name in ("bandwidth", "latency")}
+    known = {name: figure for name, figure in figures.items() if figure is not None}
+    return replace(base, source=source, target=target, **known, assumed=tuple(name for name in figures if name not in known))
 
 
 def _ends(machine: Machine, link: LinkSpec) -> tuple[str | None, str | None]:
