@@ -28,7 +28,6 @@ from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.sameness import check
-from partitioner.model.source import is_user_code
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -84,8 +83,15 @@ class Callback(convert_frame.CatchErrorsWrapper):
 
     def __call__(self, *arguments: Any) -> ConvertFrameReturn:
         """Give a frame to Dynamo."""
-        with convert_frame.compile_lock, config.patch(**SETTINGS), _disable_current_modes():
-            return super().__call__(*arguments)
+        convert: Any = self._torchdynamo_orig_backend
+        whole, profile = convert.owner.whole, sys.getprofile()
+        settings = {**SETTINGS, "rewrite_assert_with_torch_assert": whole}  # otherwise the user's own error is raised
+        sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
+        try:
+            with convert_frame.compile_lock, config.patch(**settings), _disable_current_modes():
+                return super().__call__(*arguments)
+        finally:
+            sys.setprofile(profile)
 
 
 class Convert:
@@ -123,7 +129,7 @@ class Convert:
             strategy = getattr(error, "frame_exec_strategy", None)
             chosen = {} if strategy is None else {"frame_exec_strategy": strategy}
             return ConvertFrameReturn(apply_to_code=False, **chosen)
-        if answer.guarded_code is None and (code is self.owner.entry.__code__ or is_user_code(code.co_filename)):
+        if answer.guarded_code is None and code is self.owner.entry.__code__:
             return replace(answer, apply_to_code=False)  # the next call may have tensors
         self.owner.programs[code] += 1
         return answer
