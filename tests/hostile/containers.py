@@ -110,7 +110,10 @@ def chain_map_as_input(run: Run) -> Steps:
     yield run(ChainMap({}, {"a": rand(), "b": 2.0}))
 
 
-@program(two(lambda self, x: self.left(x) * self.config["scale"], config={"scale": 1.0}))
+@program(
+    two(lambda self, x: self.left(x) * self.config["scale"], config={"scale": 1.0}),
+    limit="a key that is added to a ChainMap is not guarded",
+)
 def chain_map_as_attribute(run: Run) -> Steps:
     first = {"scale": 2.0}
     run.module.config = ChainMap({}, first)

@@ -64,7 +64,10 @@ def branch_on_requires_grad(run: Run) -> Steps:
         yield run.learn(rand(grad=wanted))
 
 
-@program(two(lambda self, x: (self.left(x) * 2, x.is_leaf, x.grad_fn is None, x.grad is None)))
+@program(
+    two(lambda self, x: (self.left(x) * 2, x.is_leaf, x.grad_fn is None, x.grad is None)),
+    limit="while tracing, no tensor has a history",
+)
 def input_with_a_history(run: Run) -> Steps:
     x = rand(grad=True)
     yield run(x)
@@ -112,7 +115,7 @@ def class_of_an_input(run: Run) -> Steps:
     yield run(nn.Buffer(rand()))
 
 
-@program(two(lambda self, x: self.left(x) + self.right(x).sum(0)))
+@program(two(lambda self, x: self.left(x) + self.right(x).sum(0)), limit="a numpy array is taken as a tensor")
 def input_from_numpy(run: Run) -> Steps:
     array = rand(4, 4).numpy()
     yield run(torch.from_numpy(array))

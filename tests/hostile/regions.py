@@ -151,7 +151,7 @@ def _profiled(self: nn.Module, x: Tensor) -> Tensor:
         return self.left(x) + self.right(x)
 
 
-@program(two(_profiled))
+@program(two(_profiled), limit="regions of the profiler's are left out")
 def record_function_inside(run: Run) -> Steps:
     yield run.learn(rand())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
