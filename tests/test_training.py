@@ -427,7 +427,7 @@ def _rank(rank: int, folder: str) -> None:
         wrapped(X[rank * 2 : rank * 2 + 2]).square().mean().backward()
         optimizer.step()
     torch.save(parallel.state_dict(), Path(folder) / f"{rank}.pt")
-    dist.barrier()  # gloo's threads let go of the backward's context before they are joined, which PyTorch does with the GIL held
+    dist.barrier()  # gloo's threads let go of the backward's context before PyTorch joins them, with the GIL held
     dist.destroy_process_group()
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import plans_of
 
 from partitioner import partition
 from partitioner.backends.fake import run_on_fake_devices
-from partitioner.compile import make_plan
 from partitioner.model.call import Call
 from partitioner.planner.policies import POLICIES
 from partitioner.spec.discover import build_machine
@@ -63,7 +63,7 @@ def test_emitted_module_equals_eager(
 @given(model=modules(), devices=device_lists(), train=st.booleans())
 @settings(max_examples=50)
 def test_without_example_inputs(model: GeneratedModule, devices: list[str], train: bool) -> None:
-    """Effects come from the static table, which may only be more cautious."""
+    """The first call traces, plans and runs, with nothing compared before."""
     model.train(train)
     parallel = partition(copy.deepcopy(model), devices, grain=TINY_GRAIN, policy="scatter")
     assert_equal_runs(model, parallel, model.example_inputs(0), train=train)
@@ -75,6 +75,5 @@ def test_no_op_mixes_devices(model: GeneratedModule, devices: list[str], train: 
     """PyTorch itself looks for ops whose inputs lie on two devices."""
     model.train(train)
     spec = load_spec(None, grain=TINY_GRAIN, policy="scatter")
-    call = Call.of(model.example_inputs(0), {})
-    plan = make_plan(model, call, build_machine(spec, devices), spec)
-    run_on_fake_devices(plan, model, call.tensors)
+    for plan, arguments in plans_of(model, Call.of(model.example_inputs(0), {}), build_machine(spec, devices), spec):
+        run_on_fake_devices(plan, arguments)
