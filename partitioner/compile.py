@@ -14,6 +14,7 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.errors import PlacementError, SpecError, TraceError
+from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.capture.dynamo import Found, compiled
@@ -38,7 +39,8 @@ from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory, verify_plan
 from partitioner.model.accept import accepted, refuse_mistaken
-from partitioner.model.call import Call, example_call
+from partitioner.model.call import Call, example_call, repeatable
+from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state, copied, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
@@ -90,7 +92,7 @@ def partition(
         copy: partition a deep copy.
         check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
             same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
-            each, which call the hooks that modules inside the model have. Skipped on the meta device.
+            each, which call the hooks that modules inside the model have.
         pins: ops whose device is given, as in `Spec`: ``[{"match": "encoder.*", "device": "cuda:0"}]``.
         colocate: lists of globs, as in `Spec`; the ops that match any glob of one list share a device.
         grain: seconds of the shortest task worth a launch of its own, or text such as ``"100us"``.
@@ -102,7 +104,7 @@ def partition(
     Raises:
         SpecError: devices, policy, backend or spec are wrong.
         InputError: ``model`` is no model that can be traced, or fails on the example inputs.
-        TraceError: nothing of the model can be traced; or, with state on several devices, not all of it as one graph.
+        TraceError: with state on several devices, the model cannot be traced as one graph.
         DifferenceError: what would be called does not compute what the model computes.
         PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
 
@@ -142,6 +144,8 @@ def planned(
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
     document, machine = asked_for(devices, spec, policy=policy)
     call = example_call(model, example_inputs, example_kwargs)
+    if call is not None and any(tensor.is_meta for tensor in all_state(model).values()):
+        call = call.on("meta")
     return on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
 
 
@@ -167,7 +171,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
     trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
     if any(str(tensor.device) != machine.lanes[0].torch_device for tensor in all_state(model).values()) or len(homes) > 1:
-        programs.place = lambda args, kwargs: _place(programs, Call.of(args, kwargs), spec, check=False)
+        programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
 
 
@@ -193,7 +197,8 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     elif check and not is_meta(model, call):
         hold_against_eager(model, call, programs.forward, programs.plainly)
     else:
-        on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
+        with state_kept(model, tensors=False):
+            on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
     if not programs.pieces and programs.provisional is None:
         programs.provisional = _empty(programs, spec)
 
@@ -240,6 +245,8 @@ def make_plan(
         if state is not None:
             state.update(traced.state)
         plans.append(plan_of(traced, machine, spec))
+    if not plans:
+        return _without_graphs(plan_of(view_of(module), machine, spec))
     first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
     reasons = filter(None, (graph.reason for _, graph in found))
     notes = (f"one of {len(plans)} graphs; Python goes on after: {reason}" for reason in reasons)
@@ -276,10 +283,18 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
 
 def _empty(programs: Programs, spec: Spec) -> Plan | None:
     """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
-    if programs.forward.failures:
-        reasons = "; ".join(programs.forward.failures.values())
-        raise TraceError(f"nothing of {type(programs.original).__name__} could be traced. {reasons}")
-    return _provisional(programs.original, programs.machine, spec)
+    if programs.forward.reasons:
+        reasons = "; ".join(programs.forward.reasons.values())
+        name = type(programs.original).__name__
+        warnings.warn(f"no graph was found in {name}, which runs as it is: {reasons}", RuntimeWarning, stacklevel=4)
+    plan = _provisional(programs.original, programs.machine, spec)
+    return None if plan is None else _without_graphs(plan)
+
+
+def _without_graphs(plan: Plan) -> Plan:
+    """A provisional plan of a model in whose call no graph was found, with a note if it has ops."""
+    notes = ("the tracer found no graph in the example call, which runs as it is",) if plan.graph.ops else ()
+    return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
 
 
 def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:

@@ -241,18 +241,65 @@ def test_models_that_cannot_be_traced(model: str, text: str, word: str) -> None:
     assert_refused(run("inspect", model), word)
 
 
-def test_a_model_that_no_front_end_takes(model: str) -> None:
-    """torch.export prints to stderr what it had when it gave up; our error comes after that."""
-    source = "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x): return x if x.sum() > 0 else -x\n"
+def test_a_model_in_pieces(model: str) -> None:
+    """The largest graph is shown, with a note that says where Python stands between graphs; over two devices it is refused."""
+    source = "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x): return x + 1 if x.sum() > 0 else -x\n"
     Path(model).write_text(source + "model, example_inputs = Net(), torch.zeros(2)\n")
     result = run("inspect", model)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "error: Net cannot be traced.\n  symbolic_trace: " in result.stderr and "Traceback" not in result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert re.search(r"note: one of 2 graphs; Python goes on after: .*\(at .*model.py:3\)", result.stdout)
+    refused = run("inspect", model, "--devices", "cuda:0,cuda:1")
+    assert_refused(refused, "Net.forward cannot be one graph, as state on several devices asks for: ", "model.py:3)")
+    assert refused.stderr.count("\n") == 1
 
 
-def test_the_model_is_compared_with_its_trace(model: str) -> None:
-    assert "compared with eager" in run("inspect", model).stdout
-    assert "compared with eager" not in run("inspect", model, "--no-check").stdout
+def test_a_model_of_which_nothing_can_be_traced(model: str) -> None:
+    source = "import torch\nclass Net(torch.nn.Module):\n    @torch.compiler.disable\n    def forward(self, x): return x + 1\n"
+    Path(model).write_text(source + "model, example_inputs = Net(), torch.zeros(2)\n")
+    result = run("inspect", model)
+    assert result.exit_code == 0 and "note: the tracer found no graph in the example call" in result.stdout
+
+
+def test_the_model_is_run_to_be_compared(model: str) -> None:
+    """What only values can tell, an index that is none for instance, is told then; without the check nothing runs."""
+    source = "import torch\nmodel, example_inputs = torch.nn.Embedding(4, 2), torch.full((3,), 9)\n"
+    Path(model).write_text(source)
+    assert_refused(run("inspect", model), "Embedding fails on the example inputs. IndexError: index out of range")
+    assert run("inspect", model, "--no-check").exit_code == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--devices", "cuda:0,cuda:1", "--no-check"]])
+def test_a_wrong_input_is_one_line(model: str, options: list[str]) -> None:
+    """And no log of torch, in a process of its own, where torch's handlers are as they come."""
+    Path(model).write_text(MODEL.replace("print", "str"))
+    process = subprocess_of("inspect", model, "--input", "float32[3,255]", *options)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (2, b"")
+    assert err.startswith(b"error: Towers fails on the example inputs. RuntimeError: ") and err.count(b"\n") == 1
+
+
+def test_devices_may_be_repeated(model: str) -> None:
+    one = run("inspect", model, "--format", "json", "--devices", "cuda:0,cuda:0", "--devices", "cpu", "--devices", "cuda:1")
+    devices = json.loads(one.stdout)["summary"]["devices"]
+    assert [(device["name"], len(device["lanes"])) for device in devices] == [("cuda:0", 2), ("cuda:1", 1), ("cpu", 1)]
+
+
+def test_a_dict_is_keyword_arguments(model: str) -> None:
+    """In a file as for `partition`; the one message says what else to write."""
+    Path(model).write_text(MODEL.replace("torch.zeros(64, 256)", "{'x': torch.zeros(8, 256)}"))
+    assert "depth 3" in run("inspect", model).stdout
+    Path(model).write_text(MODEL.replace("torch.zeros(64, 256)", "{'y': torch.zeros(8, 256)}").replace("print", "str"))
+    assert_refused(
+        run("inspect", model), "do not fit Towers.forward", "one that is an argument itself goes into a tuple: ({...},)"
+    )
+
+
+def test_a_model_on_the_meta_device(model: str) -> None:
+    """It can be planned for, whatever device its example inputs are on."""
+    Path(model).write_text(MODEL.replace("model = Towers()", "with torch.device('meta'):\n    model = Towers()"))
+    result = run("inspect", model, "--devices", "cuda:0,cuda:1")
+    assert result.exit_code == 0 and "this plan" in result.stdout, result.output
+    assert run("inspect", model, "--input", "float32[8,256]").exit_code == 0
 
 
 def test_a_bad_spec_lists_its_faults(model: str) -> None:

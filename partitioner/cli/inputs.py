@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,9 +12,6 @@ import torch
 
 from partitioner.cli.user_code import LoadError, quoted, user_code
 from partitioner.ir.units import format_size
-
-Arguments = tuple[tuple[Any, ...] | None, dict[str, Any] | None]
-"""Positional and keyword arguments; both ``None`` if there are no examples."""
 
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -60,25 +57,14 @@ def _parse_input(text: str, seed: int) -> tuple[str, torch.Tensor]:
         raise LoadError(f"{quoted(text)} cannot be made: {error}") from error
 
 
-def examples_of(namespace: ModuleType) -> Arguments:
-    """The arguments that a file's ``example_inputs`` stands for: a tuple, a tensor, a dict by name, or a function of these.
+def examples_of(namespace: ModuleType) -> Any:
+    """A file's ``example_inputs``, or what it gives if it is a function; for `partition` to read, so that it means the same.
 
     Raises:
-        LoadError: it is something else, or its function raises.
+        LoadError: its function raises.
     """
     value = getattr(namespace, "example_inputs", None)
     if callable(value):
         with user_code("calling example_inputs()"):
             value = value()
-    if value is None:
-        return None, None
-    if isinstance(value, torch.Tensor):
-        return (value,), {}
-    if isinstance(value, tuple):
-        return value, {}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return (), dict(value)
-    raise LoadError(
-        f"example_inputs is of type {type(value).__name__}; make it a tuple of arguments, one tensor, a dict of "
-        "keyword arguments by name, or a function that returns one of these"
-    )
+    return value

@@ -41,7 +41,8 @@ Inputs = Annotated[
     ),
 ]
 Devices = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Devices to plan for, such as cuda:0,cuda:1; they need not be present.")
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Devices to plan for, such as cuda:0,cuda:1; they need not be present; repeatable."),
 ]
 Policy = Annotated[str | None, typer.Option(metavar="NAME", help="Who places the model, such as by_level or single.")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", help="A spec in YAML, JSON or TOML.")]
@@ -118,18 +119,18 @@ def verify_command(
 
 
 def _plan(
-    target: str, inputs: list[str] | None, devices: str | None, policy: str | None, spec: str | None, *, check: bool
+    target: str, inputs: list[str] | None, devices: list[str] | None, policy: str | None, spec: str | None, *, check: bool
 ) -> Plan:
     """The model that was named, and the plan that `partition` would make for it."""
     with working("importing torch"):
         from partitioner.cli.target import load_target
         from partitioner.compile import planned
-    names = None if devices is None else [name.strip() for name in devices.split(",")]
+    names = [name.strip() for names in devices or () for name in names.split(",")] or None
     with working(f"loading {target}"):
         found = load_target(target, inputs or ())
     with working(f"planning {found.name}"):
         return planned(
-            found.module, names, example_inputs=found.args, example_kwargs=found.kwargs, spec=spec, policy=policy, check=check
+            found.module, names, example_inputs=found.inputs, example_kwargs=found.kwargs, spec=spec, policy=policy, check=check
         )
 
 

@@ -29,10 +29,10 @@ _HOW = "write model.py, model.py:name, or package.module:name"
 
 @dataclass(frozen=True)
 class Target:
-    """A model with the arguments of a typical call; both ``None`` if there are no example inputs."""
+    """A model with the arguments of a typical call, as `partition` takes them; both ``None`` if there are none."""
 
     module: nn.Module
-    args: tuple[Any, ...] | None
+    inputs: Any
     kwargs: dict[str, Any] | None
     name: str
 
@@ -53,7 +53,7 @@ def load_target(text: str, inputs: Sequence[str] = ()) -> Target:
     with user_code(f"loading {text}"), _search_path(place):
         namespace = _import(place)
         module = _find_model(namespace, name, text)
-        args, kwargs = written or examples_of(namespace)
+        args, kwargs = written or (examples_of(namespace), None)
     return Target(module, args, kwargs, type(module).__name__)
 
 

@@ -17,6 +17,7 @@ from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
 from partitioner.model.call import Call
+from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
 
 T = TypeVar("T")
@@ -58,6 +59,9 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
         whole: whether one graph must be all of forward.
         check: run them, and compare them with the model. Otherwise nothing runs, and only the first graph is found.
 
+    Returns:
+        An empty list if the model has no ops.
+
     Raises:
         TraceError, DifferenceError, InputError: nothing could be traced; it computes something else; the model fails.
     """
@@ -74,10 +78,10 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
         hold_against_eager(model, call, method)
     else:
         args, kwargs = call.fill(call.tensors)
-        with suppress(_Stopped):
+        with suppress(_Stopped), state_kept(model, tensors=False):
             method(*args, **kwargs)
-    if not graphs:
-        raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.failures.values())}".strip())
+    if not graphs and method.reasons:
+        raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.reasons.values())}")
     return graphs
 
 

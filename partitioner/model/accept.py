@@ -35,6 +35,12 @@ def accepted(model: Any) -> nn.Module:
     lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
     if lazy:
         raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
+    meta = [name for name, value in all_state(model).items() if value.is_meta]
+    if meta:
+        raise InputError(
+            f"{meta[0]} is on the meta device and has no values. Load the model first: model.to_empty(device='cpu'), then "
+            "load_state_dict(...); or only plan, with `python -m partitioner inspect model.py`"
+        )
     inner = [
         name or "the model" for name, part in model.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
     ]

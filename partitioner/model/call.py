@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ class Call:
         leaves = [next(following) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.spec)
         return args, kwargs
+
+    def on(self, device: str) -> Call:
+        """The same call with its tensors on a device."""
+        return Call(self.spec, tuple(leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves))
 
     def names(self, forward: Callable[..., Any]) -> list[str]:
         """A readable Python identifier for each tensor leaf, from the parameters of ``forward``."""
@@ -111,24 +115,46 @@ def memory(values: Sequence[Any]) -> list[int]:
 
 
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
-    """The example call, or ``None`` if there is none. A dict of inputs is one of keyword arguments.
+    """The example call, or ``None`` if there is none.
+
+    Args:
+        model: what will be called.
+        inputs: a tuple or list of positional arguments, a dict of keyword arguments by name, or one argument.
+        kwargs: keyword arguments by name.
 
     Raises:
-        InputError: the examples do not fit the signature of the model's forward.
+        InputError: the examples do not fit the signature of the model's forward, or can be read only once.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"example_kwargs is of type {type(kwargs).__name__}; give a dict of keyword arguments by name")
     if inputs is None and kwargs is None:
         return None
+    hint = ""
     if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs) and not kwargs:
         inputs, kwargs = (), inputs
+        hint = ". A dict is taken for keyword arguments by name; one that is an argument itself goes into a tuple: ({...},)"
     inputs = () if inputs is None else inputs
-    args = tuple(inputs) if type(inputs) in (tuple, list) else (inputs,)
-    call = Call.of(args, dict(kwargs or {}))
+    args, kwargs = tuple(inputs) if type(inputs) in (tuple, list) else (inputs,), dict(kwargs or {})
+    call = repeatable(Call.of(args, kwargs))
     try:
-        inspect.signature(model.forward).bind(*args, **dict(kwargs or {}))
+        inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
-        raise InputError(f"example inputs do not fit {type(model).__name__}.forward: {error}") from error
+        raise InputError(f"example inputs do not fit {type(model).__name__}.forward: {error}{hint}") from error
     except ValueError:  # a callable without a signature
         return call
+    return call
+
+
+def repeatable(call: Call) -> Call:
+    """``call``, if it can be made more than once: to be traced, and to be run.
+
+    Raises:
+        InputError: an argument can be read only once.
+    """
+    for leaf in call.leaves:
+        if isinstance(leaf, Iterator):
+            raise InputError(
+                f"an argument is of type {type(leaf).__name__}, which can be read only once, and this call is traced before it "
+                "runs; give a list"
+            )
     return call

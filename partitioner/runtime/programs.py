@@ -44,9 +44,11 @@ class Method(Protocol):
 
     Args:
         failures: why some of its frames run as they are, by code object.
+        reasons: why frames ran as they are, the last time that they were tried.
     """
 
     failures: dict[Any, str]
+    reasons: dict[Any, str]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method through its programs."""
@@ -190,7 +192,7 @@ class Programs:
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
-        if _is_traced() or (len(self.devices) == 1 and _is_transformed()):
+        if _is_traced() or (len(self.devices) == 1 and (_is_transformed() or any(map(_has_own_rules, args)))):
             return getattr(self.original, name)(*args, **kwargs)
         if self.place is not None:
             self.settle(args, kwargs)
@@ -278,6 +280,14 @@ def _is_transformed() -> bool:
         return True
     modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def _has_own_rules(value: Any) -> bool:
+    """Whether an argument is of a class of tensors that overrides functions, which Dynamo does not call."""
+    kind = type(value)
+    if kind is torch.Tensor or not isinstance(value, torch.Tensor):
+        return False
+    return kind.__torch_function__ not in (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
 
 
 def _is_traced() -> bool:

@@ -92,12 +92,14 @@ class Compiled:
 
     Args:
         failures: why frames run as they are, by their code.
+        reasons: why frames ran as they are, the last time that they were tried, by their code.
     """
 
     def __init__(self, root: nn.Module, receive: Receive, method: str, whole: bool, home: str | None) -> None:
         self.root, self.receive, self.whole, self.home = root, receive, whole, home
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
+        self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
         self.programs: Counter[CodeType] = Counter()
         self.method = method
@@ -126,6 +128,7 @@ class Compiled:
             raise self._refusal(refused.error, args, kwargs) from None
         finally:
             pending, self.pending = self.pending, {}
+        self.reasons |= pending
         for code, reason in pending.items():  # eager could do what the tracer could not
             self.tries[code] += 1
             if self.tries[code] >= TRIES:
