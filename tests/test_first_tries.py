@@ -203,6 +203,16 @@ def test_without_examples(model: type[Towers]) -> None:
     assert parallel.graph.observed and len(set(parallel.placement.lane.values())) == 2
 
 
+def test_pins_without_examples() -> None:
+    """By module or by the op that the tracer will find in it; the first call heeds them."""
+    for match in ("towers.1", "towers.1.*", "towers_1_0_linear"):
+        devices = [{"device": "cpu", "lanes": 2}]
+        parallel = partition(Towers(), spec={"devices": devices, "pins": [{"match": match, "device": "cpu"}]})
+        assert parallel(X).shape == (4, 2)
+    with pytest.raises(PlacementError, match=r"pattern 'tower.1' matches no op.*the top-level modules are: head, stem, towers"):
+        partition(Towers(), pins=[{"match": "tower.1", "device": "cpu"}])
+
+
 def test_a_first_call_that_fails_is_the_models_own() -> None:
     parallel = partition(Towers(), spec=spec())
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:

@@ -18,7 +18,7 @@ from pretend import World, pretending, put, spec, spread
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partitioner import PlacementError, TraceError, partition
+from partitioner import InputError, PlacementError, TraceError, partition
 from partitioner.ir.plan import state_devices
 from partitioner.runtime.module import Parallel
 from partitioner.runtime.programs import Piece
@@ -433,6 +433,41 @@ def test_without_examples_the_first_call_places(lanes: dict[str, int]) -> None:
     torch.optim.SGD(twin.parameters(), lr=0.1).step()
     for (name, mine), theirs in zip(twin.named_parameters(), parallel.parameters(), strict=True):
         torch.testing.assert_close(theirs.data, mine.data, msg=name)
+
+
+def test_a_first_call_is_traced_before_it_runs() -> None:
+    """So an argument that can be read only once is refused: tracing would have read it."""
+    parallel = partition(Habits().eval(), spec=spec({"lazy:0": 2}))
+    with pytest.raises(InputError, match="of type generator, which can be read only once"):
+        parallel(X for _ in range(3))
+    assert set(homes(parallel).values()) == {"cpu"}
+    assert parallel(X).shape == (4, 6)
+
+
+class Sum(nn.Module):
+    """Adds up what two towers give for each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+
+    def forward(self, items: Any) -> Tensor:
+        """Maps an iterable of (batch, 6) to (batch, 6)."""
+        return sum(self.left(item) * self.right(item) for item in items)  # type: ignore[return-value]
+
+
+def test_a_generator_where_state_is_spread() -> None:
+    """Equal, or refused with a reason: never half read."""
+    model = Sum()
+    parallel = spread(model, ([X, X + 1],), TWO, copy=True)
+    with torch.no_grad():
+        assert_same(model([X, X + 1]), parallel([X, X + 1]))
+        given = iter([X, X + 1])
+        try:
+            assert_same(model([X, X + 1]), parallel(given))
+        except TraceError as error:
+            assert "cannot be one graph" in str(error) and len(list(given)) == 2
+        assert_same(model([X, X + 1]), parallel([X, X + 1]))
 
 
 def test_a_first_call_that_fails_places_nothing() -> None:

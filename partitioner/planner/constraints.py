@@ -92,8 +92,13 @@ def matches(op: Op, pattern: str) -> bool:
 
 
 def _matching(graph: Graph, pattern: str) -> list[Op]:
-    """The ops that a pattern places. A size or a dtype is asked where its tensor is, whoever asks."""
+    """The ops that a pattern places. A size or a dtype is asked where its tensor is, whoever asks.
+
+    A layer is one op in a view without examples, and gives its name to the ops that the tracer finds in it.
+    """
     found = [op for op in graph.ops if matches(op, pattern)]
+    if not found and not graph.observed:
+        found = [op for op in graph.ops if pattern.startswith(f"{op.name}_")]
     if not found:
         paths = sorted({op.path.split(".")[0] for op in graph.ops if op.path})
         raise PlacementError(
