@@ -34,13 +34,16 @@ from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, on_examples, view_of
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
+from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.lower import LOWERINGS
+from partitioner.lower.modes import with_autocast
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory, verify_plan
 from partitioner.model.accept import accepted, refuse_mistaken
 from partitioner.model.call import Call, example_call, repeatable
 from partitioner.model.keep import state_kept
+from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state, copied, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
@@ -165,7 +168,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
             plan = plan_of(traced, machine, spec)
             return Made(emit(plan, spec), partial(interpret, traced.graph), admission(plan))
         refuse_shared(traced.graph, found.inputs)
-        plan = plan_of(traced, machine, spec, where_it_lies(traced.state, homes))
+        plan = with_autocast(plan_of(traced, machine, spec, where_it_lies(traced.state, homes)), Mode(*modes_here()))
         return Made(emit(plan, spec), refuse_sharing, admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))

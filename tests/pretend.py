@@ -555,7 +555,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     WORLD.append(World())
     monkeypatch.setattr(FakeTensorConverter, "from_real_tensor", _from_pretended)
     monkeypatch.setattr(Tensor, "device", property(_device), raising=False)
-    monkeypatch.setattr(devices, "_ACCELERATORS", ("lazy",))
+    monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
     monkeypatch.setattr(compile, "refuse_missing", lambda machine: None)
     monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))

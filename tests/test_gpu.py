@@ -310,6 +310,19 @@ def test_later_programs_over_gpu_and_cpu() -> None:
     assert parallel.original.total is parallel.total
 
 
+def test_autocast_over_gpu_and_cpu() -> None:
+    """What is placed on the CPU is under the same autocast."""
+    model = Pair().eval()
+    parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True)
+    twin = copy.deepcopy(model).to(GPU)
+    for enabled in (True, False):
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            found, expected = parallel(X), twin(X.to(GPU))
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found.cpu().float(), expected.cpu().float(), rtol=5e-2, atol=5e-2)
+        found.float().sum().backward()
+
+
 def test_training_over_gpu_and_cpu() -> None:
     model = Pair().eval()
     parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True)

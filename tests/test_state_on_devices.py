@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner import InputError, PlacementError, TraceError, partition
+from partitioner.compile import planned
+from partitioner.ir.mode import Mode
 from partitioner.ir.plan import state_devices
+from partitioner.lower.modes import with_autocast
 from partitioner.runtime.module import Parallel
 from partitioner.runtime.programs import Piece
 
@@ -207,6 +211,25 @@ def test_under_a_dispatch_mode(lanes: dict[str, int], monkeypatch: pytest.Monkey
         ran.clear()
         assert_same(model(x).detach(), parallel(x).detach())
         assert len(ran) == 1
+
+
+def test_autocast_follows_an_op_to_another_kind_of_device() -> None:
+    """Under ``torch.autocast("cuda")`` what is placed on the CPU is under the CPU's, with that dtype."""
+    gpu, cpu = ("cuda", True, "float16"), ("cpu", False, "bfloat16")
+    plan = planned(Towers(), example_inputs=X, spec=spec({"cuda:0": 1, "cpu": 1}))
+    lanes = {op: plan.placement.lane[task] for op, task in plan.tasks.task_of.items()}
+    assert set(lanes.values()) == {0, 1}
+    moved = with_autocast(plan, Mode(autocast=(cpu, gpu)))
+    own = Mode(grad=False, autocast=(("cpu", True, "bfloat16"), ("cuda", False, "float16")))
+    ruled = replace(plan, graph=replace(plan.graph, ops=tuple(replace(op, mode=own) for op in plan.graph.ops)))
+    both = zip(plan.graph.ops, moved.graph.ops, with_autocast(ruled, Mode()).graph.ops, strict=True)
+    for old, new, other in both:
+        if lanes[old.name] == 0:
+            assert new is old and other.mode == own
+        else:
+            assert new.mode == Mode(autocast=(("cpu", True, "float16"), gpu))
+            assert other.mode == Mode(grad=False, autocast=(("cpu", False, "float16"), ("cuda", False, "float16")))
+    assert with_autocast(plan, Mode(autocast=(cpu, ("cuda", False, "float16")))) is plan
 
 
 def test_a_replaced_buffer_lands_on_the_model() -> None:
