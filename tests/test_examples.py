@@ -111,7 +111,7 @@ def test_training_over_forced_lanes(name: str) -> None:
 )
 def test_models_can_be_inspected(path: Path) -> None:
     target = load_target(str(path))
-    assert isinstance(target.module, torch.nn.Module) and target.inputs
+    assert isinstance(target.module, torch.nn.Module) and target.inputs is not None
 
 
 def test_as_a_script(capsys: pytest.CaptureFixture[str]) -> None:
