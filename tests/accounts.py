@@ -1,37 +1,48 @@
-"""Two accounts of what each op touches: what was observed on example inputs, and what the static table says."""
+"""Two accounts of what each op touches: what was observed on fakes, and what the static table says."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import nn
 
-from partitioner.frontend.analysis.build import resource_names, static_effects
+from partitioner.frontend.analysis.looks import tensors_in
 from partitioner.frontend.analysis.observe import observe
-from partitioner.frontend.analysis.static import Effect
-from partitioner.ir.access import ANY, RNG
+from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
+from partitioner.ir.access import ANY
+from partitioner.model.storage import storage_key
 
 Account = tuple[str, str, Effect, Effect]
 """Name and target of an op, its observed effect and its static one."""
 
 
-def both_accounts(
-    fx: torch.fx.Graph, model: nn.Module, constants: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-) -> Iterator[Account]:
-    """Both accounts of every op of a traced program.
+def both_accounts(graph: torch.fx.Graph) -> Iterator[Account]:
+    """Both accounts of every op of a graph that has a fake for each value."""
+    names = resources(graph)
+    seen, told = observe(graph, names), static_effects(graph, names)
+    for node in graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            yield node.name, str(node.target), seen[node.name], told[node.name]
 
-    Raises:
-        Unobservable: an op depends on values.
-    """
-    seen = observe(fx, model, dict(constants), tensors)
-    told = static_effects(fx, model, resource_names(model))
-    for node in fx.nodes:
-        if node.op in ("call_function", "call_method", "call_module"):
-            target = type(model.get_submodule(str(node.target))).__name__ if node.op == "call_module" else str(node.target)
-            yield node.name, target, seen[node.name], told[node.name]
+
+def resources(graph: torch.fx.Graph) -> dict[str, str]:
+    """The resource of each placeholder: those that share a storage share the name of the first."""
+    first: dict[int, str] = {}
+    values = ((node.name, node.meta.get("example_value")) for node in graph.find_nodes(op="placeholder"))
+    return {name: first.setdefault(storage_key(tensor), name) for name, value in values for tensor in tensors_in(value)}
+
+
+def static_effects(graph: torch.fx.Graph, names: dict[str, str]) -> dict[str, Effect]:
+    """The effect of every node by the static table."""
+    inputs, effects = Inputs({}), dict[str, Effect]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            effects[node.name] = Effect(frozenset({names[node.name]}) if node.name in names else frozenset())
+        elif node.op in ("call_function", "call_method"):
+            effects[node.name] = static_effect(node, inputs, None, frozenset())
+        if node.name in effects:
+            inputs.of[node] = effects[node.name].storages if effects[node.name].tensor else frozenset()
+    return effects
 
 
 def missing(seen: Effect, told: Effect) -> list[str]:
@@ -44,25 +55,6 @@ def missing(seen: Effect, told: Effect) -> list[str]:
     return found + (["gives a tensor"] if seen.tensor and not told.tensor else [])
 
 
-def extra(seen: Effect, told: Effect) -> str:
-    """In what the table is more cautious, in a word; ``""`` if it is not."""
-    if ANY in told.writes:
-        return "any"
-    if RNG in told.writes - seen.writes:
-        return "rng"
-    if told.writes - seen.writes:
-        return "writes"
-    return "shares" if seen.tensor and told.storages - seen.storages else ""
-
-
-def hold_against(accounts: Iterator[Account]) -> tuple[list[str], Counter[str], set[str]]:
-    """What the table forgets; how often it is more cautious, by target; and all targets."""
-    forgotten: list[str] = []
-    cautious: Counter[str] = Counter()
-    targets: set[str] = set()
-    for name, target, seen, told in accounts:
-        targets.add(target)
-        forgotten += (f"{name} = {target}: {what}" for what in missing(seen, told))
-        more = extra(seen, told)
-        cautious.update([f"{target} ({more})"] if more else [])
-    return forgotten, cautious, targets
+def forgotten(graph: torch.fx.Graph) -> list[str]:
+    """What the table forgets of a graph, op by op."""
+    return [f"{name} = {target}: {what}" for name, target, seen, told in both_accounts(graph) for what in missing(seen, told)]

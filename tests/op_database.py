@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from accounts import both_accounts, missing
-from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from partitioner.frontend.analysis.observe import Unobservable
+from partitioner.model.node import call_node, fill
 
 SAMPLES = 12
 """Inputs tried of each op."""
@@ -36,29 +36,29 @@ def main() -> None:
     faults: dict[str, list[str]] = {}
     ops, cases, unobservable = set(), 0, 0
     for op in op_db:
-        for form, graph, tensors in calls(op):
+        for form, target, sample in calls(op):
             cases += 1
-            try:
-                for _name, _target, seen, told in both_accounts(graph, nn.Module(), {}, tensors):
-                    found = missing(seen, told)
-                    if found:
-                        faults.setdefault(f"{op.name} ({form})", found)
-            except Unobservable:
+            graph = one_call(target, (sample.input, *sample.args), sample.kwargs)
+            if graph is None:
                 unobservable += 1
                 continue
             ops.add(op.name)
+            for _name, _target, seen, told in both_accounts(graph):
+                found = missing(seen, told)
+                if found:
+                    faults.setdefault(f"{op.name} ({form})", found)
     print(json.dumps({"ops": len(ops), "cases": cases, "unobservable": unobservable, "faults": faults}))
 
 
-def calls(op: Any) -> Iterator[tuple[str, torch.fx.Graph, list[torch.Tensor]]]:
-    """Each form of an op on each of its samples, as a graph of one call."""
+def calls(op: Any) -> Iterator[tuple[str, Callable[..., Any] | str, Any]]:
+    """Each form of an op with each of its samples."""
     try:
         samples = list(op.sample_inputs("cpu", torch.float32))[:SAMPLES]
     except Exception:  # the database cannot say for this dtype, or lacks a library
         return
     for sample in samples:
         for form, target in forms(op):
-            yield form, *one_call(target, (sample.input, *sample.args), sample.kwargs)
+            yield form, target, sample
 
 
 def forms(op: Any) -> Iterator[Form]:
@@ -71,22 +71,27 @@ def forms(op: Any) -> Iterator[Form]:
             yield form, name
 
 
-def one_call(
-    target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A graph whose placeholders are the tensors among the arguments."""
-    graph, tensors = torch.fx.Graph(), []
+def one_call(target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Graph | None:
+    """A graph of one call, with a fake for each value, as Dynamo would give it; ``None`` if the op depends on values."""
+    graph, mode = torch.fx.Graph(), FakeTensorMode()
+    fakes: dict[torch.fx.Node, Any] = {}
 
     def placeholder(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        tensors.append(leaf.detach().clone())
-        return graph.placeholder(f"x{len(tensors)}")
+        node = graph.placeholder(f"x{len(fakes) + 1}")
+        node.meta["example_value"] = fakes[node] = mode.from_tensor(leaf.detach())
+        return node
 
     args, kwargs = tree_map(placeholder, (args, kwargs))
     call = graph.call_method(target, args, kwargs) if isinstance(target, str) else graph.call_function(target, args, kwargs)
+    try:
+        with mode, torch.no_grad():
+            call.meta["example_value"] = call_node(call, *fill((call.args, call.kwargs), fakes.__getitem__))
+    except Exception:  # a fake kernel may raise anything
+        return None
     graph.output(call)
-    return graph, tensors
+    return graph
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Two accounts of what an op touches, held against each other: the static table is never less cautious than what was seen.
 
-Both are taken of every op of the quick real models, as both front ends trace them, and of the hazard models. ``-s`` prints
-where the table is more cautious, by op, which is where a plan without example inputs loses parallelism.
-`benchmarks/corpus.py` does the same over every model of the corpus.
+Both are taken of every op of the quick real models and of the hazard models, as Dynamo gives them, and of PyTorch's own
+database of ops. The table is asked where an op cannot be called on fakes, and where there are no example inputs.
 """
 
 from __future__ import annotations
@@ -11,58 +10,44 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from accounts import both_accounts, hold_against, missing
+from accounts import forgotten, missing
+from lanes import plans_of
 from torch import nn
 
 from models import MODELS, make
-from partitioner.frontend.analysis.observe import Unobservable
+from partitioner import Spec
 from partitioner.frontend.analysis.static import Effect
-from partitioner.frontend.capture.capture import Capture, Refused
-from partitioner.frontend.capture.export import capture_export
-from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.ir.access import ANY, RNG
+from partitioner.ir.machine import Device, Machine
 from partitioner.model.call import Call
 from zoo import ZOO, zoo
 
-FRONT_ENDS: dict[str, Callable[[nn.Module, Call], Capture]] = {"symbolic": capture_symbolic, "export": capture_export}
 
-
-def compare(model: nn.Module, call: Call, front_end: str) -> None:
+def compare(model: nn.Module, call: Call) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            capture = FRONT_ENDS[front_end](model, call)
-            forgotten, cautious, _ = hold_against(both_accounts(capture.fx, model, capture.constants, call.tensors))
-        except (Refused, Unobservable) as reason:
-            pytest.skip(str(reason)[:80])
-    print(*(f"{count:4d} x more cautious: {what}" for what, count in cautious.most_common(8)), sep="\n")
-    assert not forgotten, "the static table is less cautious than what was seen:\n" + "\n".join(forgotten[:20])
+        plans = plans_of(model, call, Machine((Device("cpu", "cpu"),)), Spec())
+    found = [what for plan, *_ in plans for what in forgotten(plan.graph.fx)]
+    assert not found, "the static table is less cautious than what was seen:\n" + "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("name", [model.name for model in zoo("quick")])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_real_models(name: str, front_end: str, train: bool) -> None:
+def test_real_models(name: str, train: bool) -> None:
     entry = ZOO[name]
     if not entry.installed:
         pytest.skip(f"{entry.family} is not installed")
     args, kwargs = entry.inputs()
-    compare(entry.build().train(train and "eval-only" not in entry.tags), Call.of(args, kwargs), front_end)
+    compare(entry.build().train(train and "eval-only" not in entry.tags), Call.of(args, kwargs))
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_hazards(name: str, front_end: str) -> None:
-    if name == "SameInputTwice":
-        pytest.skip(
-            "without example inputs, inputs are taken to be distinct; a call where they are not gets a program of its own"
-        )
+def test_hazards(name: str) -> None:
     model = make(name).train()
-    compare(model, Call.of(model.example_inputs(), model.example_kwargs()), front_end)
+    compare(model, Call.of(model.example_inputs(), model.example_kwargs()))
 
 
 def test_the_comparison_sees_what_is_missing() -> None:

@@ -171,7 +171,7 @@ def test_races_are_seen() -> None:
     for name in HAZARDS:
         model = make(name).train()
         inputs = [x.detach() for x in model.example_inputs()]
-        for plan, arguments in plans_of(model, Call.of(inputs, {}), machine, document):
+        for plan, arguments, _ in plans_of(model, Call.of(inputs, {}), machine, document):
             wanted = outcome(Perturbed(plan), arguments)
             for program, tasks in needed_waits(plan.program):
                 slow = {plan.tasks.by_name[task].ops[0]: 4e-3 for task in tasks}

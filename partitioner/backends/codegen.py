@@ -129,7 +129,7 @@ class _Host:
     def write(self) -> None:
         """The whole function."""
         self.lines.text.append(f"def host_{self.host}(A, S):")
-        for name in self.context.used_arguments(self.host):
+        for name in self.context.used_arguments[self.host]:
             self.lines.add(f"{variable(name)} = A[{self.context.position[name]}]")
         for index, item in self.items:
             self._instruction(index, item)

@@ -32,6 +32,7 @@ class Context:
         self.event_lanes = self._event_lanes()
         self.events = max(self.event_lanes, default=-1) + 1
         self.slots = self._slots()
+        self.used_arguments = self._used_arguments()
         self.alone = self._alone()
         self.shared_cpu = max(hosts) > 0
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
@@ -63,23 +64,21 @@ class Context:
         crossing.update((name, None) for name in self.program.outputs if self.home.get(name, 0) != 0)
         return {name: number for number, name in enumerate(crossing)}
 
-    def used_arguments(self, host: int) -> list[str]:
-        """The arguments of the program, state included, that a host uses, in order."""
-        used: set[str] = set()
+    def _used_arguments(self) -> list[list[str]]:
+        """For each host the arguments of the program, state included, that it uses, in order."""
+        used: list[set[str]] = [set() for _ in range(max(self.hosts) + 1)]
         for item in self.program.instructions:
-            if self.hosts[item.lane] == host:
-                used.update(name for name in inputs_of(item) if name in self.position)
-                for op in self.ops(item.task) if isinstance(item, Run) else ():
-                    used.update(
-                        source.name for source in self.nodes[op].all_input_nodes if source.name in self.plan.graph.states
-                    )
-        if host == 0:
-            used.update(node.name for node in self.plan.graph.fx.output_node().all_input_nodes if node.name in self.position)
-        return sorted(used, key=self.position.__getitem__)
+            mine = used[self.hosts[item.lane]]
+            mine.update(filter(self.position.__contains__, inputs_of(item)))
+            for op in self.ops(item.task) if isinstance(item, Run) else ():
+                mine.update(source.name for source in self.nodes[op].all_input_nodes if source.name in self.plan.graph.states)
+        returned = self.plan.graph.fx.output_node().all_input_nodes
+        used[0].update(node.name for node in returned if node.name in self.position)
+        return [sorted(names, key=self.position.__getitem__) for names in used]
 
     def shared(self) -> tuple[int, ...]:
         """The arguments, by position, that several hosts use."""
-        hosts = Counter(name for host in range(max(self.hosts) + 1) for name in self.used_arguments(host))
+        hosts = Counter(name for names in self.used_arguments for name in names)
         return tuple(self.position[name] for name, count in hosts.items() if count > 1)
 
     def reference(self, value: str, host: int) -> str:

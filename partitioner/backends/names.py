@@ -27,7 +27,7 @@ def variable(value: str) -> str:
         >>> variable("relu_1"), variable("relu_1@cuda:1")
         ('relu_1', 'relu_1__on__cuda_1')
     """
-    name = re.sub(r"\W", "_", value.replace("@", "__on__"))
+    name = value if value.isidentifier() else re.sub(r"\W", "_", value.replace("@", "__on__"))
     return f"{name}_" if name in OURS else name
 
 

@@ -49,7 +49,9 @@ def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[s
     since_fence: list[str] = []
     for name, accesses in program:
         before: dict[str, None] = {}
-        modes = {access.resource: access.write for access in sorted(accesses)}
+        modes: dict[str, bool] = {}
+        for access in accesses:
+            modes[access.resource] = access.write or modes.get(access.resource, False)
         if fence:
             before[fence] = None
         if ANY in modes:

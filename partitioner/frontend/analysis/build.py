@@ -16,7 +16,8 @@ from partitioner.frontend.analysis.static import Effect
 from partitioner.frontend.analysis.told_apart import told_apart
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
-from partitioner.frontend.rewrite.modes import with_regions, without_switches
+from partitioner.frontend.rewrite.modes import without_switches
+from partitioner.frontend.rewrite.regions import run_region, with_regions
 from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.mode import Mode
@@ -47,7 +48,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     held = _name(module.graph, found, keys, parameters)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})
     entry = Mode(*modes_here())
-    modes, final = without_switches(module.graph, entry)
+    modes, final = without_switches(module.graph, entry, run_region)
     module.graph.lint()
     state = {key: tensor for key, tensor in held.values() if key}
     resources = _resources(held)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from partitioner.frontend.analysis.observe import number_of, tensors_in
+from partitioner.frontend.analysis.looks import number_of, tensors_in
 from partitioner.ir.graph import Graph
 
 

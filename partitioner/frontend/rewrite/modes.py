@@ -5,22 +5,19 @@
     _set_grad_enabled(True)      ->      b = linear(x)
     b = linear(x)
 
-So the ops of a region can run on any lane, beside others that are under other modes. What else is switched in the middle of
-a graph (functorch's levels, deterministic algorithms, kernels of attention) has no such form: the ops from the first switch
-to the last become one op, which runs as it lies.
+So the ops of a block can run on any lane, beside others that are under other modes. What else is switched in the middle of a
+graph has no such form, see `regions.py`.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.amp import autocast_mode
 from torch.autograd import grad_mode
-from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 
 from partitioner.ir.mode import Mode
 
@@ -62,81 +59,37 @@ SWITCHES: dict[Any, Switch] = {
 }
 
 
-def without_switches(graph: torch.fx.Graph, entry: Mode) -> tuple[dict[str, Mode], Mode]:
+def is_switch(node: torch.fx.Node) -> bool:
+    """Whether a node switches modes that are a property of ops."""
+    return node.op == "call_function" and node.target in SWITCHES
+
+
+def ends(node: torch.fx.Node) -> bool:
+    """Whether a node ends the block of modes that its argument began."""
+    return is_switch(node) and SWITCHES[node.target] is _leave
+
+
+def without_switches(graph: torch.fx.Graph, entry: Mode, runs: Any) -> tuple[dict[str, Mode], Mode]:
     """Take the switches out of ``graph``.
 
     Args:
         graph: edited.
         entry: the modes under which it starts.
+        runs: the function that runs a body with the switches in it, and leaves the modes as the last of those does.
 
     Returns:
         The modes of each node that is under others than ``entry``, by name; those under which it ends.
     """
     mode, before, found, switches = entry, dict[torch.fx.Node, Mode](), dict[str, Mode](), list[torch.fx.Node]()
     for node in graph.nodes:
-        switch = SWITCHES.get(node.target) if node.op == "call_function" else None
-        if switch is not None:
-            mode = switch(mode, before, node)
+        if is_switch(node):
+            mode = SWITCHES[node.target](mode, before, node)
             switches.append(node)
         elif mode != entry and node.op.startswith("call_"):
             found[node.name] = mode
+        if node.op == "call_function" and node.target is runs:
+            for inner in filter(is_switch, getattr(graph.owning_module, str(node.args[0])).graph.nodes):
+                mode = SWITCHES[inner.target](mode, before, inner)
     for node in reversed(switches):
         graph.erase_node(node)
     return found, mode
-
-
-def is_bound(node: torch.fx.Node) -> bool:
-    """Whether a node changes what the thread or the process is in, in a way that is no property of an op."""
-    home = getattr(node.target, "__module__", None) or ""
-    name = getattr(node.target, "__name__", "")
-    if node.op != "call_function" or isinstance(node.target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
-        return False
-    return name in _BOUND or home.startswith(_BOUND_HOMES)
-
-
-_BOUND_HOMES = (
-    "torch._C._functorch",
-    "torch._functorch",
-    "torch.autograd.forward_ad",
-    "torch._C._autograd",
-    "torch.nn.attention",
-)
-_BOUND = frozenset(
-    """_set_deterministic_algorithms _set_fwd_grad_enabled _saved_tensors_hooks_disable _saved_tensors_hooks_enable
-    _enter_dual_level _exit_dual_level _set_default_dtype""".split()
-)
-
-
-def with_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """``module`` with everything from the first bound node to the last as one op."""
-    nodes = list(module.graph.nodes)
-    bound = [number for number, node in enumerate(nodes) if is_bound(node)]
-    if not bound:
-        return module
-    region = [node for node in nodes[bound[0] : bound[-1] + 1] if node.op not in ("placeholder", "output")]
-    return _fused(module, region)
-
-
-def _fused(module: torch.fx.GraphModule, region: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-    body, inputs, outputs = fuse_as_graphmodule(module, list(region), "region", always_return_tuple=True)
-    graph = module.graph
-    with graph.inserting_after(region[-1]):
-        module.add_submodule("region_0", body)
-        load = graph.get_attr("region_0")
-    with graph.inserting_after(load):
-        call = graph.call_function(run_region, (load, *inputs))
-        call.meta = dict(region[-1].meta)
-    call.meta["example_value"] = tuple(node.meta.get("example_value") for node in outputs)
-    for number, node in reversed(list(enumerate(outputs))):
-        with graph.inserting_after(call):
-            item = graph.call_function(operator.getitem, (call, number))
-        item.meta = dict(node.meta)
-        node.replace_all_uses_with(item)
-    for node in reversed(region):
-        graph.erase_node(node)
-    return module
-
-
-def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
-    """Run a region as it lies."""
-    return body(*inputs)

@@ -1,0 +1,152 @@
+"""What one op does, told by calling it once on fake tensors under a dispatch mode.
+
+What an op writes, whether it draws random numbers and how many FLOPs it takes is told by the schemas of the ATen ops that it
+comes down to. No memory is used and no kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from partitioner.frontend.analysis.static import draws_nothing, mutated_arguments
+from partitioner.model.node import call_node, fill
+from partitioner.model.storage import storage_key
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and FLOPs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget."""
+        self.written: list[torch.Tensor] = []
+        self.random = False
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
+            if torch.Tag.nondeterministic_seeded in func.tags and not draws_nothing(func, args, kwargs):
+                self.random = True
+            count = flop_registry.get(func._overloadpacket)
+            if count is not None:
+                self.flops += int(count(*args, **kwargs, out_val=result))
+        return result
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; FLOPs."""
+
+    written: frozenset[int]
+    random: bool
+    flops: int
+
+
+class Looks:
+    """Looks at ops, at each distinct one once."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Seen | None] = {}
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.watch = Watch()
+
+    def at(self, node: torch.fx.Node, form: Any) -> Seen | None:
+        """What a call of ``node`` does; ``None`` if it cannot be called on fakes.
+
+        Args:
+            node: whose arguments have fakes.
+            form: what tells the call from others that are not equal to it.
+        """
+        key = node.target, form
+        try:
+            if key not in self.known:
+                self.known[key] = self.look(node)
+            return self.known[key]
+        except TypeError:  # an argument cannot be hashed
+            return self.look(node)
+
+    def look(self, node: torch.fx.Node) -> Seen | None:
+        """Call ``node`` on fresh fakes."""
+        given: list[torch.Tensor] = []
+
+        def fresh(source: torch.fx.Node) -> Any:
+            value = tree_map(_fresh, value_of(source))
+            given.extend(tensors_in(value))
+            return value
+
+        self.watch.reset()
+        try:
+            with torch.no_grad(), self.fake:
+                args, kwargs = tree_map(number_of, fill((node.args, node.kwargs), fresh))
+                number = {storage_key(tensor): index for index, tensor in enumerate(given)}
+                with self.watch:
+                    call_node(node, args, kwargs)
+                found = (number.get(storage_key(tensor)) for tensor in self.watch.written)
+                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.flops)
+        except Exception:  # a fake kernel may raise anything; the static table knows something of every op
+            return None
+
+
+def form_of(value: Any) -> Any:
+    """What tells a value from others on which an op may do something else. Of a tensor, its kind and shape."""
+    if isinstance(value, torch.Tensor):
+        dense = value.layout is torch.strided
+        stride = tuple(map(number_of, value.stride())) if dense else value.layout
+        return tuple(map(number_of, value.shape)), stride, value.dtype, value.device
+    if isinstance(value, tuple | list):
+        return type(value), *map(form_of, value)
+    if isinstance(value, dict):
+        return dict, *((key, form_of(item)) for key, item in value.items())
+    value = number_of(value)
+    return type(value), str(value) if isinstance(value, float | complex) else value
+
+
+def _fresh(leaf: Any) -> Any:
+    """A new fake like ``leaf``, with sizes as numbers."""
+    if not isinstance(leaf, torch.Tensor):
+        return number_of(leaf)
+    if leaf.layout is not torch.strided:
+        raise NotImplementedError(leaf.layout)
+    shape, stride = tuple(map(number_of, leaf.shape)), tuple(map(number_of, leaf.stride()))
+    return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device)
+
+
+def number_of(value: Any) -> Any:
+    """A symbolic number as the number that it was in the example; anything else as it is."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    hint = value.node.hint
+    known = isinstance(hint, int | float)  # a size of ragged tensors has no number
+    return hint if known else {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}[type(value)]
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the leaves of a tree."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list | dict):
+        yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def value_of(node: torch.fx.Node) -> Any:
+    """What a node stands for: a fake tensor, or the body of an op."""
+    if node.op != "get_attr":
+        return node.meta.get("example_value")
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
