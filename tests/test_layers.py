@@ -51,7 +51,7 @@ PARTS: dict[str, set[str]] = {
 
 WITHOUT_TORCH = ("ir", "planner", "lower", "report")
 
-MOST_LINES_IN_A_FILE = 300
+MOST_LINES_IN_A_FILE = 320
 MOST_LINES_IN_A_FUNCTION = 60
 
 PACKAGE = Path(__file__).parent.parent / "partitioner"

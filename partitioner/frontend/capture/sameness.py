@@ -64,13 +64,11 @@ def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callab
     Tools that count FLOPs or memory register some together with a dispatch mode, under which nothing can be traced.
     """
 
-    def here() -> list[list[int]]:
-        return [
-            list(everywhere._global_forward_hooks),
-            list(everywhere._global_forward_pre_hooks),
-            list(everywhere._global_backward_hooks),
-            list(everywhere._global_backward_pre_hooks),
-        ]
+    forward, before = everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks
+    backward, before_backward = everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks
+
+    def here() -> tuple[int, ...]:
+        return (*forward, *before, *backward, *before_backward) if forward or before or backward or before_backward else ()
 
     if any("._global_" in name for name, _ in guards):
         then = here()
