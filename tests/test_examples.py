@@ -10,8 +10,10 @@ from types import ModuleType
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from partitioner import Parallel, partition
+from partitioner.cli.main import app
 from partitioner.cli.target import load_target
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -112,6 +114,20 @@ def test_training_over_forced_lanes(name: str) -> None:
 def test_models_can_be_inspected(path: Path) -> None:
     target = load_target(str(path))
     assert isinstance(target.module, torch.nn.Module) and target.inputs is not None
+
+
+COMMANDS = [
+    (path.stem, command)
+    for path in FILES
+    for command in re.findall(r"^ +python -m partitioner (\S.*?)(?:  .*)?$", path.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_the_commands_that_examples_name(name: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    result = CliRunner().invoke(app, [*command.split(), "--no-check"])
+    assert result.exit_code == 0, result.output
 
 
 def test_as_a_script(capsys: pytest.CaptureFixture[str]) -> None:
