@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -11,6 +13,7 @@ import torch
 
 from partitioner.errors import SpecError
 from partitioner.ir.machine import Link, Machine
+from partitioner.ir.units import parse_bandwidth, parse_duration, parse_flops
 from partitioner.spec import discover as module
 from partitioner.spec.discover import build_machine, discover, find_device, missing_devices
 from partitioner.spec.spec import Spec, load_spec
@@ -213,6 +216,23 @@ def test_what_is_assumed_is_told(cores: int) -> None:
     given = load_spec(devices=[{"device": "cuda:0", **figures}, {"device": "cpu", "flops": 1e10}], links=links)
     assert build_machine(given).assumed == ("bandwidth, overhead, handoff of cpu", "bandwidth, latency of cpu -> cuda:0")
     assert build_machine(given, ["cuda:0"]).assumed == ()
+
+
+def test_what_is_assumed_is_written_down() -> None:
+    """The figures in the design notes are those that plans are made with."""
+    text = (Path(__file__).parent.parent / "docs" / "design.md").read_text()
+    rows = {"CPU, for each core": module.CPU_CORE, "any accelerator": module.ACCELERATOR}
+    for name, device in rows.items():
+        row = re.search(rf"^\| {name} \| (.*) \|$", text, re.MULTILINE)
+        assert row is not None
+        flops, bandwidth, overhead, handoff = row[1].split(" | ")
+        assert (parse_flops(flops), parse_bandwidth(bandwidth)) == (device.flops, device.bandwidth)
+        assert (parse_duration(overhead), parse_duration(handoff)) == (device.overhead, device.handoff)
+    links = re.search(r"Links carry (\S+ \S+) after (\S+ \S+) between accelerators, and (\S+ \S+) after (\S+ \S+) to", text)
+    assert links is not None
+    figures = [parse_bandwidth(links[1]), parse_duration(links[2]), parse_bandwidth(links[3]), parse_duration(links[4])]
+    assert figures == [each for link in (module.PEER_LINK, module.HOST_LINK) for each in (link.bandwidth, link.latency)]
+    assert f"of which {module.USABLE_MEMORY} may be planned with" in text
 
 
 @pytest.mark.parametrize("devices", [2, 2.0, True, {"cpu": 2}, {"cpu"}, b"cpu", torch.ones(2)])
