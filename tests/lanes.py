@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +49,28 @@ def programs(parallel: Parallel) -> int:
     return len(parallel._partitioner_programs.pieces)
 
 
-def plans_of(model: nn.Module, call: Call, machine: Machine, spec: Spec) -> list[tuple[Plan, tuple[Any, ...]]]:
-    """The plan of each graph of a call, and what that graph is called with. The graphs run where the model lies."""
-    found: list[tuple[Plan, tuple[Any, ...]]] = []
+class Planned(NamedTuple):
+    """A graph of a call that was planned for some machine and run where the model lies."""
+
+    plan: Plan
+    arguments: tuple[Any, ...]
+    results: list[Any]
+
+
+def plans_of(model: nn.Module, call: Call, machine: Machine, spec: Spec) -> list[Planned]:
+    """The plan of each graph of a call: of the one graph, if the machine has several devices."""
+    found: list[Planned] = []
 
     def receive(graph: Found) -> Callable[..., Any]:
         traced = graph_of(model, graph)
-        found.append((plan_of(traced, machine, spec), graph.inputs))
-        return lambda *arguments: interpret(traced.graph, arguments)
+        planned = Planned(plan_of(traced, machine, spec), graph.inputs, [])
+        found.append(planned)
+
+        def run(*arguments: Any) -> list[Any]:
+            planned.results[:] = interpret(traced.graph, arguments)
+            return list(planned.results)
+
+        return run
 
     args, kwargs = call.fill(call.tensors)
     compiled(model, receive, whole=len({lane.torch_device for lane in machine.lanes}) > 1)(*args, **kwargs)

@@ -245,7 +245,7 @@ class FromNothing(nn.Module):
 def test_a_factory_op_without_a_device_makes_its_tensor_where_it_lands() -> None:
     """A detection head's anchors lay on the CPU, whatever the plan said; `meshgrid` met both kinds on fake GPUs."""
     machine = Machine((Device("cuda:1", "cuda:1"),))
-    ((plan, arguments),) = plans_of(FromNothing(), Call.of((torch.randn(3, 3),), {}), machine, Spec(policy="single"))
+    ((plan, arguments, _),) = plans_of(FromNothing(), Call.of((torch.randn(3, 3),), {}), machine, Spec(policy="single"))
     (result,) = run_on_fake_devices(plan, arguments)
     assert str(result.device) == "lazy:1"
 

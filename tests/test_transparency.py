@@ -75,5 +75,5 @@ def test_no_op_mixes_devices(model: GeneratedModule, devices: list[str], train: 
     """PyTorch itself looks for ops whose inputs lie on two devices."""
     model.train(train)
     spec = load_spec(None, grain=TINY_GRAIN, policy="scatter")
-    for plan, arguments in plans_of(model, Call.of(model.example_inputs(0), {}), build_machine(spec, devices), spec):
+    for plan, arguments, _ in plans_of(model, Call.of(model.example_inputs(0), {}), build_machine(spec, devices), spec):
         run_on_fake_devices(plan, arguments)

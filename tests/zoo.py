@@ -6,8 +6,7 @@
     zoo("quick", family="transformers")           the models with this tag, for parametrised tests and loops
 
 Tags: ``quick`` models belong to the quick test suite. ``large`` ones hold more than a gibibyte of parameters.
-``eval-only`` ones do not take these small inputs in training mode. ``untraceable`` ones are refused by both of torch's
-front ends. The rest say what kind of model it is: ``text``, ``vision``, ``audio``, ``two-tower``, ``encoder-decoder``,
+``eval-only`` ones do not take these small inputs in training mode. The rest say what kind of model it is: ``text``, ``vision``, ``audio``, ``two-tower``, ``encoder-decoder``,
 ``mixture-of-experts``, ``state-space``, ``convolutional``, ``time-series``.
 
 Nothing is imported or built before it is asked for: this file costs nothing to import.
@@ -451,7 +450,7 @@ canine CanineModel characters encoder num_hash_buckets=16 local_transformer_stri
 convbert ConvBertModel text narrow
 squeezebert SqueezeBertModel text encoder embedding_size=32
 
-[text untraceable]
+[text]
 longformer LongformerModel text encoder attention_window=[4,4]
 
 [text mixture-of-experts]
@@ -469,7 +468,7 @@ phimoe PhimoeModel text experts
 qwen2_moe Qwen2MoeModel text experts
 qwen3_moe Qwen3MoeModel text experts
 
-[text mixture-of-experts encoder-decoder untraceable]
+[text mixture-of-experts encoder-decoder]
 nllb_moe NllbMoeModel pair seq2seq num_experts=4 expert_capacity=8 encoder_sparse_step=2 decoder_sparse_step=2
 switch_transformers SwitchTransformersModel pair t5 num_experts=4 expert_capacity=8 num_sparse_encoder_layers=1
     num_sparse_decoder_layers=1
@@ -492,7 +491,7 @@ prophetnet ProphetNetModel pair special hidden_size=32 encoder_ffn_dim=64 num_en
     max_position_embeddings=64
 umt5 UMT5Model pair t5
 
-[text encoder-decoder untraceable]
+[text encoder-decoder]
 fsmt FSMTModel pair seq2seq src_vocab_size=64 tgt_vocab_size=64 langs=["en","de"]
 led LEDModel pair seq2seq attention_window=4 max_encoder_position_embeddings=64 max_decoder_position_embeddings=64
 
@@ -604,7 +603,7 @@ clap ClapModel sound_text clap
 git GitModel image_text git
 visual_bert VisualBertModel visual_text encoder visual_embedding_dim=16
 
-[time-series encoder-decoder untraceable]
+[time-series encoder-decoder]
 autoformer AutoformerModel series forecast label_length=4 moving_average=3
 
 [time-series]

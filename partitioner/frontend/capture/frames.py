@@ -111,7 +111,7 @@ class Convert:
             return ConvertFrameReturn(apply_to_code=False)
         try:
             with tracing(self.owner.root, frame, self.owner.home):
-                answer = self.convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+                answer = self._converted(frame, cache_entry, hooks, frame_state, skip=skip + 2)
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
@@ -133,6 +133,15 @@ class Convert:
             return replace(answer, apply_to_code=False)  # the next call may have tensors
         self.owner.programs[code] += 1
         return answer
+
+    def _converted(self, *arguments: Any, skip: int) -> ConvertFrameReturn:
+        """What Dynamo makes of a frame. It warns of some things once; where warnings are errors, a second try gets past them."""
+        try:
+            return self.convert(*arguments, skip=skip)
+        except Exception as error:
+            if not isinstance(error.__context__, Warning):
+                raise
+            return self.convert(*arguments, skip=skip)
 
     def _enough(self, code: CodeType) -> ConvertFrameReturn:
         """No further program for a code: it runs as it is, with all that it calls, or is refused."""
