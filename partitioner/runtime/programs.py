@@ -263,7 +263,7 @@ def _summary(programs: Programs) -> str:
     if len(pieces) > 1:
         lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
         lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
-    lines += (f"  runs as it is: {reason}" for reason in programs.forward.failures.values())
+    lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(programs.forward.failures.values()))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,6 +47,8 @@ for _name in [name for name in logging.root.manager.loggerDict if name.startswit
 def explain(error: BaseException) -> str:
     """Why something could not be traced, in one line with the line of the user's code."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    raised = re.search(r"with fake tensors: .*: got (.*)", str(error))
+    text = f"on tensors without values: {raised[1]}" if raised else text
     frames = [frame for frame in getattr(error, "real_stack", ()) if is_user_code(frame.filename)]
     return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
