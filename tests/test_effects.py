@@ -35,7 +35,7 @@ def compare(model: nn.Module, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", [model.name for model in zoo("quick")])
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"])
 def test_real_models(name: str, train: bool) -> None:
     entry = ZOO[name]
     if not entry.installed:
