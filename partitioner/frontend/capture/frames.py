@@ -135,7 +135,7 @@ class Convert:
         return answer
 
     def _converted(self, *arguments: Any, skip: int) -> ConvertFrameReturn:
-        """What Dynamo makes of a frame. It warns of some things once; where warnings are errors, a second try gets past them."""
+        """What Dynamo makes of a frame. Of some things it warns, once: made errors, warnings do not come up in a second try."""
         try:
             return self.convert(*arguments, skip=skip)
         except Exception as error:
