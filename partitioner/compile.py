@@ -44,7 +44,7 @@ from partitioner.model.accept import accepted, refuse_mistaken
 from partitioner.model.call import Call, example_call, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
-from partitioner.model.state import all_state, copied, sizes
+from partitioner.model.state import all_state, copied, lies_elsewhere, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
@@ -173,7 +173,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
 
     trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
-    if any(str(tensor.device) != machine.lanes[0].torch_device for tensor in all_state(model).values()) or len(homes) > 1:
+    if len(homes) > 1 or lies_elsewhere(model, machine.lanes[0].torch_device):
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
 

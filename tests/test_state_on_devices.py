@@ -126,6 +126,32 @@ def test_tied_state_stays_tied() -> None:
         assert_same(eager(copy.deepcopy(model), X), eager(parallel, X))
 
 
+class Plain(nn.Module):
+    """Tensors that are no parameters and no buffers: an attribute, one of a list, one of a module that is not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.rand(6)
+        self.held = [torch.rand(6), nn.Linear(6, 6)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, 6) to (batch, 6)."""
+        return self.held[1](x * self.scale) + x.tanh() * self.held[0]
+
+
+@pytest.mark.parametrize("lanes", [TWO, MIXED, {"lazy:0": 2}], ids=["two GPUs", "GPU and CPU", "one GPU"])
+@pytest.mark.parametrize("examples", [(X,), None], ids=["examples", "none"])
+def test_state_that_is_not_registered(lanes: dict[str, int], examples: tuple[Tensor, ...] | None) -> None:
+    """It is placed as well, where the model has nothing else."""
+    model = Plain()
+    parallel = partition(model, example_inputs=examples, spec=spec(lanes), copy=True)
+    with torch.no_grad():
+        for batch in (4, 3):
+            assert_same(model(numbers(batch, 6)), parallel(numbers(batch, 6)))
+    held = [parallel.scale, parallel.held[0], *parallel.held[1].parameters()]
+    assert {str(tensor.device) for tensor in held} <= set(lanes)
+
+
 # -- later programs --------------------------------------------------------------------------------------------------
 
 

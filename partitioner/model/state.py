@@ -51,6 +51,12 @@ def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(named)
 
 
+def lies_elsewhere(module: nn.Module, device: str) -> bool:
+    """Whether a parameter, a buffer or a tensor in an attribute of a module lies on another device than ``device``."""
+    plain = (value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor))
+    return any(str(tensor.device) != device for tensor in (*all_state(module).values(), *plain))
+
+
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy.
 
