@@ -361,12 +361,13 @@ def _gpu_plan(model: nn.Module, graph: Traced, policy: str) -> Plan:
 
 def _fake(row: Row, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Run) -> None:
     """PyTorch itself looks for ops whose inputs lie on two devices. Balanced in eval mode, scattered in train mode."""
-    if row.graphs != 1:
-        row.fake = f"{row.graphs} graphs: one device only"
-        return
     row.fake = "no"
     with torch.random.fork_rng(devices=()):
-        ((graph, inputs),) = _graphs(model, args, kwargs)
+        graphs = _graphs(model, args, kwargs)
+    if len(graphs) != 1:
+        row.fake = f"{len(graphs)} graphs: one device only"
+        return
+    ((graph, inputs),) = graphs
     plan = _gpu_plan(model, graph, "by_level" if row.mode == "eval" else "corpus_scatter")
     try:
         results = run_on_fake_devices(plan, inputs)

@@ -16,6 +16,8 @@ import _judge
 import corpus
 from _judge import Row
 
+from partitioner import TraceError
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -63,9 +65,9 @@ class Flaky(nn.Module):
         return x + self.calls
 
 
-class Refusing(nn.Module):
+class Deciding(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if x.sum() > 0 else -x
+        return x * 2 if x.sum() > 0 else -x
 
 
 class Broken(nn.Module):
@@ -93,7 +95,6 @@ def test_a_silent_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ("model", "verdict", "says"),
     [
         (Flaky, "eager", "eager differs from itself"),
-        (Refusing, "refused", "TraceError"),
         (Broken, "eager", "not in eager either"),
     ],
 )
@@ -101,6 +102,20 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], verdi
     row = judged(monkeypatch, model)
     assert row.verdict == verdict
     assert says in row.reasons[0]
+
+
+def test_a_refusal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TraceError("cannot be one graph")
+
+    monkeypatch.setattr(_judge, "spread", refuse)
+    row = judged(monkeypatch, nn.Identity)
+    assert (row.verdict, row.reasons) == ("refused", ["partition: TraceError: cannot be one graph"])
+
+
+def test_a_model_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = judged(monkeypatch, Deciding)
+    assert (row.verdict, row.graphs, row.fake) == ("equal", 2, "2 graphs: one device only")
 
 
 def test_rounding_is_not_a_difference() -> None:
@@ -120,15 +135,17 @@ def test_models_are_chosen() -> None:
 
 def test_the_report_counts_and_explains() -> None:
     rows = [
-        Row("user/a", "user", "eval", "export", 3, 2, "bits", "", "bits", "yes", "bits", "8 GPUs", "equal"),
-        Row("user/a", "user", "train", "export", 4, 2, "1e-07", "bits", "bits", "yes", "", "8 GPUs", "rounding"),
+        Row("user/a", "user", "eval", 1, 3, 2, "bits", "", "bits", "yes", {"batch 1": "bits"}, "8 GPUs", "equal"),
+        Row("user/a", "user", "train", 2, 4, 2, "1e-07", "bits", "bits", "yes", {}, "8 GPUs", "rounding"),
         Row("user/b", "user", "eval", verdict="refused", reasons=["TraceError: a | b"]),
     ]
     text = corpus.report(rows)
-    assert "| user/a | equal / rounding | export" in text
+    assert "| user/a | equal / rounding | 1 / 2 " in text
+    assert "2 ran: 1 as one graph, 1 in pieces with Python between them, 0 as eager." in text
     assert "3 / 4" in text and "bits / 1e-07" in text
     assert "- user/b (eval): `TraceError: a | b`" in text
-    assert [cell.strip() for cell in corpus.summary(rows).splitlines()[-1].split("|")[1:-1]] == "**all** 2 1 1 1 0 0 0".split()
+    total = next(line for line in corpus.summary(rows).splitlines() if "**all**" in line)
+    assert [cell.strip() for cell in total.split("|")[1:-1]] == "**all** 2 1 1 1 0 0 0".split()
 
 
 @pytest.mark.slow
