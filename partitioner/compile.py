@@ -14,7 +14,6 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -286,17 +285,14 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
 
 def _empty(programs: Programs, spec: Spec) -> Plan | None:
     """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
-    if programs.forward.reasons:
-        reasons = "; ".join(programs.forward.reasons.values())
-        name = type(programs.original).__name__
-        warnings.warn(f"no graph was found in {name}, which runs as it is: {reasons}", RuntimeWarning, stacklevel=4)
     plan = _provisional(programs.original, programs.machine, spec)
-    return None if plan is None else _without_graphs(plan)
+    return None if plan is None else _without_graphs(plan, programs.forward.reasons.values())
 
 
-def _without_graphs(plan: Plan) -> Plan:
+def _without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
     """A provisional plan of a model in whose call no graph was found, with a note if it has ops."""
-    notes = ("the tracer found no graph in the example call, which runs as it is",) if plan.graph.ops else ()
+    why = "".join(f": {reason}" for reason in list(dict.fromkeys(reasons))[:1])
+    notes = (f"the tracer found no graph in the example call, which runs as it is{why}",) if plan.graph.ops else ()
     return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
 
 
