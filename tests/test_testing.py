@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from models import EXACT, KEYS, MODELS, OUTCOMES, REFUSED, WRONG, Model, make, numbers
+from models import MODELS, make, numbers
 from partitioner.errors import SpecError
 from partitioner.testing import (
     KINDS,
-    LOST_BY_FX,
     GeneratedModule,
     Recipe,
     Step,
@@ -131,93 +128,7 @@ def test_policies_are_the_names_given() -> None:
         policies([])
 
 
-# -- torch's own tracers, judged by the comparison --------------------------------------------------------------------
-
-
-class BufferTracer(torch.fx.Tracer):
-    """Keeps what a forward does with its buffers alone."""
-
-    proxy_buffer_attributes = True
-
-
-def with_buffers(module: nn.Module) -> nn.Module:
-    return torch.fx.GraphModule(module, BufferTracer().trace(module))
-
-
-def exported(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = torch.export.export(module, args, kwargs, strict=False).module()
-    for part in result.modules():  # `train` raises on it, whatever the mode is that it was traced in
-        part.training = module.training
-    return result
-
-
-@settings(max_examples=50, suppress_health_check=SLOW_START)
-@given(modules(sorted(set(KINDS) - LOST_BY_FX)), st.booleans())
-def test_symbolic_trace_takes_every_example(module: GeneratedModule, train: bool) -> None:
-    traced = torch.fx.symbolic_trace(copy.deepcopy(module.train(train)))
-    assert_equal_runs(module, traced, module.example_inputs(), train=train, keys=False)
-
-
-@settings(max_examples=50, suppress_health_check=SLOW_START)
-@given(modules(sorted(set(KINDS) - {"iadd"})), st.booleans())
-def test_a_tracer_that_keeps_buffers_takes_every_example(module: GeneratedModule, train: bool) -> None:
-    traced = with_buffers(copy.deepcopy(module.train(train)))
-    assert_equal_runs(module, traced, module.example_inputs(), train=train, keys=False)
-
-
-@settings(max_examples=25, suppress_health_check=SLOW_START)
-@given(modules(), st.booleans())
-def test_export_takes_every_example(module: GeneratedModule, train: bool) -> None:
-    traced = exported(copy.deepcopy(module.train(train)), module.example_inputs())
-    assert_equal_runs(module, traced, module.example_inputs(), train=train)
-
-
-@pytest.mark.parametrize("kind", sorted(LOST_BY_FX))
-def test_symbolic_trace_loses_these_kinds_silently(kind: str) -> None:
-    """The day this fails, torch has mended it, and the kind may leave `LOST_BY_FX`."""
-    module = build(
-        Recipe(
-            (Step("linear"), Step("cut"), Step(kind, choice=1), Step("scalar", (1, 0)), Step("scalar", (2, 0))), outputs="list"
-        )
-    )
-    traced = torch.fx.symbolic_trace(copy.deepcopy(module))
-    with pytest.raises(AssertionError, match="differs from Generated"):
-        assert_equal_runs(module, traced, module.example_inputs(), train=True, keys=False)
-
-
 # -- the named models --------------------------------------------------------------------------------------------------
-
-
-def outcome(model: Model, trace: Callable[[Model], nn.Module], train: bool) -> str:
-    """What a tracer makes of a model in one mode, as a word of `models.base`."""
-    model.train(train)
-    arguments = model.example_inputs(), model.example_kwargs()
-    try:
-        traced = trace(copy.deepcopy(model))
-    except Exception:
-        return REFUSED
-    try:
-        assert_equal_runs(model, traced, *arguments, train=train, keys=False)
-    except AssertionError:
-        return WRONG
-    except Exception:
-        return REFUSED
-    lost = set(model.state_dict()) ^ set(traced.state_dict())
-    return KEYS if lost else EXACT
-
-
-def worse(model: str, trace: Callable[[Model], nn.Module]) -> str:
-    order = (EXACT, KEYS, WRONG, REFUSED)
-    return max((outcome(make(model), trace, train) for train in (True, False)), key=order.index)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
-def test_what_the_tracers_make_of_each_model_is_as_written_down(name: str) -> None:
-    assert worse(name, torch.fx.symbolic_trace) == OUTCOMES[name].fx
-    assert worse(name, lambda model: exported(model, model.example_inputs(), model.example_kwargs())) == OUTCOMES[name].export
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,8 +6,9 @@
     zoo("quick", family="transformers")           the models with this tag, for parametrised tests and loops
 
 Tags: ``quick`` models belong to the quick test suite. ``large`` ones hold more than a gibibyte of parameters.
-``eval-only`` ones do not take these small inputs in training mode. The rest say what kind of model it is: ``text``, ``vision``, ``audio``, ``two-tower``, ``encoder-decoder``,
-``mixture-of-experts``, ``state-space``, ``convolutional``, ``time-series``.
+``eval-only`` ones do not take these small inputs in training mode. The rest say what kind of model it is: ``text``,
+``vision``, ``audio``, ``two-tower``, ``encoder-decoder``, ``mixture-of-experts``, ``state-space``, ``convolutional``,
+``time-series``.
 
 Nothing is imported or built before it is asked for: this file costs nothing to import.
 """

@@ -16,13 +16,12 @@ A failing example shrinks to a few lines and prints as the source of a module. N
 from __future__ import annotations
 
 from .compare import assert_equal_runs, difference
-from .generate import KINDS, LOST_BY_FX, GeneratedModule, build
+from .generate import KINDS, GeneratedModule, build
 from .recipe import Recipe, Step
 from .strategies import device_lists, fake_device_lists, modules, policies, recipes
 
 __all__ = [
     "KINDS",
-    "LOST_BY_FX",
     "GeneratedModule",
     "Recipe",
     "Step",

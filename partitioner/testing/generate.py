@@ -19,12 +19,6 @@ from .writer import IMAGE_SIDE, Value, Writer
 
 KINDS: tuple[str, ...] = ("add", *(name for name in REGISTRY if name != "add"))
 """The kinds of step, the plainest first, because hypothesis shrinks towards the first."""
-LOST_BY_FX: frozenset[str] = frozenset({"counter", "average", "recorder", "history", "iadd"})
-"""Kinds that plain `torch.fx.symbolic_trace` traces wrongly and without a word.
-
-What a forward computes from buffers alone runs once, while tracing, and is a constant from then on; a `torch.fx.Tracer` with
-`proxy_buffer_attributes = True` keeps it. `a += b` becomes `a + b` in every fx tracer, because a Proxy has no `__iadd__`: right
-for the name `a`, and lost for every other name of the same memory."""
 
 
 class Block(nn.Module):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from . import arguments, devices, flow, networks, opaque, rng, sharing, state, writes  # noqa: F401  (each registers its models)
-from .base import EXACT, KEYS, MODELS, OUTCOMES, REFUSED, WRONG, Model, Outcome, make, numbers
+from .base import MODELS, Model, make, numbers
 
-__all__ = ["EXACT", "KEYS", "MODELS", "OUTCOMES", "REFUSED", "WRONG", "Model", "Outcome", "make", "numbers"]
+__all__ = ["MODELS", "Model", "make", "numbers"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .base import REFUSED, WRONG, Model, model, numbers
+from .base import Model, model, numbers
 
 
 class Heads(Model):
@@ -19,7 +19,7 @@ class Heads(Model):
         self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
 
 
-@model()
+@model
 class KeywordOnly(Heads):
     """An argument that can be given by name alone."""
 
@@ -30,7 +30,7 @@ class KeywordOnly(Heads):
         return {"shift": numbers(3, 6, seed=1)}
 
 
-@model(fx=REFUSED)
+@model
 class OptionalArgument(Heads):
     """An argument that may be None: two structures of inputs, two programs."""
 
@@ -39,7 +39,7 @@ class OptionalArgument(Heads):
         return h if mask is None else self.right(h * mask)
 
 
-@model()
+@model
 class Defaults(Heads):
     """Arguments with defaults that are plain numbers and flags."""
 
@@ -47,7 +47,7 @@ class Defaults(Heads):
         return self.left(x) * scale + self.right(x) * bias
 
 
-@model()
+@model
 class NestedInput(Heads):
     """A batch as a data loader makes it: tensors in a dict in a dict, and a list beside them."""
 
@@ -67,7 +67,7 @@ class Scores:
     hidden: tuple[Tensor, Tensor]
 
 
-@model(export=REFUSED)
+@model
 class DataclassOutput(Heads):
     """A dataclass made in the forward from both branches."""
 
@@ -79,7 +79,7 @@ class DataclassOutput(Heads):
 Pair = namedtuple("Pair", ["left", "right"])
 
 
-@model()
+@model
 class NamedTupleOutput(Heads):
     """A named tuple made in the forward."""
 
@@ -87,7 +87,7 @@ class NamedTupleOutput(Heads):
         return Pair(self.left(x), right=self.right(x))
 
 
-@model()
+@model
 class NestedOutput(Heads):
     """Containers in containers, in an order that is part of the answer, with one tensor in two places."""
 
@@ -96,15 +96,15 @@ class NestedOutput(Heads):
         return {"z": [left, (right,)], "a": {"second": right, "first": left}, "none": None, "number": 3}
 
 
-@model(fx=WRONG)
+@model
 class OrderedOutput(Heads):
-    """An ordered dict made in the forward comes back from `symbolic_trace` as a plain one."""
+    """An ordered dict made in the forward."""
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
         return OrderedDict(second=self.right(x), first=self.left(x))
 
 
-@model()
+@model
 class ManyOutputs(Heads):
     """Ops that return several tensors, of which one branch each takes one; integers among them."""
 
@@ -114,7 +114,7 @@ class ManyOutputs(Heads):
         return best, where, ordered[:, 0], order
 
 
-@model(fx=REFUSED)
+@model
 class VariableInputs(Heads):
     """As many inputs as the caller likes."""
 
@@ -125,7 +125,7 @@ class VariableInputs(Heads):
         return numbers(3, 6), numbers(3, 6, seed=1), numbers(3, 6, seed=2)
 
 
-@model()
+@model
 class SameInputTwice(Heads):
     """The caller passes one tensor as both arguments, and the forward writes one of them."""
 
@@ -139,7 +139,7 @@ class SameInputTwice(Heads):
         return x, x
 
 
-@model()
+@model
 class NoBranches(Heads):
     """A chain: there is nothing to run at once, and the plan should say so."""
 

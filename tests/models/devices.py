@@ -1,11 +1,11 @@
-"""Devices and shapes that a forward asks for, and a tracer burns in."""
+"""Devices and shapes that a forward asks for."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from .base import KEYS, REFUSED, Model, model
+from .base import Model, model
 
 
 class Head(Model):
@@ -16,15 +16,15 @@ class Head(Model):
         self.head = nn.Linear(6, 6)
 
 
-@model()
+@model
 class DeviceOfInput(Head):
-    """`arange` on the device of the input: export writes the traced device and length into the graph."""
+    """`arange` on the device of the input, as long as the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x) + torch.arange(x.shape[1], device=x.device)
 
 
-@model(fx=REFUSED)
+@model
 class DeviceByName(Head):
     """A device written into the source: moved elsewhere, this op must move too."""
 
@@ -32,7 +32,7 @@ class DeviceByName(Head):
         return self.head(x) + torch.zeros(x.shape[0], 1, device="cpu")
 
 
-@model()
+@model
 class NewZeros(Head):
     """`new_zeros` asks for no device and follows its input."""
 
@@ -41,7 +41,7 @@ class NewZeros(Head):
         return h + h.new_zeros(x.shape[0], 1) + torch.full_like(h, 2.0)
 
 
-@model()
+@model
 class ToDevice(Head):
     """`to(device)`: a copy between devices, or the tensor itself where it is there already."""
 
@@ -50,7 +50,7 @@ class ToDevice(Head):
         return self.head(h) + x.to("cpu") + x.to(device="cpu", dtype=torch.float32) + x.cpu()
 
 
-@model()
+@model
 class ToOther(Head):
     """`to(other)`: the device is that of another tensor."""
 
@@ -58,7 +58,7 @@ class ToOther(Head):
         return self.head(x) + x.double().to(self.head.bias)
 
 
-@model(fx=KEYS)
+@model
 class PlainConstant(Head):
     """A tensor that is neither parameter nor buffer: no `.to` moves it, and it is in no state_dict."""
 
@@ -70,7 +70,7 @@ class PlainConstant(Head):
         return self.head(x) + self.offset
 
 
-@model(fx=KEYS)
+@model
 class LiteralTensor(Head):
     """Tensors made from literals in the forward."""
 
@@ -78,7 +78,7 @@ class LiteralTensor(Head):
         return self.head(x) * torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0, 3.0]) + torch.tensor(0.5)
 
 
-@model(fx=REFUSED)
+@model
 class Positions(Head):
     """Positions made from the input's shape and device, as every transformer has."""
 
@@ -92,7 +92,7 @@ class Positions(Head):
         return self.head(self.embed(positions)[:, 0] + x) * mask.sum(1, keepdim=True)
 
 
-@model()
+@model
 class BatchInView(Head):
     """The batch size goes through `view`: burned in, the model takes one batch size."""
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import KEYS, REFUSED, WRONG, Model, model
+from .base import Model, model
 
 
-@model(fx=REFUSED, export=REFUSED)
+@model
 class DataDependent(Model):
-    """The path depends on a value: no tracer can take it, and the error must name this line."""
+    """The path depends on a value: a graph, a decision in Python, another graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Router(nn.Module):
         return self.expert(x) if bool(x.mean() > 0) else x
 
 
-@model(fx=REFUSED, export=REFUSED)
+@model
 class HiddenControlFlow(Model):
     """The same, deep in a part: all but that part can still be partitioned, if it is taken whole."""
 
@@ -48,7 +48,7 @@ class HiddenControlFlow(Model):
         return self.routers[0](self.left(x)) + self.right(x)
 
 
-@model(fx=REFUSED)
+@model
 class ShapeDependent(Model):
     """The path depends on a shape: right for the example's batch size, and in need of a guard for others."""
 
@@ -60,7 +60,7 @@ class ShapeDependent(Model):
         return self.few(x) if x.shape[0] < 8 else self.many(x)
 
 
-@model(fx=REFUSED)
+@model
 class LoopOverBatch(Model):
     """A Python loop over the rows of the input: unrolled, it fits one batch size."""
 
@@ -75,7 +75,7 @@ class LoopOverBatch(Model):
         return state
 
 
-@model(fx=KEYS)
+@model
 class AuxiliaryHead(Model):
     """A second head for training alone: in eval mode no op uses it, and its keys must still be there."""
 
@@ -88,7 +88,7 @@ class AuxiliaryHead(Model):
         return (self.head(h), self.auxiliary(h)) if self.training else self.head(h)
 
 
-@model(fx=KEYS)
+@model
 class NeverCalled(Model):
     """A part that no forward calls: it trains to nothing and is in every checkpoint."""
 
@@ -104,7 +104,7 @@ def _double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return output * 2
 
 
-@model(fx=WRONG)
+@model
 class Hooked(Model):
     """A forward hook on the root and one on a part, each changing the result."""
 
@@ -118,9 +118,9 @@ class Hooked(Model):
         return self.layer(x)
 
 
-@model(fx=REFUSED, export=WRONG)
+@model
 class TensorHook(Model):
-    """A hook on a value inside the forward changes its gradient: export drops it without a word."""
+    """A hook on a value inside the forward changes its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class TensorHook(Model):
         return h.tanh()
 
 
-@model()
+@model
 class ModeChangesInside(Model):
     """One part stays in eval mode whatever the root's mode is, as frozen batch norms do."""
 

@@ -14,7 +14,7 @@ def tower(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(inplace=True), nn.Linear(8, outputs))
 
 
-@model()
+@model
 class TwoTowers(Model):
     """A recommender: two inputs, two towers that share nothing, one product."""
 
@@ -29,7 +29,7 @@ class TwoTowers(Model):
         return numbers(3, 6), numbers(3, 5, seed=1)
 
 
-@model()
+@model
 class Siamese(Model):
     """One tower, two inputs: two branches with the same weights."""
 
@@ -44,7 +44,7 @@ class Siamese(Model):
         return numbers(3, 6), numbers(3, 6, seed=1)
 
 
-@model()
+@model
 class EncoderHeads(Model):
     """An encoder, and a decoder and a classifier that both read its code."""
 
@@ -71,7 +71,7 @@ class Images(Model):
         return (numbers(2, 3, 8, 8),)
 
 
-@model()
+@model
 class Inception(Images):
     """Four branches of unequal length between a fork and a `cat`, twice: two levels of joins."""
 
@@ -96,7 +96,7 @@ class Inception(Images):
         return x.mean((2, 3))
 
 
-@model()
+@model
 class Residual(Images):
     """The block of a ResNet: a skip, a projection beside it, and `+=` at the join."""
 
@@ -111,7 +111,7 @@ class Residual(Images):
         return self.relu(out)
 
 
-@model()
+@model
 class LongSkips(Images):
     """A U-Net in small: each level's value waits for the whole depth below it."""
 
@@ -131,7 +131,7 @@ class LongSkips(Images):
         return x
 
 
-@model()
+@model
 class Ensemble(Model):
     """Four models that vote: the widest fork there is."""
 
@@ -143,7 +143,7 @@ class Ensemble(Model):
         return torch.stack([member(x) for member in self.members]).mean(0)
 
 
-@model()
+@model
 class GatedExperts(Model):
     """A dense mixture of experts: every expert runs, and a gate weighs them."""
 
@@ -156,7 +156,7 @@ class GatedExperts(Model):
         return (torch.stack([expert(x) for expert in self.experts], 1) * weights).sum(1)
 
 
-@model()
+@model
 class WeightNorm(Model):
     """Parametrized weights: what the layer calls its weight is computed anew on each read, from two other parameters."""
 
@@ -168,7 +168,7 @@ class WeightNorm(Model):
         return self.left(x) * self.right(x)
 
 
-@model()
+@model
 class SpectralNorm(Model):
     """A parametrization with state: in training mode each read of the weight also takes a step of power iteration."""
 
@@ -180,7 +180,7 @@ class SpectralNorm(Model):
         return self.layer(x) + self.layer(-x)
 
 
-@model()
+@model
 class Recurrent(Model):
     """Two LSTMs in two directions of time: weights in a flat list, several outputs, nested."""
 
@@ -204,7 +204,7 @@ class Sequences(Model):
         return (numbers(2, 5, 8),)
 
 
-@model()
+@model
 class Attention(Sequences):
     """Self-attention in two branches; it returns its weights beside its result."""
 
@@ -218,7 +218,7 @@ class Attention(Sequences):
         return left + right, weights
 
 
-@model()
+@model
 class Transformer(Sequences):
     """torch's own encoder layer, which takes another path in eval mode."""
 
@@ -230,7 +230,7 @@ class Transformer(Sequences):
         return self.layer(x) + x
 
 
-@model()
+@model
 class Bags(Model):
     """Embedding bags for two kinds of category: integer inputs, sums inside the op, offsets that cut a flat list."""
 

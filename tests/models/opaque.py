@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .base import REFUSED, WRONG, Model, model, numbers
+from .base import Model, model, numbers
 
 
 @torch.library.custom_op("partitioner_tests::scale", mutates_args=())
@@ -64,7 +64,7 @@ class Totals(Head):
         self.total = nn.Buffer(torch.zeros(1))
 
 
-@model()
+@model
 class PureCustomOp(Head):
     """An op that the dispatcher knows only by its schema."""
 
@@ -72,7 +72,7 @@ class PureCustomOp(Head):
         return scale(self.head(x), 2.0) + scale(x, 3.0)
 
 
-@model()
+@model
 class DeclaredMutation(Totals):
     """An op with no output at all, ordered by the declaration that it writes a buffer."""
 
@@ -82,7 +82,7 @@ class DeclaredMutation(Totals):
         return self.head(before) + self.total
 
 
-@model()
+@model
 class LyingSchema(Totals):
     """An op that writes what its schema says it reads. Nothing declares it: it must be found by looking, or feared."""
 
@@ -92,7 +92,7 @@ class LyingSchema(Totals):
         return self.head(x) + first * second
 
 
-@model(fx=REFUSED)
+@model
 class Conditional(Head):
     """`torch.cond`: both branches are in the graph and one of them runs."""
 
@@ -100,7 +100,7 @@ class Conditional(Head):
         return torch.cond(x.sum() > 0, lambda h: torch.sin(h), lambda h: torch.cos(h), (self.head(x),))
 
 
-@model(fx=REFUSED)
+@model
 class Loop(Model):
     """`while_loop`: a node that runs its body as often as the data says."""
 
@@ -114,7 +114,7 @@ class Loop(Model):
         return torch._higher_order_ops.while_loop(small, double, (x,))[0]
 
 
-@model(fx=WRONG)
+@model
 class AutocastRegion(Head):
     """The matrix product inside the region runs in bfloat16, the one outside in float32."""
 
@@ -124,7 +124,7 @@ class AutocastRegion(Head):
         return low.float() + self.head(x)
 
 
-@model(fx=WRONG)
+@model
 class NoGradRegion(Head):
     """A teacher under `no_grad` beside a student: without the region the teacher's weight gets a gradient."""
 
@@ -134,7 +134,7 @@ class NoGradRegion(Head):
         return (self.head(x * 2) - target) ** 2
 
 
-@model()
+@model
 class InferenceRegion(Head):
     """As above with `inference_mode`, whose tensors autograd will never take."""
 
@@ -144,7 +144,7 @@ class InferenceRegion(Head):
         return self.head(x) + offset
 
 
-@model()
+@model
 class Checkpointed(Head):
     """Activations are thrown away and computed again in backward, dropout included."""
 
@@ -168,9 +168,9 @@ class StraightThrough(torch.autograd.Function):
         return grads[0] * 2
 
 
-@model(fx=WRONG, export=WRONG)
+@model
 class CustomFunction(Head):
-    """An autograd function: both tracers look inside and lose its backward without a word."""
+    """An autograd function: whoever looks inside loses its backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         return StraightThrough.apply(self.head(x)) + x

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import REFUSED, WRONG, Model, model, numbers
+from .base import Model, model, numbers
 
 
 class TwoHeads(Model):
@@ -17,7 +17,7 @@ class TwoHeads(Model):
         self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
 
 
-@model()
+@model
 class RandomBranches(TwoHeads):
     """Both branches draw from one generator: swapped, both get the other's numbers."""
 
@@ -26,7 +26,7 @@ class RandomBranches(TwoHeads):
         return left + torch.rand_like(left), right * torch.randn_like(right)
 
 
-@model()
+@model
 class DropoutBranches(TwoHeads):
     """Dropout in both branches: random in training mode, nothing at all in eval mode."""
 
@@ -40,15 +40,15 @@ class DropoutBranches(TwoHeads):
         return left + right
 
 
-@model(fx=WRONG)
+@model
 class UntouchedDraw(TwoHeads):
-    """A draw that depends on no value of the graph: `symbolic_trace` draws it once, for ever."""
+    """A draw that depends on no value of the graph."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.left(x) + torch.rand(6)
 
 
-@model(fx=REFUSED)
+@model
 class DrawOfBatchSize(TwoHeads):
     """Noise of the batch's size."""
 
@@ -56,7 +56,7 @@ class DrawOfBatchSize(TwoHeads):
         return self.left(x) + torch.randn(x.shape[0], 6)
 
 
-@model()
+@model
 class InplaceDraw(TwoHeads):
     """A random op in place: it writes two resources, its tensor and the generator."""
 
@@ -66,7 +66,7 @@ class InplaceDraw(TwoHeads):
         return self.left(x) + self.right(noise)
 
 
-@model()
+@model
 class DeadDraw(TwoHeads):
     """A draw whose result is never used still moves the generator on for the next one."""
 
@@ -75,7 +75,7 @@ class DeadDraw(TwoHeads):
         return self.left(x) + self.right(torch.rand_like(x))
 
 
-@model()
+@model
 class GaussianLatent(TwoHeads):
     """The sampling of a variational autoencoder: two heads meet in one draw."""
 
@@ -84,7 +84,7 @@ class GaussianLatent(TwoHeads):
         return {"mean": mean, "sample": mean + torch.randn_like(mean) * log_scale.exp()}
 
 
-@model()
+@model
 class RandomRelu(TwoHeads):
     """`rrelu` is random in training mode alone, and its name does not say so."""
 
@@ -92,7 +92,7 @@ class RandomRelu(TwoHeads):
         return F.rrelu(self.left(x), training=self.training) + self.right(x)
 
 
-@model(fx=REFUSED, export=REFUSED)
+@model
 class StateRead(Model):
     """The forward seeds the generator itself, from its input."""
 

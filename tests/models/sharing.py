@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .base import Model, model
 
 
-@model()
+@model
 class SharedNorm(Model):
     """One batch norm called in two branches: its running mean depends on which branch came first."""
 
@@ -21,7 +21,7 @@ class SharedNorm(Model):
         return self.norm(self.left(x)) + self.norm(self.right(x))
 
 
-@model()
+@model
 class CalledTwice(Model):
     """One layer in both branches: its gradient is a sum, and its memory must be where both can read it."""
 
@@ -33,7 +33,7 @@ class CalledTwice(Model):
         return self.left(self.shared(x)) + self.right(self.shared(-x))
 
 
-@model()
+@model
 class TiedWeights(Model):
     """Two layers of two branches hold one weight: it must stay one, under both names, wherever the branches go."""
 
@@ -46,7 +46,7 @@ class TiedWeights(Model):
         return self.left(x) * self.right(x)
 
 
-@model()
+@model
 class TiedEmbedding(Model):
     """A language model in small: the output layer's weight is the embedding table."""
 
@@ -63,7 +63,7 @@ class TiedEmbedding(Model):
         return (torch.tensor([[1, 2, 3], [9, 0, 1]]),)
 
 
-@model()
+@model
 class FrozenBranch(Model):
     """One branch requires no gradient: nothing may be saved for it, and its parameters must stay frozen."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import KEYS, REFUSED, WRONG, Model, model, numbers
+from .base import Model, model, numbers
 
 
-@model()
+@model
 class RunningStatistics(Model):
     """Two batch norms in two branches, each with its own running mean, which the op's schema does not say it writes."""
 
@@ -20,7 +20,7 @@ class RunningStatistics(Model):
         return self.left(x) + self.right(x * 2)
 
 
-@model(export=REFUSED)
+@model
 class CumulativeStatistics(Model):
     """`momentum=None` averages over all calls: a tensor's value, the call counter, becomes a Python number in the forward."""
 
@@ -32,7 +32,7 @@ class CumulativeStatistics(Model):
         return self.norm(x)
 
 
-@model(fx=WRONG)
+@model
 class Counter(Model):
     """`self.n.add_(1)` reads and writes a buffer, and touches no value of the graph."""
 
@@ -48,9 +48,9 @@ class Counter(Model):
         return (numbers(3, 6, gradient=True),)
 
 
-@model(fx=WRONG)
+@model
 class ReplacedCounter(Model):
-    """`self.n = self.n + 1` binds the buffer's name to a new tensor, which a tracer has no op for."""
+    """`self.n = self.n + 1` binds the buffer's name to a new tensor, for which there is no op."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ReplacedCounter(Model):
         return x * self.n
 
 
-@model(fx=WRONG)
+@model
 class ParityCounter(Model):
     """A counter that feeds back: what a call returns depends on how many came before."""
 
@@ -75,7 +75,7 @@ class ParityCounter(Model):
         return self.head(x) * self.sign
 
 
-@model(fx=WRONG)
+@model
 class KeyValueCache(Model):
     """A decoder's cache: keys are written at a position with `index_copy_`, read whole, and the position moves on."""
 
@@ -92,7 +92,7 @@ class KeyValueCache(Model):
         return scores
 
 
-@model()
+@model
 class RunningMean(Model):
     """An exponential average by hand, written in one branch and read in the other."""
 
@@ -107,7 +107,7 @@ class RunningMean(Model):
         return self.head(centred)
 
 
-@model(fx=WRONG)
+@model
 class NonPersistent(Model):
     """A buffer that is in no state_dict still carries state from call to call."""
 
@@ -124,9 +124,9 @@ class NonPersistent(Model):
 CALLS: list[int] = []
 
 
-@model()
+@model
 class ModuleLevelState(Model):
-    """The forward extends a list of its file: any trace computes the right values, and none extends the list."""
+    """The forward extends a list of its file: the values are right either way, and the list must grow as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,9 +137,9 @@ class ModuleLevelState(Model):
         return self.head(x)
 
 
-@model(fx=WRONG, export=WRONG)
+@model
 class PythonCounter(Model):
-    """A Python number on the module, read by the forward: a tracer burns its value in."""
+    """A Python number on the module, changed and read by the forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class PythonCounter(Model):
         return x * float(self.calls)
 
 
-@model(fx=WRONG, export=WRONG)
+@model
 class ListMemory(Model):
     """A list that the forward extends with its own tensors and sums over."""
 
@@ -163,7 +163,7 @@ class ListMemory(Model):
         return x + torch.stack(self.seen).sum()
 
 
-@model(fx=WRONG, export=WRONG)
+@model
 class DictMemory(Model):
     """A cache by key: the first call fills it, and later calls take another path."""
 
@@ -178,7 +178,7 @@ class DictMemory(Model):
         return x - self.cache["mean"]
 
 
-@model()
+@model
 class LocalContainers(Model):
     """Lists and dicts that live for one call: the order of appends is the order of the branches in the result."""
 
@@ -196,7 +196,7 @@ class LocalContainers(Model):
         return found
 
 
-@model(fx=KEYS, export=REFUSED)
+@model
 class CalledNTimes(Model):
     """A loop whose length is a buffer's value."""
 

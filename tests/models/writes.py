@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import REFUSED, WRONG, Model, model, numbers
+from .base import Model, model, numbers
 
 
 class Trunk(Model):
@@ -17,7 +17,7 @@ class Trunk(Model):
         self.trunk = nn.Linear(6, 6)
 
 
-@model()
+@model
 class ViewOfView(Trunk):
     """A view of a view is written; the read of the base must come after, though no data edge leads from one to the other."""
 
@@ -27,7 +27,7 @@ class ViewOfView(Trunk):
         return h + 1
 
 
-@model()
+@model
 class TwoViews(Trunk):
     """Written through one slice, read through another that overlaps it, with the order of the reads before and after fixed."""
 
@@ -39,7 +39,7 @@ class TwoViews(Trunk):
         return before + right
 
 
-@model()
+@model
 class Expanded(Trunk):
     """`expand` makes many elements of one memory cell; the cell is written after the view was made and before it is read."""
 
@@ -51,7 +51,7 @@ class Expanded(Trunk):
         return wide + h
 
 
-@model()
+@model
 class ChunksOfBase(Model):
     """`chunk` returns several views from one op; their base is written, then they are read."""
 
@@ -62,7 +62,7 @@ class ChunksOfBase(Model):
         return a * b
 
 
-@model()
+@model
 class MaybeView(Trunk):
     """`reshape` and `contiguous` return a view here and a copy there, depending on strides that only a run can know."""
 
@@ -73,7 +73,7 @@ class MaybeView(Trunk):
         return alias + copy + h.contiguous().view(-1)
 
 
-@model()
+@model
 class OutArgument(Model):
     """`out=` writes the result to memory that a view reads; the op's return value need not be used at all."""
 
@@ -84,9 +84,9 @@ class OutArgument(Model):
         return half + 1
 
 
-@model(fx=WRONG)
+@model
 class AugmentedAssignment(Trunk):
-    """`part += 1` on a view writes its base. A Proxy has no `__iadd__`, so fx records a sum that nobody uses."""
+    """`part += 1` on a view writes its base, and binds the name again."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.trunk(x)
@@ -95,7 +95,7 @@ class AugmentedAssignment(Trunk):
         return h
 
 
-@model(fx=REFUSED)
+@model
 class SetItem(Trunk):
     """`h[:, 0] = ...` writes half of a value that two branches read, one before and one after."""
 
@@ -106,7 +106,7 @@ class SetItem(Trunk):
         return before + h
 
 
-@model(fx=REFUSED)
+@model
 class MaskedSetItem(Trunk):
     """`h[mask] = 0` writes where the data says."""
 
@@ -116,7 +116,7 @@ class MaskedSetItem(Trunk):
         return h + x
 
 
-@model()
+@model
 class CopyInto(Trunk):
     """Two branches write the two halves of one tensor, which is then read whole: a join without a join op."""
 
@@ -128,7 +128,7 @@ class CopyInto(Trunk):
         return joined * 2
 
 
-@model()
+@model
 class InplaceAfterFork(Trunk):
     """The classic residual block: one branch applies `relu` in place to the value that the skip has read before it."""
 
@@ -142,7 +142,7 @@ class InplaceAfterFork(Trunk):
         return skip + self.relu(h) + h
 
 
-@model()
+@model
 class InplaceChain(Trunk):
     """A chain of in-place ops whose results are never used by name: only the first name is."""
 
@@ -154,7 +154,7 @@ class InplaceChain(Trunk):
         return h
 
 
-@model()
+@model
 class InputWritten(Model):
     """The caller's own tensor is written, and the caller looks at it afterwards."""
 
@@ -170,7 +170,7 @@ class InputWritten(Model):
         return numbers(3, 6), numbers(3, 6, seed=1)
 
 
-@model()
+@model
 class DetachedWrite(Trunk):
     """Written through `detach()`: the value changes and autograd does not know."""
 
@@ -180,7 +180,7 @@ class DetachedWrite(Trunk):
         return h * 2
 
 
-@model(export=REFUSED)
+@model
 class DataWrite(Trunk):
     """Written through `.data`: as `detach()`, and not even the version counter moves."""
 
@@ -190,7 +190,7 @@ class DataWrite(Trunk):
         return h + x
 
 
-@model()
+@model
 class OutputsShareMemory(Trunk):
     """Two outputs are views of one tensor: a caller who writes one sees the other change."""
 
@@ -199,7 +199,7 @@ class OutputsShareMemory(Trunk):
         return h, h[:, :3]
 
 
-@model()
+@model
 class InputReturned(Model):
     """The output is the input itself."""
 
@@ -210,7 +210,7 @@ class InputReturned(Model):
         return (numbers(3, 6, gradient=True),)
 
 
-@model(fx=REFUSED)
+@model
 class WeightWritten(Trunk):
     """The forward clamps its own weight under `no_grad`, as a critic does."""
 
