@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget, write_back
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
-from partitioner.model.modes import under
+from partitioner.model.modes import casts_kept, under
 from partitioner.model.node import call_target, fill
 
 
@@ -41,6 +40,10 @@ class Reference:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run the program; the graph's results."""
+        with casts_kept():
+            return self._results(arguments)
+
+    def _results(self, arguments: Sequence[Any]) -> list[Any]:
         program, graph = self.plan.program, self.plan.graph
         given = dict(zip(graph.arguments, arguments, strict=True))
         state = {name: given[name] for name in graph.states} | self.bodies
@@ -73,5 +76,5 @@ class Reference:
         )
         kind = "call_method" if isinstance(target, str) else "call_function"
         mode = self.plan.graph.by_name[node.name].mode
-        with nullcontext() if mode is None else under(*astuple(mode)):
+        with nullcontext() if mode is None else under(*mode.flags):
             return call_target(kind, target, args, kwargs)

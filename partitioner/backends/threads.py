@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import astuple
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +24,7 @@ from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, has_hidden_modes, run_under
 from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import modes_here, under
+from partitioner.model.modes import casts_kept, modes_here, under
 
 
 class Abandoned(BaseException):
@@ -92,7 +91,7 @@ class Launch:
             stack.close()
         if number >= 0:
             self.here.stack = ExitStack()
-            self.here.stack.enter_context(under(*astuple(self.modes[number])))
+            self.here.stack.enter_context(under(*self.modes[number].flags))
 
     def make_room(self) -> None:
         """Send home OpenMP's idle threads, which this lane will not ask for and others need the cores of."""
@@ -139,6 +138,7 @@ class Threads:
         self.hosts = len(self.parallel.hosts)
         simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes
         self.alone = self.parallel.hosts[0] if simple else None
+        self.casts = any(enabled for mode in self.parallel.modes for _, enabled, _ in mode.autocast)
 
     @property
     def code(self) -> str:
@@ -157,7 +157,8 @@ class Threads:
             return result
         hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
         code = self.parallel if hosts == self.hosts else self.serial
-        return self._run(code, self.begin(code, hosts), arguments)
+        with casts_kept() if self.casts else nullcontext():
+            return self._run(code, self.begin(code, hosts), arguments)
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
@@ -196,13 +197,18 @@ class Threads:
     def _job(self, host: int, call: Launch, arguments: Sequence[Any], modes: Any, done: threading.Lock) -> Callable[[], None]:
         done.acquire()
 
+        def run() -> None:
+            try:
+                explained(self.parallel, self.parallel.hosts[host], arguments, call)
+            finally:
+                call.mode(-1)
+
         def job() -> None:
             try:
-                run_under(modes, lambda: explained(self.parallel, self.parallel.hosts[host], arguments, call))
+                run_under(modes, run)
             except BaseException as error:
                 call.fail(error)
             finally:
-                call.mode(-1)
                 done.release()
 
         return job

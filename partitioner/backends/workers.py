@@ -17,11 +17,18 @@ from partitioner.model.modes import Autocast, take_over
 
 
 def run_under(modes: tuple[bool, bool, Autocast, bool], job: Callable[[], None]) -> None:
-    """Call ``job`` under a caller's modes. The thread is a worker's own, so nothing is put back but inference mode."""
+    """Call ``job`` under a caller's modes. The thread is a worker's own, so nothing is put back but inference mode.
+
+    Nothing that autocast has cast is dropped in the meantime: other lanes use it, too.
+    """
     grad, inference, autocast, cache = modes
-    with torch.inference_mode(inference):
-        take_over(grad, autocast, cache)
-        job()
+    torch.autocast_increment_nesting()
+    try:
+        with torch.inference_mode(inference):
+            take_over(grad, autocast, cache)
+            job()
+    finally:
+        torch.autocast_decrement_nesting()
 
 
 def has_hidden_modes() -> bool:

@@ -7,7 +7,7 @@ dtype; whether autocast keeps the weights that it has cast.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache as cached
 
 import torch
@@ -41,14 +41,26 @@ def take_over(grad: bool, autocast: Autocast, cache: bool) -> None:
 
 
 @contextmanager
-def under(grad: bool, inference: bool, autocast: Autocast, cache: bool) -> Iterator[None]:
-    """A block under the given modes, entered and left as a ``with`` in a model is: what autocast kept is dropped at its end."""
-    now = {kind: (enabled, dtype) for kind, enabled, dtype in modes_here()[2]}
-    with ExitStack() as stack:
-        if inference != torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(inference))
-        stack.enter_context(torch.set_grad_enabled(grad))
-        for kind, enabled, dtype in autocast:
-            if now.get(kind) != (enabled, dtype):
-                stack.enter_context(torch.autocast(kind, getattr(torch, dtype), enabled, cache_enabled=cache))
+def under(grad: bool, inference: bool | None, autocast: Autocast, cache: bool) -> Iterator[None]:
+    """A block under the given modes. What autocast has cast stays until `casts_kept` ends."""
+    before = modes_here()
+    with nullcontext() if inference in (None, before[1]) else torch.inference_mode(bool(inference)):
+        take_over(grad, autocast, cache)
+        try:
+            yield
+        finally:
+            take_over(before[0], *before[2:])
+
+
+@contextmanager
+def casts_kept() -> Iterator[None]:
+    """A block in which weights that autocast has cast are kept, and dropped at its end unless the caller keeps them on.
+
+    Otherwise each lane that leaves a mode would drop what others still need.
+    """
+    torch.autocast_increment_nesting()
+    try:
         yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()

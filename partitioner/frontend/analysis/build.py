@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from partitioner.frontend.analysis.casts import between_blocks, hidden_writes, users_of_casts
 from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
@@ -47,14 +47,18 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     module = with_regions(found.module)
     held = _name(module.graph, found, keys, parameters)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})
-    entry = Mode(*modes_here())
+    grad, _, autocast, cache = modes_here()  # Dynamo has left the caller's inference mode
+    entry = Mode(grad, None, autocast, cache, -1 if any(enabled for _, enabled, _ in autocast) else 0)
     modes, final = without_switches(module.graph, entry, run_region)
     module.graph.lint()
     state = {key: tensor for key, tensor in held.values() if key}
     resources = _resources(held)
     effects = observe(module.graph, resources)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
-    hidden = [refreshes(nodes, effects), _casts(nodes, resources, lambda node: modes.get(node.name, entry))]
+    users = users_of_casts(module.graph, modes, entry, resources)
+    uncached = between_blocks(users, modes)
+    modes |= uncached
+    hidden = [refreshes(nodes, effects), hidden_writes(users, uncached)]
     for node_name, writes in (item for found_writes in hidden for item in found_writes.items()):
         effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | writes)
     states = {name: key for name, (key, _) in held.items() if key}
@@ -75,23 +79,6 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         observed=True,
     )
     return Traced(graph, state)
-
-
-def _casts(
-    nodes: Sequence[torch.fx.Node], resources: Mapping[str, str], mode: Callable[[torch.fx.Node], Mode]
-) -> dict[str, frozenset[str]]:
-    """Under autocast the first op that uses a weight casts it for those that follow, on its own lane: a hidden write."""
-    users: defaultdict[str, list[str]] = defaultdict(list)
-    for node in nodes:
-        if any(enabled for _, enabled, _ in mode(node).autocast) and mode(node).cache:
-            for source in node.all_input_nodes:
-                if resources.get(source.name, "").startswith("self."):
-                    users[resources[source.name]].append(node.name)
-    found: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
-    for resource, names in users.items():
-        for name in names if len(names) > 1 else ():
-            found[name] |= {resource}
-    return found
 
 
 def _name(

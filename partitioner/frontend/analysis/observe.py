@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
 from partitioner.frontend.analysis.looks import Looks, form_of, number_of, tensors_in, value_of
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
+from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, RNG, TOKENS
 from partitioner.ir.graph import TensorMeta
@@ -100,8 +101,8 @@ class _Observer:
 
     def _does(self, node: torch.fx.Node) -> tuple[Names, int | None]:
         """What a call writes, tokens among it, and its FLOPs."""
-        if is_bound(node):
-            return NONE if is_of_thread(node) else frozenset({ANY}), 0
+        if is_switch(node) or is_bound(node):  # to call it would switch something here and now
+            return NONE if is_switch(node) or is_of_thread(node) else frozenset({ANY}), 0
         given: list[Names] = []
         form = self._form((node.args, node.kwargs), given)
         loaded = [value_of(source) for source in node.all_input_nodes if source.op == "get_attr"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
 from partitioner.ir.graph import Graph
-from partitioner.model.modes import under
+from partitioner.model.modes import casts_kept, under
 from partitioner.model.node import call_node, fill
 
 
@@ -18,6 +17,11 @@ def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
         graph: the traced program.
         arguments: the values of its placeholders.
     """
+    with casts_kept():
+        return _results(graph, arguments)
+
+
+def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = {}
     given = iter(arguments)
     for node in graph.fx.nodes:
@@ -31,6 +35,6 @@ def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
             if mode is None:
                 values[node] = call_node(node, args, kwargs)
                 continue
-            with under(*astuple(mode)):
+            with under(*mode.flags):
                 values[node] = call_node(node, args, kwargs)
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))

@@ -42,6 +42,7 @@ def _enter_autocast(mode: Mode, before: dict[torch.fx.Node, Mode], node: torch.f
         mode,
         autocast=tuple(sorted((*others, (str(kind), bool(enabled), chosen)))),
         cache=mode.cache if cache is None else bool(cache),
+        block=mode.block or len(before),
     )
 
 
