@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from partitioner import partition
 from partitioner.backends.workers import POOL
 from partitioner.errors import InputError, PartitionerError, SpecError
-from partitioner.frontend.capture import dynamo
+from partitioner.frontend.capture import frames
 
 X = numbers(4, 6)
 LANES = range(3)
@@ -469,13 +469,13 @@ class Calls(nn.Module):
 
 
 def test_a_partitioned_module_inside_another() -> None:
-    """The inner one runs on its own lanes, between two graphs of the outer one."""
+    """The inner one becomes a part of the outer one's program, and its towers still run on three lanes."""
     plain = Calls(Towers())
     inner = spread(copy.deepcopy(plain.inner), X)
     model = Calls(inner)
     model.load_state_dict(plain.state_dict())
     parallel = partition(model, example_inputs=X, spec=spec())
-    assert programs(parallel) == 2
+    assert programs(parallel) == 1
     assert list(plain.state_dict()) == list(parallel.state_dict())
     seen: set[int] = set()
     with ExitStack() as stack:
@@ -646,7 +646,7 @@ def test_a_number_that_differs_in_every_call_makes_no_program_for_each() -> None
 
 def test_the_number_of_programs_is_limited_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that differs in every call: when there are enough programs, further calls run as they are."""
-    monkeypatch.setattr(dynamo, "MOST", 5)
+    monkeypatch.setattr(frames, "MOST", 5)
     model = Worded()
     parallel = spread(model, X, check=False)
     for number in range(4):

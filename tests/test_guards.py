@@ -318,13 +318,15 @@ def test_hooks_for_all_modules() -> None:
     assert len(names) == before
 
 
-def test_counting_flops_needs_no_program() -> None:
-    """`FlopCounterMode` registers hooks for all modules, and no worker can take over its dispatch mode."""
+def test_counting_flops() -> None:
+    """`FlopCounterMode` registers hooks for all modules: such a call gets programs of its own, and later ones the old ones."""
     module = parallel()
     with FlopCounterMode(display=False) as counter:
         module(X)
     assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 4
-    assert programs(module) == 1
+    counted = programs(module)
+    assert_as_eager(module)
+    assert programs(module) == counted
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
