@@ -27,6 +27,7 @@ import torch
 from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
+from partitioner.ir.access import LATER, Access
 from partitioner.ir.graph import Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
@@ -77,14 +78,17 @@ class Lines:
 
 
 def hosts_of(program: Program) -> list[int]:
-    """The host of each lane: 0 for accelerators and the first CPU lane, one each for further CPU lanes that are used."""
+    """The host of each lane: 0 for accelerators and the first CPU lane, one each for further CPU lanes that are used.
+
+    Lanes that will draw random numbers in backward have one host, for then autograd keeps their order.
+    """
     used = {item.lane for item in program.instructions if isinstance(item, Run | Copy)}
+    drawing = {item.lane for item in program.instructions if isinstance(item, Run) and Access(LATER, True) in item.touches}
     first = next((number for number, lane in enumerate(program.lanes) if lane.kind == "cpu"), None)
-    following = count(1)
-    return [
-        next(following) if lane.kind == "cpu" and number != first and number in used else 0
-        for number, lane in enumerate(program.lanes)
-    ]
+    free = [number for number, lane in enumerate(program.lanes) if lane.kind == "cpu" and number != first and number in used]
+    if len(drawing) > 1:
+        free = [number for number in free if number not in drawing]
+    return [free.index(number) + 1 if number in free else 0 for number in range(len(program.lanes))]
 
 
 def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
@@ -159,6 +163,7 @@ class _Host:
                 self._run(index, item)
             case Copy(lane=lane, source=source, target=target):
                 self._use(lane)
+                self._mode(None)  # a copy under no_grad would have no history, whoever reads it
                 self.lines.add(f"{variable(target)} = S.copy({self.context.reference(source, self.host)}, {lane})")
             case Record(lane=lane, event=event) if self.context.needs_event(event):
                 self.lines.add(f"S.record({event}, {lane})")

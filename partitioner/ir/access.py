@@ -16,9 +16,13 @@ from dataclasses import dataclass
 
 ANY = "*"
 RNG = "rng"
+LATER = "rng in backward"
 
-TOKENS = frozenset({ANY, RNG})
-"""Resources that are no storage: everything, and the random generator."""
+TOKENS = frozenset({ANY, RNG, LATER})
+"""Resources that are no storage: everything, the random generator, and the generator as it will be used in backward.
+
+Autograd runs the backward of what one thread made in reverse order; between threads it knows no order.
+"""
 
 
 @dataclass(frozen=True, order=True)

@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
 from partitioner.frontend.analysis.looks import Looks, form_of, number_of, tensors_in, value_of
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
+from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
-from partitioner.ir.access import ANY, RNG, TOKENS
+from partitioner.ir.access import ANY, LATER, RNG, TOKENS
 from partitioner.ir.graph import TensorMeta
 from partitioner.model.storage import storage_key, tensor_bytes
 
@@ -108,7 +109,9 @@ class _Observer:
         loaded = [value_of(source) for source in node.all_input_nodes if source.op == "get_attr"]
         bodies = [value for value in loaded if isinstance(value, torch.fx.GraphModule)]
         if bodies:
-            return self._bodies(bodies, NONE.union(*given))
+            written, flops = self._bodies(bodies, NONE.union(*given))
+            later = {LATER} if RNG in written and draws_in_backward(node) else NONE
+            return written | later | ({ANY} if runs_alone(node) else NONE), flops
         seen = self.looks.at(node, form)
         if seen is None:
             return self._told(node).writes, None

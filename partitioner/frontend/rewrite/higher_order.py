@@ -39,7 +39,11 @@ def recompute(body: Body, *args: Any, state: frozenset[int] = frozenset(), **kwa
 
 def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, ...] = ()) -> Any:
     """Run one of two bodies, as `torch.cond` does: what only the other one uses gets a gradient of zeros."""
-    results = on_true(*operands) if condition else on_false(*operands)
+    return _reaching(on_true(*operands) if condition else on_false(*operands), operands)
+
+
+def _reaching(results: Any, operands: Collection[Any]) -> Any:
+    """Results that need a gradient if any operand does, and give zeros to those that they do not depend on."""
     trained = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
     if not trained or not torch.is_grad_enabled():
         return results
@@ -65,9 +69,10 @@ class _Reaching(torch.autograd.Function):
 
 def loop(condition: Body, body: Body, carried: tuple[Any, ...], others: tuple[Any, ...] = ()) -> Any:
     """Run ``body`` on what it gave as long as ``condition`` holds, as `torch.while_loop` does."""
+    operands = (*carried, *others)
     while condition(*carried, *others):
         carried = tuple(body(*carried, *others))
-    return carried
+    return _reaching(carried, operands)
 
 
 def inline(body: Body, *args: Any, **_options: Any) -> Any:
@@ -88,6 +93,21 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "invoke_subgraph": subgraph,
 }
 """What runs in the place of a higher-order op, by its name."""
+
+BESIDE_OTHERS = frozenset({"autograd_function_apply", "flex_attention"})
+"""Higher-order ops that run as they lie, and may on any lane. Others trace their bodies in each call, one at a time."""
+
+
+def draws_in_backward(node: torch.fx.Node) -> bool:
+    """Whether an op whose bodies draw random numbers draws others in backward."""
+    if node.target is recompute:
+        return not node.kwargs.get("preserve_rng_state", True)
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def runs_alone(node: torch.fx.Node) -> bool:
+    """Whether nothing may run beside an op."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target._name not in BESIDE_OTHERS
 
 
 def tell_state(graph: torch.fx.Graph, states: Collection[str]) -> None:
