@@ -30,7 +30,7 @@ from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.check.interpret import interpret
-from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, on_examples, view_of
+from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, home, on_examples, view_of
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.mode import Mode
@@ -43,7 +43,7 @@ from partitioner.model.accept import accepted, refuse_mistaken
 from partitioner.model.call import Call, example_call, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
-from partitioner.model.state import all_state, copied, lies_elsewhere, sizes
+from partitioner.model.state import all_state, copied, only_device, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
@@ -157,8 +157,16 @@ def asked_for(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Mach
     return document, accelerators_first(build_machine(document, devices))
 
 
-def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
-    """The programs of ``model``, of which none is made yet."""
+def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None = None) -> Programs:
+    """The programs of ``model``, of which none is made yet.
+
+    Args:
+        model: the model.
+        machine: devices and lanes.
+        spec: pins, colocations, policy, backend, grain.
+        origin: torch device for which it was written; ``None`` for the one on which it lies.
+    """
+    origin = origin or only_device(model) or machine.lanes[0].torch_device
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> Made:
@@ -170,9 +178,9 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec) -> Programs:
         plan = with_autocast(plan_of(traced, machine, spec, where_it_lies(traced.state, homes)), Mode(*modes_here()))
         return Made(emit(plan, spec), refuse_sharing, admission(plan))
 
-    trace = partial(compiled, whole=len(homes) > 1, home=_home(machine))
-    programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec))
-    if len(homes) > 1 or lies_elsewhere(model, machine.lanes[0].torch_device):
+    trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
+    programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec, origin))
+    if len(homes) > 1 or only_device(model) != machine.lanes[0].torch_device:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
 
@@ -185,11 +193,6 @@ def admission(plan: Plan) -> Admission | None:
     return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
 
 
-def _home(machine: Machine) -> str | None:
-    """Where everything is taken to lie while tracing; ``None`` for where it is."""
-    return None if all(device.kind == "cpu" for device in machine.devices) else machine.lanes[0].torch_device
-
-
 def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Make the programs of the example call, and hold them against eager; put state where it belongs."""
     model = programs.original
@@ -199,7 +202,7 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     elif check and not is_meta(model, call):
         hold_against_eager(model, call, programs.forward, programs.plainly)
     else:
-        with state_kept(model, tensors=False):
+        with state_kept(model):
             on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
     if not programs.pieces and programs.provisional is None:
         programs.provisional = _empty(programs, spec)

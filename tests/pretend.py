@@ -413,11 +413,13 @@ class Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if given or not WORLD or "device" not in kwargs:
+        if given or not WORLD:
             return func(*args, **kwargs)
-        where = str(torch.device(kwargs.pop("device") or "cpu"))
+        where = str(torch.device(kwargs.pop("device", None) or "cpu"))
         made = _tagged(func(*args, **kwargs), where, WORLD[-1])
-        WORLD[-1].note(WORLD[-1].current(where), func.__name__, [], tree_leaves(made))
+        WORLD[-1].note(
+            WORLD[-1].current(where), func.__name__, [], [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        )
         return made
 
 
@@ -490,10 +492,16 @@ class WatchedStreams(Streams):
         named = dict(zip(self.plan.graph.arguments, given, strict=True))
         inputs = [value for name, value in named.items() if name not in self.plan.graph.states]
         self.world.call("the caller", writes=inputs)
-        makes = any(op.tensor and not op.inputs and not op.state for op in self.plan.graph.ops)
-        with Factories() if makes else nullcontext():
+        with Factories() if any(map(_makes, self.plan.graph.fx.nodes)) else nullcontext():
             results = super().__call__(given)
         return [taken(value, self.world) if isinstance(value, Tensor) else value for value in results]
+
+
+def _makes(node: torch.fx.Node) -> bool:
+    """Whether an op makes a tensor from nothing, or from numbers."""
+    given = [value.meta.get("example_value") for value in node.all_input_nodes]
+    made = isinstance(node.meta.get("example_value"), Tensor)
+    return node.op == "call_function" and made and not any(isinstance(value, Tensor) for value in given)
 
 
 def lent(tensor: Tensor, world: World) -> Tensor:
@@ -557,6 +565,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(Tensor, "device", property(_device), raising=False)
     monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
+    monkeypatch.setattr(torch, "lazy", torch.cpu, raising=False)  # torch's word for what a device type can do
     monkeypatch.setattr(compile, "refuse_missing", lambda machine: None)
     monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))
     try:

@@ -16,8 +16,10 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
+from partitioner.ir.machine import Machine
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
+from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
 
 T = TypeVar("T")
@@ -39,6 +41,23 @@ def graph_of(model: nn.Module, found: Found) -> Traced:
         keys.setdefault(id(tensor), name)
     method = getattr(model, found.function, model.forward)
     return build_graph(found, type(model).__name__, keys, _parameters(method))
+
+
+def home(machine: Machine, origin: str) -> str | None:
+    """Where everything is taken to lie while tracing; ``None`` for where it is.
+
+    That is where the model came from, for its forward may name that device, or make tensors on it without a name. But what the
+    accelerator's autocast makes of its values, its Python may ask.
+
+    Args:
+        machine: what is planned for.
+        origin: torch device from which the model came.
+    """
+    first = machine.lanes[0]
+    if all(device.kind == "cpu" for device in machine.devices):
+        return None
+    _, _, autocast, _ = modes_here()
+    return first.torch_device if (first.kind, True) in ((kind, enabled) for kind, enabled, _ in autocast) else origin
 
 
 def _parameters(method: Callable[..., Any]) -> list[str]:
@@ -78,7 +97,7 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
         hold_against_eager(model, call, method)
     else:
         args, kwargs = call.fill(call.tensors)
-        with suppress(_Stopped), state_kept(model, tensors=False):
+        with suppress(_Stopped), state_kept(model):
             method(*args, **kwargs)
     if not graphs and method.reasons:
         raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.reasons.values())}")

@@ -114,6 +114,7 @@ class Graph:
         bodies: graph modules that ops call, such as the branches of a ``cond``, by the name that `fx` has for them.
         leaves: the modes in which it leaves the caller's thread, if they are not those that it starts under.
         tracer: which tracer gave it.
+        device: torch device on which it was traced; ``""`` where that is not one.
         notes: what a front end or fallback had to give up, for reports.
         observed: whether effects were observed on example inputs, or come from the static table.
     """
@@ -128,6 +129,7 @@ class Graph:
     bodies: dict[str, Any] = field(default_factory=dict)
     leaves: Mode | None = None
     tracer: str = ""
+    device: str = ""
     notes: tuple[str, ...] = ()
     observed: bool = False
 

@@ -1,7 +1,7 @@
 """Autocast follows an op to a device of another kind.
 
 A call under ``torch.autocast("cuda")`` is traced as if all of it were on the GPU. An op that is placed on the CPU would be out
-of that autocast's reach, and get half-precision values to go with its full-precision weights.
+of that autocast's reach, and get half-precision values to go with its full-precision weights. Likewise the other way round.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from partitioner.ir.plan import Plan
 
 
 def with_autocast(plan: Plan, entry: Mode) -> Plan:
-    """``plan`` with each op under the autocast that the first device's kind has there.
+    """``plan`` with each op under the autocast that holds on the device on which it was traced.
 
     Args:
-        plan: traced on its first lane's device.
+        plan: of a graph that was traced on one device.
         entry: the modes under which its graph starts.
     """
     lanes, lane, task_of = plan.machine.lanes, plan.placement.lane, plan.tasks.task_of
-    home = lanes[0].kind
+    home = plan.graph.device.partition(":")[0] or lanes[0].kind
     ops = tuple(_moved(op, entry, home, lanes[lane[task_of[op.name]]].kind) for op in plan.graph.ops)
     return plan if ops == plan.graph.ops else replace(plan, graph=replace(plan.graph, ops=ops))
 

@@ -51,10 +51,14 @@ def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(named)
 
 
-def lies_elsewhere(module: nn.Module, device: str) -> bool:
-    """Whether a parameter, a buffer or a tensor in an attribute of a module lies on another device than ``device``."""
+def only_device(module: nn.Module) -> str | None:
+    """The torch device of all parameters, buffers and tensors in attributes of modules; ``None`` if there are several.
+
+    Where there are no tensors that is the CPU.
+    """
     plain = (value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor))
-    return any(str(tensor.device) != device for tensor in (*all_state(module).values(), *plain))
+    devices = {str(tensor.device) for tensor in (*all_state(module).values(), *plain)} or {"cpu"}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def copied(model: nn.Module) -> nn.Module:

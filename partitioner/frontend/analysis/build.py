@@ -76,9 +76,17 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         bodies={str(n.target): getattr(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")},
         leaves=None if final == entry else final,
         tracer="torch.compile",
+        device=_device(placeholders),
         observed=True,
     )
     return Traced(graph, state)
+
+
+def _device(placeholders: Sequence[torch.fx.Node]) -> str:
+    """Where all tensors lie that come in, as far as tracing knows."""
+    values = (node.meta.get("example_value") for node in placeholders)
+    devices = {str(value.device) for value in values if isinstance(value, torch.Tensor)}
+    return devices.pop() if len(devices) == 1 else ""
 
 
 def _name(

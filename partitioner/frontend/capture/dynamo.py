@@ -64,10 +64,11 @@ class Found:
 
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
+Home = Callable[[], str | None]
 
 
 def compiled(
-    root: nn.Module, receive: Receive, *, method: str = "forward", whole: bool = False, home: str | None = None
+    root: nn.Module, receive: Receive, *, method: str = "forward", whole: bool = False, home: Home = lambda: None
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -76,7 +77,8 @@ def compiled(
         receive: gives a callable for each graph. A `PartitionerError` that it raises reaches the caller of the model.
         method: name of the method.
         whole: whether one graph must be all of it; otherwise Python may stand between graphs.
-        home: torch device on which all tensors are taken to lie while tracing, wherever they are.
+        home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
+            they are; ``None`` for where they are.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
@@ -95,8 +97,8 @@ class Compiled:
         reasons: why frames ran as they are, the last time that they were tried, by their code.
     """
 
-    def __init__(self, root: nn.Module, receive: Receive, method: str, whole: bool, home: str | None) -> None:
-        self.root, self.receive, self.whole, self.home = root, receive, whole, home
+    def __init__(self, root: nn.Module, receive: Receive, method: str, whole: bool, home: Home) -> None:
+        self.root, self.receive, self.whole, self.ask_home = root, receive, whole, home
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
         self.reasons: dict[CodeType, str] = {}
@@ -105,6 +107,11 @@ class Compiled:
         self.method = method
         self._begin()
         EVERY.add(self)
+
+    @property
+    def home(self) -> str | None:
+        """Where all tensors are taken to lie while a frame of this call is traced."""
+        return self.ask_home()
 
     def _begin(self) -> None:
         """Start without programs."""

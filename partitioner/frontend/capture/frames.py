@@ -59,11 +59,14 @@ class Owner(Protocol):
 
     root: nn.Module
     whole: bool
-    home: str | None
     entry: FunctionType
     failures: dict[CodeType, str]
     pending: dict[CodeType, str]
     programs: Counter[CodeType]
+
+    @property
+    def home(self) -> str | None:
+        """Where all tensors are taken to lie."""
 
 
 class Untraceable(Exception):

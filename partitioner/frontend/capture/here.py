@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,19 +46,26 @@ for _name in [name for name in logging.root.manager.loggerDict if name.startswit
 
 def explain(error: BaseException) -> str:
     """Why something could not be traced, in one line with the line of the user's code."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    raised = re.search(r"with fake tensors: .*: got (.*)", str(error))
-    text = f"on tensors without values: {raised[1]}" if raised else text
-    frames = [frame for frame in getattr(error, "real_stack", ()) if is_user_code(frame.filename)]
-    return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return _placed(_plainly(str(error)) or type(error).__name__, getattr(error, "real_stack", ()))
 
 
 def reason_of(module: torch.fx.GraphModule) -> str:
     """Why a graph ends where it does, if forward goes on after it."""
     found = getattr(module, "compile_subgraph_reason", None)
-    if found is None or not found.graph_break:
-        return ""
-    text = found.reason.splitlines()[0]
-    text = "Python decides on the value of a tensor" if text.startswith("generic_jump") else text
-    frames = [frame for frame in found.user_stack if is_user_code(frame.filename)]
+    return _placed(_plainly(found.reason), found.user_stack) if found is not None and found.graph_break else ""
+
+
+def _placed(text: str, stack: Iterable[Any]) -> str:
+    frames = [frame for frame in stack if is_user_code(frame.filename)]
     return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _plainly(text: str) -> str:
+    """What torch says, in one line: its explanation where it has one."""
+    if text.startswith(("generic_jump", "Data-dependent branching")) or "data-dependent expression" in text:
+        return "Python decides on the value of a tensor"
+    raised = re.search(r"with fake tensors: .*: got (.*)", text)
+    if raised:
+        return f"on tensors without values: {raised[1]}"
+    explained = re.search(r"^ *Explanation: (.*)", text, re.MULTILINE)
+    return explained[1] if explained else next((line.strip() for line in text.splitlines() if line.strip()), "")
