@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# pytest gives its handlers to loggers that do not propagate, and this one then writes down each step of the tracer, on any
+# thread: slow, and in the child of a fork the lock of pytest's log file is held for good.
+logging.getLogger("torch.__trace").propagate = True
 
 settings.register_profile(
     "quick", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]

@@ -313,9 +313,10 @@ def test_hooks_for_all_modules() -> None:
     finally:
         handle.remove()
     assert found == names and len(names) == 7
-    before = len(names)
+    before, made = len(names), programs(module)
     assert_as_eager(module)
     assert len(names) == before
+    assert programs(module) == made == 2, "calls under these hooks have a program, and those without keep theirs"
 
 
 def test_counting_flops() -> None:

@@ -21,6 +21,23 @@ from .portrait import Picture, portrait
 from .program import Run, Steps, Towers, Two, program, rand, two
 
 
+def in_some_child(call: Callable[[], object]) -> Picture:
+    """What ``call`` gives in a forked process, while other threads call torch.
+
+    The fork may fall into an op that holds a lock of C++'s; then the child of eager hangs, too, and another one is tried.
+    """
+    for _ in range(3):
+        try:
+            return in_child(call, 5.0)
+        except ChildHangs:
+            continue
+    return in_child(call)
+
+
+class ChildHangs(RuntimeError):
+    """Nothing came of a forked process."""
+
+
 def in_child(call: Callable[[], object], timeout: float = 20.0) -> Picture:
     """What ``call`` gives in a forked process."""
     reader, writer = os.pipe()
@@ -40,7 +57,7 @@ def in_child(call: Callable[[], object], timeout: float = 20.0) -> Picture:
         if not ready:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise RuntimeError("the forked process hangs")
+            raise ChildHangs("the forked process hangs")
         text = pipe.read()
     os.waitpid(child, 0)
     return pickle.loads(text)
@@ -96,7 +113,7 @@ def forked_while_calls_are_under_way(run: Run) -> Steps:
     worker.start()
     try:
         for _ in range(3):
-            yield in_child(lambda: run.module(rand()).detach())
+            yield in_some_child(lambda: run.module(rand()).detach())
             time.sleep(0.01)
     finally:
         ended.set()
@@ -110,7 +127,7 @@ def forked_while_another_size_is_compiled(run: Run) -> Steps:
     worker = threading.Thread(target=lambda: [run.module(rand(rows, 4)) for rows in (2, 5, 7)], daemon=True)
     worker.start()
     time.sleep(0.005)
-    yield in_child(lambda: run.module(rand()).detach())
+    yield in_some_child(lambda: run.module(rand()).detach())
     worker.join(20)
     yield worker.is_alive(), run(rand())
 

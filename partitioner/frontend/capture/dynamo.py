@@ -34,8 +34,8 @@ from torch._subclasses.fake_tensor import (
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
-from partitioner.frontend.capture.here import HERE, explain, reason_of
-from partitioner.frontend.capture.sameness import watched
+from partitioner.frontend.capture.here import HERE, Watched, explain, reason_of
+from partitioner.frontend.capture.sameness import around, leave_saved_tensors, within
 from partitioner.model.keep import state_kept
 
 TRIES = 3
@@ -105,7 +105,7 @@ class Compiled:
         self.tries: Counter[CodeType] = Counter()
         self.programs: Counter[CodeType] = Counter()
         self.method = method
-        self._begin()
+        self._begin_anew()
         EVERY.add(self)
 
     @property
@@ -113,24 +113,33 @@ class Compiled:
         """Where all tensors are taken to lie while a frame of this call is traced."""
         return self.ask_home()
 
-    def _begin(self) -> None:
+    def _begin_anew(self) -> None:
         """Start without programs."""
         self.forked = False
+        self.functions: dict[_Backend, Callable[..., Any]] = {}
+        self.entry = _entry(type(self.root).__name__, self.method)
+        self.backend = self._begin()
+        weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
+
+    def _begin(self) -> _Backend:
+        """Start on programs for the process as it is now."""
         backend = _Backend(self)
         context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
         context.callback = Callback(Convert(self, backend), context.callback.hooks)
         context.enter_exit_hooks = []  # what they prepare for other backends costs time in each call
-        self.entry = _entry(type(self.root).__name__, self.method)
-        self.function = context(self.entry)
-        weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
+        self.functions[backend] = context(self.entry)
+        return backend
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, through what was made of its graphs."""
         if self.forked:
-            self._begin()
+            self._begin_anew()
+        backend = self.backend
+        if not backend.fits():
+            backend = self.backend = next((one for one in list(self.functions) if one.fits()), None) or self._begin()
         try:
-            result = self.function(self.root, *args, **kwargs)
+            result = self.functions[backend](self.root, *args, **kwargs)
         except Untraceable as refused:
             raise self._refusal(refused.error, args, kwargs) from None
         finally:
@@ -163,16 +172,33 @@ def may_be_the_models(error: Exception) -> bool:
 
 
 class _Backend:
-    """What torch calls with each graph. It holds no model: torch keeps it with the code that the model holds."""
+    """What torch calls with each graph. It holds no model: torch keeps it with the code that the model holds.
+
+    A guard in Python loses an interrupt that comes while it is asked: torch takes it for an answer. So what holds for the
+    process is asked before the call, and programs made in one state of the process have a backend of their own.
+    """
 
     def __init__(self, owner: Compiled) -> None:
         self.owner = weakref.ref(owner)
+        self.conditions: Watched = ()
+
+    def fits(self) -> bool:
+        """Whether the process is as it was when the programs were made."""
+        for holds in self.conditions:  # noqa: SIM110 - in every call, where it takes half as long as all()
+            if not holds({}):
+                return False
+        return True
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         owner = self.owner()
-        assert owner is not None, "its method is being traced"
-        HERE.watched = watched(HERE.scope, owner.root, owner.whole)
-        return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.function, reason_of(module)))
+        assert owner is not None and HERE.code is not None, "its method is being traced"
+        leave_saved_tensors()
+        outside = around(owner.root, owner.whole)
+        if HERE.code is owner.entry.__code__:
+            self.conditions += outside
+            outside = ()
+        HERE.watched = (*within(HERE.scope), *outside)
+        return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.code.co_name, reason_of(module)))
 
 
 def _entry(name: str, method: str) -> FunctionType:

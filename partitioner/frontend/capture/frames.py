@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, explain
+from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.tracing import HERE as THREAD
 
@@ -91,7 +92,7 @@ class Callback(convert_frame.CatchErrorsWrapper):
         settings = {**SETTINGS, "rewrite_assert_with_torch_assert": whole}  # otherwise the user's own error is raised
         sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
         try:
-            with convert_frame.compile_lock, config.patch(**settings), _disable_current_modes():
+            with convert_frame.compile_lock, held_back(), config.patch(**settings), _disable_current_modes():
                 return super().__call__(*arguments)
         finally:
             sys.setprofile(profile)
@@ -164,7 +165,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
     before, others = dict(vars(HERE)), THREAD.ours
     THREAD.ours = True
-    HERE.paths, HERE.function, HERE.tracing = _modules_in(frame, root), frame.f_code.co_name, True
+    HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched = {"L": frame.f_locals, "G": frame.f_globals}, ()
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own

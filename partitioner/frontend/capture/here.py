@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,20 +14,20 @@ import torch
 from partitioner.model.source import is_user_code
 
 Watched = tuple[Callable[[dict[str, Any]], bool], ...]
-"""Conditions on ``L``, a frame's local variables, and ``G``, its globals."""
+"""Conditions on ``L``, a frame's local variables, and ``G``, its globals; or on neither."""
 
 
 class Here(threading.local):
     """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded."""
 
     paths: Mapping[str, str]
-    function: str
+    code: CodeType | None
     tracing: bool
     scope: Mapping[str, Any]
     watched: Watched
 
     def __init__(self) -> None:
-        self.paths, self.function, self.tracing, self.scope, self.watched = {}, "", False, {}, ()
+        self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
 
 
 HERE = Here()

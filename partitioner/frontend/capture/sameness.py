@@ -25,24 +25,50 @@ _ENVIRONMENT = compile("tuple(__import__('os').environ.items())", "<partitioner 
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
-def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> Watched:
-    """What to look at again, of all that the frame being traced depends on. Called by a backend.
+def within(scope: Mapping[str, Any]) -> Watched:
+    """What to look at again in the frame being traced. Called by a backend.
 
     Args:
         scope: ``L`` and ``G`` of that frame.
+    """
+    return tuple(_ambiguous(_guards(), dict(scope)))
+
+
+def around(root: nn.Module, whole: bool) -> Watched:
+    """What to look at again in the process, of all that the frame being traced depends on. Called by a backend.
+
+    Args:
         root: the model.
         whole: whether the frame cannot run as it is.
     """
+    context, guards = TracingContext.try_get(), _guards()
+    traced = set() if context is None else set(context.traced_code)
+    return (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, traced))
+
+
+def leave_saved_tensors() -> None:
+    """Take back Dynamo's guard on hooks for saved tensors: ops run under those of the call. Called by a backend.
+
+    It is a function of Python, which costs time in each call, and loses an interrupt that comes meanwhile.
+    """
     context = TracingContext.try_get()
-    if context is None:
-        return ()
-    guards = [(_name(guard), guard.create_fn_name()) for guard in context.guards_context.dynamo_guards]
-    return (*_ambiguous(guards, dict(scope)), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
+    if context is not None:
+        guards = context.guards_context.dynamo_guards.inner
+        guards -= {guard for guard in guards if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
+
+
+def _guards() -> list[tuple[str, str]]:
+    """Name of what is guarded, and kind of the guard, of the frame being traced."""
+    context = TracingContext.try_get()
+    return [] if context is None else [(_name(one), one.create_fn_name()) for one in context.guards_context.dynamo_guards]
+
+
+def _environment(guards: list[tuple[str, str]]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    if any(".environ" in name for name, _ in guards):
+        yield _is_still(_ENVIRONMENT, eval(_ENVIRONMENT))
 
 
 def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    if any(".environ" in name for name, _ in guards):
-        yield _is_still(_ENVIRONMENT, eval(_ENVIRONMENT))
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
         try:
             code = compile(name, "<partitioner guard>", "eval")
