@@ -26,8 +26,14 @@ LARGEST = 2**28
 MOST = 100_000
 """Objects that are looked at."""
 
+Path = tuple[Any, ...]
+"""Where something lies: the path of what holds it, and the key under which it does; of the model itself, ``()``."""
+
 _MISSING = object()
 _CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, CodeType)
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+"""The most frequent of them, told by their exact type."""
+
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
 """Exactly these: what a user's own container does when its items are read or set is not known."""
 
@@ -65,22 +71,24 @@ class _Kept:
     def __init__(self, tensors: bool) -> None:
         self.tensors = tensors
         self.seen: dict[int, Any] = {}  # holds what was seen, so that no identity is given twice
-        self.containers: list[tuple[str, Any, Any]] = []
+        self.containers: list[tuple[Path, Any, Any]] = []
         self.undo: list[Callable[[], None]] = []
 
     def look(self, root: nn.Module) -> None:
         small = sum(parameter.nbytes for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
-        waiting: deque[tuple[str, Any]] = deque([("", root)])
+        waiting: deque[tuple[Path, Any]] = deque([((), root)])
         while waiting and len(self.seen) < MOST:
-            name, value = waiting.popleft()
-            if isinstance(value, _CLOSED) or id(value) in self.seen:
+            path, value = waiting.popleft()
+            if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED):
                 continue
             self.seen[id(value)] = value
             if isinstance(value, torch.Tensor):
                 if self.tensors and not value.is_meta and (small or not isinstance(value, nn.Parameter)):
                     self.undo.append(_tensor_undo(value))
             elif not self._generator(value):
-                waiting.extend(self._inside(name, value))
+                self._keep(path, value)
+                if len(self.seen) + len(waiting) < MOST:
+                    waiting.extend(self._inside(path, value))
 
     def _generator(self, value: Any) -> bool:
         """Keep the state of a generator of random numbers."""
@@ -97,25 +105,28 @@ class _Kept:
             return False
         return True
 
-    def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """What lies in a value; keep it, if it can be changed."""
+    def _keep(self, path: Path, value: Any) -> None:
+        """Keep a value, if it can be changed."""
+        if type(value) in _CONTAINERS:
+            self.containers.append((path, value, dict(value) if isinstance(value, dict) else list(value)))
+        held = _attributes(value)
+        if held is not None:
+            self.containers.append((path, held, dict(held)))
+
+    def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        """What lies in a value, and where."""
         if isinstance(value, _CODE):
             yield from _of_code(value)
             return
-        if type(value) in _CONTAINERS:
-            self.containers.append((name, value, dict(value) if isinstance(value, dict) else list(value)))
+        if type(value) in _CONTAINERS or isinstance(value, tuple | frozenset):
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{name}.{key}", item) for key, item in items)
-        elif isinstance(value, tuple | frozenset):
-            yield from ((f"{name}.{number}", item) for number, item in enumerate(value))
-        held = getattr(value, "__dict__", None)
-        if isinstance(held, dict) and not isinstance(value, torch.jit.ScriptModule):
-            self.containers.append((name, held, dict(held)))
-            yield from ((_joined(name, key), item) for key, item in held.items())
+            yield from (((path, key), item) for key, item in items)
+        held = _attributes(value) or {}
+        yield from (((path, key), item) for key, item in held.items() if type(item) not in _PLAIN)
         if isinstance(value, nn.Module):
             yield from self._of_class(type(value))
 
-    def _of_class(self, kind: type) -> Iterator[tuple[str, Any]]:
+    def _of_class(self, kind: type) -> Iterator[tuple[Path, Any]]:
         """Data that a user's class holds for all of its modules, and what its forward can reach."""
         for owner in kind.__mro__:
             if id(owner) in self.seen or (owner.__module__ or "").startswith(("torch.", "builtins")):
@@ -127,34 +138,43 @@ class _Kept:
                     continue  # other methods are not called, for all we know
                 if isinstance(value, int | float | str | type(None)) and not key.startswith("__"):
                     self.undo.append(_attribute_undo(owner, key, value))
-                yield f"{owner.__name__}.{key}", value
+                yield ((), f"{owner.__name__}.{key}"), value
 
     def restore(self) -> list[str]:
         """Put everything back; the names of what had changed."""
-        changed = [f"{name}{key}".lstrip(".") for name, live, then in self.containers for key in _refill(live, then)]
+        changed = [_name(path) + key for path, live, then in self.containers for key in _refill(live, then)]
         for undo in reversed(self.undo):
             undo()
-        return sorted(set(changed))
+        return sorted({name.lstrip(".") for name in changed})
 
 
-def _joined(name: str, key: Any) -> str:
+def _name(path: Path) -> str:
     """A qualified name; the dictionaries that modules keep their parts in are no part of it."""
-    inner = "" if key in ("_parameters", "_buffers", "_modules") else str(key)
-    return ".".join(part for part in (name, inner) if part)
+    keys: list[str] = []
+    while path:
+        path, key = path
+        keys += [] if key in ("_parameters", "_buffers", "_modules") else [f".{key}"]
+    return "".join(reversed(keys))
 
 
-def _of_code(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's attributes, if it has one that may be looked at."""
+    held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule)) else getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else None
+
+
+def _of_code(value: Any) -> Iterator[tuple[Path, Any]]:
     """What a function can reach: its defaults, its closure, and containers in the globals that it speaks of."""
     function = value.__func__ if isinstance(value, MethodType) else value
     if not isinstance(function, FunctionType) or (function.__module__ or "").startswith("torch."):
         return
     yield from (
-        (f"{function.__name__}.default", item) for item in (*(function.__defaults__ or ()), function.__kwdefaults__ or {})
+        (((), f"{function.__name__}.default"), item) for item in (*(function.__defaults__ or ()), function.__kwdefaults__ or {})
     )
     for name in function.__code__.co_names:
         found = function.__globals__.get(name)
         if type(found) in _CONTAINERS:
-            yield name, found
+            yield ((), name), found
 
 
 def _refill(live: Any, then: Any) -> list[str]:

@@ -85,17 +85,17 @@ def _unknown(node: torch.fx.Node, inputs: Inputs) -> Effect:
 
 
 def _module_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module, state: frozenset[str]) -> Effect:
-    if not type(module).__module__.startswith("torch.nn") or any(module.children()):
+    if not type(module).__module__.startswith("torch.nn") or any(module._modules.values()):
         unknown = _unknown(node, inputs)
         return Effect(unknown.storages, unknown.reads | state, unknown.writes | state)
-    reads = inputs.all(node) | state
+    given = inputs.all(node)
     in_place = bool(getattr(module, "inplace", False))
-    written = inputs.all(node) if in_place else frozenset()
+    written = given if in_place else frozenset()
     if module.training:
-        written |= {resource for resource in state if any(resource.endswith(name) for name, _ in module.named_buffers())}
+        written |= {resource for resource in state if any(map(resource.endswith, module._buffers))}
         written |= {RNG} if isinstance(module, RANDOM_MODULES) else frozenset()
-    shared = inputs.all(node) if in_place or isinstance(module, ALIASING_MODULES) else frozenset()
-    return Effect(shared | {node.name}, reads, written)
+    shared = given if in_place or isinstance(module, ALIASING_MODULES) else frozenset()
+    return Effect(shared | {node.name}, given | state, written)
 
 
 def _schema_effect(node: torch.fx.Node, op: torch._ops.OpOverload, inputs: Inputs) -> Effect:

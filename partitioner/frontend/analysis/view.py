@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +21,14 @@ from partitioner.model.storage import storage_key
 
 def view_graph(view: View, module: nn.Module) -> Traced:
     """The Graph of what a symbolic trace shows of ``module``."""
-    effects = static_effects(view.fx, module, resource_names(module))
     nodes = [node for node in view.fx.nodes if is_op(node)]
+    states = {node.name: _state(node, module) for node in nodes}
+    effects = static_effects(view.fx, module, resource_names(module), states)
     for name, stale in refreshes(nodes, effects).items():
         effects[name] = replace(effects[name], writes=effects[name].writes | stale)
     results = dict.fromkeys(node.name for node in view.fx.output_node().all_input_nodes)
     inputs = [node.name for node in view.fx.find_nodes(op="placeholder")]
-    ops = tuple(_op(node, effects[node.name], view, module) for node in nodes)
+    ops = tuple(_op(node, effects[node.name], view, states[node.name]) for node in nodes)
     graph = Graph(
         name=type(module).__name__,
         ops=ops,
@@ -48,7 +49,7 @@ def is_op(node: torch.fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module")
 
 
-def _op(node: torch.fx.Node, effect: Effect, view: View, module: nn.Module) -> Op:
+def _op(node: torch.fx.Node, effect: Effect, view: View, state: Sequence[str]) -> Op:
     modes = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
     modes |= dict.fromkeys(effect.writes, True)
     if node.name in effect.storages:
@@ -59,7 +60,7 @@ def _op(node: torch.fx.Node, effect: Effect, view: View, module: nn.Module) -> O
         inputs=tuple(source.name for source in node.all_input_nodes if source.op != "get_attr" or is_op(source)),
         accesses=tuple(Access(resource, write) for resource, write in sorted(modes.items())),
         storages=tuple(sorted(effect.storages)) if effect.tensor else (),
-        state=tuple(_state(node, module)),
+        state=tuple(state),
         path=view.paths.get(node.name, ""),
         source=view.sources.get(node.name, ""),
         tensor=effect.tensor,
@@ -73,8 +74,11 @@ def _state(node: torch.fx.Node, module: nn.Module) -> list[str]:
     used = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr" and not is_op(source)]
     if node.op == "call_module":
         called = module.get_submodule(str(node.target))
-        used += (f"{node.target}.{name}" for name, _ in called.named_parameters(remove_duplicate=False))
-        used += (f"{node.target}.{name}" for name, _ in called.named_buffers(remove_duplicate=False))
+        for path, part in called.named_modules(remove_duplicate=False) if called._modules else [("", called)]:
+            prefix = f"{node.target}.{path}." if path else f"{node.target}."
+            used += (
+                prefix + name for held in (part._parameters, part._buffers) for name, value in held.items() if value is not None
+            )
     return list(dict.fromkeys(used))
 
 
@@ -85,7 +89,9 @@ def resource_names(module: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
 
 
-def static_effects(fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, str]) -> dict[str, Effect]:
+def static_effects(
+    fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, str], states: Mapping[str, Sequence[str]]
+) -> dict[str, Effect]:
     """The effect of every node by the static table."""
     inputs = Inputs({})
     effects: dict[str, Effect] = {}
@@ -99,7 +105,7 @@ def static_effects(fx: torch.fx.Graph, module: nn.Module, names: Mapping[str, st
             effect = Effect(frozenset({names.get(target, f"self.{target}")}))
         else:
             called: Any = attribute(module, str(node.target)) if node.op == "call_module" else None
-            state = frozenset(names.get(name, name) for name in _state(node, module)) if called is not None else frozenset()
+            state = frozenset(names.get(name, name) for name in states[node.name]) if called is not None else frozenset()
             effect = static_effect(node, inputs, called, state)
         inputs.of[node] = effect.storages if effect.tensor else frozenset()
         effects[node.name] = effect
