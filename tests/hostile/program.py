@@ -59,6 +59,7 @@ class Program:
         watch: dotted attributes of the module that are compared at the end.
         refused: refusing is right, because no partitioned module could do what the plain one does.
         limit: why it is known to be different; a limit that the README tells of.
+        unchecked: the same for a module made without an example, which was never held against eager.
         slow: takes longer than all others.
         bare: also worth trying without an example.
         timeout: seconds after which it hangs.
@@ -71,6 +72,7 @@ class Program:
     watch: tuple[str, ...] = ()
     refused: bool = False
     limit: str = ""
+    unchecked: str = ""
     slow: bool = False
     bare: bool = True
     timeout: float = 60.0

@@ -32,7 +32,7 @@ class OwnRandom(Two):
         return self.left(x) * self.random.random() + self.right(x) * float(self.numpy.random())
 
 
-@program(OwnRandom)
+@program(OwnRandom, unchecked="a random.Random of the model's own is not guarded")
 def generators_of_ones_own(run: Run) -> Steps:
     for _ in range(3):
         yield run(rand())

@@ -164,7 +164,7 @@ def work() -> int:
         verdict = judge(PROGRAMS[name], variants[variant])
         sys.stdout.flush()
         seconds = f"{time.perf_counter() - start:.2f}"
-        expected = "expected" if PROGRAMS[name].refused else PROGRAMS[name].limit
+        expected = "expected" if PROGRAMS[name].refused else PROGRAMS[name].limit or PROGRAMS[name].unchecked
         row = {"job": line.strip(), "kind": verdict.kind, "detail": verdict.detail, "seconds": seconds, "expected": expected}
         print(json.dumps(row), file=answers, flush=True)
     return 0

@@ -39,6 +39,7 @@ SETTINGS: Mapping[str, Any] = {
     "allow_rnn": True,  # recurrent layers are ops like others
     "capture_scalar_outputs": True,  # so is asking a tensor for a number,
     "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
+    "trace_numpy": False,  # numpy computes what numpy computes, and refuses what it refuses
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,
