@@ -196,10 +196,20 @@ def _play(row: Row, scene: Scene, model: nn.Module, parallel: Parallel) -> None:
         return
     with scene.context():
         found = run(parallel, scene.call)
-    cells = compared(wanted, found)
-    worst = max(cells.values(), key=lambda cell: ("equal", "rounding", "different").index(cell[1]))
+    worst = worst_of(compared(wanted, found))
+    if worst[1] == "different":
+        with scene.context():
+            again = run(model, scene.call)
+        if worst_of(compared(wanted, again))[1] == "different":
+            row.scenes[scene.name] = "eager differs from itself"
+            return
     row.scenes[scene.name] = worst[0] if worst[1] != "equal" else "bits"
     row.note(worst[1], worst[2] and f"{scene.name}: {worst[2]}")
+
+
+def worst_of(cells: Mapping[str, Cell]) -> Cell:
+    """The cell that is furthest from equal."""
+    return max(cells.values(), key=lambda cell: ("equal", "rounding", "different").index(cell[1]))
 
 
 def run(module: nn.Module, call: Call) -> Run:

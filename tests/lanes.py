@@ -26,6 +26,9 @@ from partitioner.model.call import Call
 from partitioner.runtime.module import Parallel
 from partitioner.testing import difference
 
+OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether this is a torch with faults that were mended since; what follows from them is told in the README."""
+
 
 def spec(lanes: int = 3) -> dict[str, Any]:
     """A spec under which each op is worth a lane of its own."""

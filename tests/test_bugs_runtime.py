@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import Towers, assert_same, numbers, programs, spec, spread, spying, threads_of
+from lanes import OLD_TORCH, Towers, assert_same, numbers, programs, spec, spread, spying, threads_of
 from torch import Tensor, nn
 
 from partitioner import partition
@@ -133,6 +133,7 @@ class Holder(nn.Module):
         return self.inner(x) + self.side(x)
 
 
+@pytest.mark.xfail(OLD_TORCH, reason="its tracer cannot enter the inner module, which keeps programs of its own")
 def test_a_partitioned_module_that_is_traced() -> None:
     """It took the tracer's proxies for constants, and made itself a program that burned them in. Then it broke the outer graph:
     its part ran on its own lanes, and beside nothing else. Now the tracer sees the model.

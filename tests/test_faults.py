@@ -24,7 +24,19 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, programs, spec, spread, spying
+from lanes import (
+    OLD_TORCH,
+    NormedTowers,
+    Tower,
+    Towers,
+    assert_same,
+    assert_same_state,
+    numbers,
+    programs,
+    spec,
+    spread,
+    spying,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -208,7 +220,8 @@ def test_interrupting_anywhere() -> None:
     armed = threading.Event()
 
     def on_signal(number: int, frame: Any) -> None:
-        if armed.is_set() and frame.f_code.co_name != "gc_callback":  # hypothesis's, in which Python swallows what is raised
+        # What is raised in hypothesis's callback, or in torch's guard on open sizes and aliases, nobody gets.
+        if armed.is_set() and frame.f_code.co_name not in ("gc_callback", "guard"):
             nonlocal raised
             armed.clear()
             raised += 1
@@ -236,7 +249,8 @@ def test_interrupting_anywhere() -> None:
             assert_same(expected, parallel(X))
     finally:
         signal.signal(signal.SIGUSR1, previous)
-    assert raised == interrupted == 60, "the test wants to interrupt calls, and none is lost"
+    assert interrupted == 60, f"the test wants to interrupt calls; {raised} handlers raised"
+    assert raised == 60, "an interrupt was lost"
     assert_same(model.eval()(X), parallel.eval()(X))
     seen: set[int] = set()
     with ExitStack() as stack:
@@ -262,7 +276,9 @@ def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> Non
 
     previous = signal.signal(signal.SIGALRM, on_signal)
     try:
-        for _ in range(12):
+        for _ in range(100):
+            if caught == 6:
+                break
             parallel = partition(Towers(), ["cpu:0", "cpu:1", "cpu:2"])
             try:
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.001, 0.15))
@@ -275,7 +291,7 @@ def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> Non
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert raised == caught > 3
+    assert raised == caught == 6, "the test wants to interrupt the tracer, and no interrupt is lost"
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
@@ -521,6 +537,7 @@ class Calls(nn.Module):
         return self.head(torch.cat([self.branches[0](x), self.inner(x), self.branches[1](x)], 1))
 
 
+@pytest.mark.xfail(OLD_TORCH, reason="its tracer cannot enter the inner module, which keeps programs of its own")
 def test_a_partitioned_module_inside_another() -> None:
     """The inner one becomes a part of the outer one's program, and its towers still run on three lanes."""
     plain = Calls(Towers())

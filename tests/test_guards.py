@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import programs, spec
+from lanes import OLD_TORCH, programs, spec
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -457,6 +457,7 @@ class Regions(nn.Module):
         return self.right(x) - self.shift
 
 
+@pytest.mark.xfail(OLD_TORCH, reason="there eager raises, once a number that a branch reads has changed", strict=False)
 @pytest.mark.parametrize("name", ["factor", "shift"])
 @pytest.mark.parametrize("on_the_class", [True, False])
 def test_what_the_body_of_a_region_reads(name: str, on_the_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:

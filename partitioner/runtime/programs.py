@@ -276,10 +276,14 @@ def _is_transformed() -> bool:
 
     That is a functorch transform, or a function mode of the caller's own; ``with torch.device(...)`` is none of those.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transform() is not None:
         return True
-    modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
+    modes = map(torch._C._get_function_stack_at, range(_function_modes()))
     return any(type(mode) is not DeviceContext for mode in modes)
+
+
+_transform, _function_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_function_stack
+_is_fx_tracing, _is_jit_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing, torch._C._get_tracing_state
 
 
 def _has_own_rules(value: Any) -> bool:
@@ -292,8 +296,4 @@ def _has_own_rules(value: Any) -> bool:
 
 def _is_traced() -> bool:
     """Whether this thread traces for somebody else, who is to see the model itself: torch.fx, torch.jit, torch.export."""
-    return bool(
-        torch.fx._symbolic_trace.is_fx_symbolic_tracing()
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_exporting()
-    )
+    return _is_fx_tracing() or _is_jit_tracing() is not None or torch.compiler.is_exporting()

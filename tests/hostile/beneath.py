@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from lanes import OLD_TORCH
 from torch import Tensor, nn
 
 from .program import Run, Steps, Towers, Two, program, rand, two
@@ -121,7 +122,10 @@ def _minus(self: nn.Module, x: Tensor) -> Tensor:
     return self.left(x) - self.right(x)
 
 
-@program(two(lambda self, x: self.left(x) + self.right(x)))
+@program(
+    two(lambda self, x: self.left(x) + self.right(x)),
+    limit="a forward of its own that is taken away again is not noticed" if OLD_TORCH else "",
+)
 def own_forward_replaced(run: Run) -> Steps:
     yield run(rand())
     run.model.forward = _minus.__get__(run.model)

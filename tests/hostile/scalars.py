@@ -67,6 +67,19 @@ def numbers_of_numpy(run: Run) -> Steps:
         yield run(rand(), scale)
 
 
+def _jittered(self: nn.Module, x: Tensor) -> Tensor:
+    """As vision models rescale coordinates: a number of numpy's where torch asks for a float."""
+    most = np.log(getattr(self, "jitter", 2.0))
+    return self.left(x) * torch.empty(1, 4).uniform_(-most, most).exp() + self.right(x)
+
+
+@program(two(_jittered))
+def number_that_numpy_made(run: Run) -> Steps:
+    yield run(rand())
+    run.module.jitter = 3.0
+    yield run.learn(rand())
+
+
 def _of_unusual(self: nn.Module, x: Tensor, value: Any) -> Tensor:
     return self.left(x) * float(value) + self.right(x)
 

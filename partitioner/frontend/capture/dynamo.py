@@ -144,8 +144,8 @@ class Compiled:
             raise self._refusal(refused.error, args, kwargs) from None
         finally:
             pending, self.pending = self.pending, {}
-        self.reasons |= pending
         for code, reason in pending.items():  # eager could do what the tracer could not
+            self.reasons[code] = reason
             self.tries[code] += 1
             if self.tries[code] >= TRIES:
                 self.failures[code] = reason

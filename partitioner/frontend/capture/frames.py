@@ -39,7 +39,8 @@ SETTINGS: Mapping[str, Any] = {
     "allow_rnn": True,  # recurrent layers are ops like others
     "capture_scalar_outputs": True,  # so is asking a tensor for a number,
     "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
-    "trace_numpy": False,  # numpy computes what numpy computes, and refuses what it refuses
+    "use_recursive_dict_tags_for_guards": False,  # torch 2.11 takes them for a sign that nothing has changed
+    "skip_guards_on_constant_func_defaults": False,
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,

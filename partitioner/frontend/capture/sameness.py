@@ -94,11 +94,16 @@ def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callab
     backward, before_backward = everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks
 
     def here() -> tuple[int, ...]:
-        return (*forward, *before, *backward, *before_backward) if forward or before or backward or before_backward else ()
+        return (*forward, *before, *backward, *before_backward)
+
+    def as_then(_: object) -> bool:
+        if not (then or forward or before or backward or before_backward):  # as nearly always
+            return True
+        return here() == then or (whole and torch._C._len_torch_dispatch_stack() > 0)
 
     if any("._global_" in name for name, _ in guards):
         then = here()
-        yield lambda _: here() == then or (whole and torch._C._len_torch_dispatch_stack() > 0)
+        yield as_then
 
 
 def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
@@ -111,8 +116,15 @@ def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable
         for name, value in vars(owner).items()
         if getattr(_function(value), "__code__", None) in traced
     ]
+
+    def are_still(_: object) -> bool:
+        for kind, name, method in found:  # noqa: SIM110 - in every call, where it takes half as long as all()
+            if getattr(kind, name, None) is not method:
+                return False
+        return True
+
     if found:
-        yield lambda _: all(getattr(kind, name, None) is method for kind, name, method in found)
+        yield are_still
 
 
 def _function(value: Any) -> Any:

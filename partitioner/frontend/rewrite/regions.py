@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -96,7 +97,8 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
     try:
         return body(*inputs)
     except BaseException:
-        pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        with suppress(RuntimeError):  # torch 2.11 complains of having popped the last one
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
         for _ in range(_autocast_nesting() - nesting):
             torch.autocast_decrement_nesting()
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
