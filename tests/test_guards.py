@@ -121,6 +121,17 @@ def test_going_back_finds_the_first_program() -> None:
     assert programs(module) == 2
 
 
+def test_further_programs_make_no_call_slower() -> None:
+    """What is asked of the process before each call was asked once for each program that there was."""
+    module = parallel()
+    traced = module._partitioner_programs.forward
+    asked = len(traced.backend.conditions)
+    for scale in range(5):
+        module.original.scale = scale + 0.5
+        assert_as_eager(module)
+    assert programs(module) > 3 and len(traced.backend.conditions) == asked > 0
+
+
 def test_attributes_that_forward_does_not_read_cost_no_program() -> None:
     module = parallel()
     module.original.note = "said"

@@ -195,7 +195,7 @@ class _Backend:
         leave_saved_tensors()
         outside = around(owner.root, owner.whole)
         if HERE.code is owner.entry.__code__:
-            self.conditions += outside
+            self.conditions = tuple(dict.fromkeys((*self.conditions, *outside)))  # further programs rarely bring others
             outside = ()
         HERE.watched = (*within(HERE.scope), *outside)
         return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.code.co_name, reason_of(module)))

@@ -8,8 +8,10 @@ environment depends on all of it. Hooks for all modules come and go, and methods
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -21,7 +23,6 @@ from torch.nn.modules import module as everywhere
 from partitioner.frontend.capture.here import Watched
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
-_ENVIRONMENT = compile("tuple(__import__('os').environ.items())", "<partitioner guard>", "eval")
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
@@ -65,7 +66,17 @@ def _guards() -> list[tuple[str, str]]:
 
 def _environment(guards: list[tuple[str, str]]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     if any(".environ" in name for name, _ in guards):
-        yield _is_still(_ENVIRONMENT, eval(_ENVIRONMENT))
+        yield _EnvironmentIs(tuple(os.environ.items()))
+
+
+@dataclass(frozen=True)
+class _EnvironmentIs:
+    """All variables of the environment."""
+
+    then: tuple[tuple[str, str], ...]
+
+    def __call__(self, _scope: object) -> bool:
+        return tuple(os.environ.items()) == self.then
 
 
 def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
@@ -85,46 +96,61 @@ def _is_still(code: CodeType, value: Any) -> Callable[[dict[str, Any]], bool]:
 
 
 def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Hooks for all modules, if a module is called: Dynamo looks at them, and guards that they are in a dictionary.
-
-    Tools that count FLOPs or memory register some together with a dispatch mode, under which nothing can be traced.
-    """
-
-    forward, before = everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks
-    backward, before_backward = everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks
-
-    def here() -> tuple[int, ...]:
-        return (*forward, *before, *backward, *before_backward)
-
-    def as_then(_: object) -> bool:
-        if not (then or forward or before or backward or before_backward):  # as nearly always
-            return True
-        return here() == then or (whole and torch._C._len_torch_dispatch_stack() > 0)
-
+    """Hooks for all modules, if a module is called: Dynamo looks at them, and guards that they are in a dictionary."""
     if any("._global_" in name for name, _ in guards):
-        then = here()
-        yield as_then
+        yield _HooksAre(_hooks(), whole)
+
+
+_HOOKS = (
+    everywhere._global_forward_hooks,
+    everywhere._global_forward_pre_hooks,
+    everywhere._global_backward_hooks,
+    everywhere._global_backward_pre_hooks,
+)
+
+
+def _hooks() -> tuple[int, ...]:
+    return tuple(number for held in _HOOKS for number in held)
+
+
+@dataclass(frozen=True)
+class _HooksAre:
+    """Tools that count FLOPs or memory register some together with a dispatch mode, under which nothing can be traced."""
+
+    then: tuple[int, ...]
+    whole: bool
+
+    def __call__(self, _scope: object) -> bool:
+        if self.then or any(_HOOKS):
+            return _hooks() == self.then or (self.whole and torch._C._len_torch_dispatch_stack() > 0)
+        return True
 
 
 def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     """The methods of the model's classes that were traced."""
-    found = [
+    found = dict.fromkeys(
         (kind, name, getattr(kind, name))
-        for kind in {type(module) for module in root.modules()}
+        for kind in dict.fromkeys(type(module) for module in root.modules())
         for owner in kind.__mro__
         if owner is not nn.Module
         for name, value in vars(owner).items()
         if getattr(_function(value), "__code__", None) in traced
-    ]
+    )
+    if found:
+        yield _MethodsAre(tuple(found))
 
-    def are_still(_: object) -> bool:
-        for kind, name, method in found:  # noqa: SIM110 - in every call, where it takes half as long as all()
+
+@dataclass(frozen=True)
+class _MethodsAre:
+    """Classes, names of their methods, and what these were."""
+
+    then: tuple[tuple[type, str, Any], ...]
+
+    def __call__(self, _scope: object) -> bool:
+        for kind, name, method in self.then:  # noqa: SIM110 - in every call, where it takes half as long as all()
             if getattr(kind, name, None) is not method:
                 return False
         return True
-
-    if found:
-        yield are_still
 
 
 def _function(value: Any) -> Any:
