@@ -621,6 +621,7 @@ def wait_for(child: int, seconds: float = 30) -> int:
 
 
 @forks
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of one core
 def test_data_loader_workers_that_call_the_module() -> None:
     """Features made by a model in a loader's worker processes, while the parent uses the same module."""
     model = Towers().eval().requires_grad_(False)
