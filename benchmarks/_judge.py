@@ -128,7 +128,7 @@ def _judge(entry: _corpus_models.Entry, row: Row) -> None:
     except Exception as error:
         row.note("eager", f"eager: {brief(error)}")
         return
-    if "different" in {group[1] for group in compared(wanted, again).values()}:
+    if differs(compared(wanted, again)):
         row.note("eager", "eager differs from itself from call to call")
         return
     fresh = entry.build().train(row.mode == "train")  # a model that ran may hold what cannot be copied
@@ -196,20 +196,16 @@ def _play(row: Row, scene: Scene, model: nn.Module, parallel: Parallel) -> None:
         return
     with scene.context():
         found = run(parallel, scene.call)
-    worst = worst_of(compared(wanted, found))
-    if worst[1] == "different":
+    cells = compared(wanted, found)
+    if differs(cells):
         with scene.context():
             again = run(model, scene.call)
-        if worst_of(compared(wanted, again))[1] == "different":
+        if differs(compared(wanted, again)):
             row.scenes[scene.name] = "eager differs from itself"
             return
+    worst = max(cells.values(), key=lambda cell: ("equal", "rounding", "different").index(cell[1]))
     row.scenes[scene.name] = worst[0] if worst[1] != "equal" else "bits"
     row.note(worst[1], worst[2] and f"{scene.name}: {worst[2]}")
-
-
-def worst_of(cells: Mapping[str, Cell]) -> Cell:
-    """The cell that is furthest from equal."""
-    return max(cells.values(), key=lambda cell: ("equal", "rounding", "different").index(cell[1]))
 
 
 def run(module: nn.Module, call: Call) -> Run:
@@ -250,7 +246,7 @@ def _compare(row: Row, entry: _corpus_models.Entry, wanted: Run, found: Run) -> 
     cells = compared(wanted, found)
     row.outputs, row.buffers, row.keys = (cells[key][0] for key in ("outputs", "buffers", "keys"))
     row.gradients = cells["gradients"][0] if row.mode == "train" else ""
-    if any(verdict == "different" for _, verdict, _ in cells.values()) and _only_rounding(entry, row.mode):
+    if differs(cells) and _only_rounding(entry, row.mode):
         row.note("rounding", "rounding is amplified: in double precision the results agree")
         return
     for what, (_, verdict, reason) in cells.items():
@@ -266,7 +262,7 @@ def _only_rounding(entry: _corpus_models.Entry, mode: str) -> bool:
         cells = compared(run(model, call), run(spread(fresh, args, kwargs), call), loosen=100)
     except Exception:  # a model that does not run in double precision is judged by what was seen
         return False
-    return all(verdict != "different" for _, verdict, _ in cells.values())
+    return not differs(cells)
 
 
 def _doubled(leaf: Any) -> Any:
@@ -292,6 +288,11 @@ def compared(wanted: Run, found: Run, loosen: float = 1) -> dict[str, Cell]:
         "buffers": _group(wanted.state, found.state, loosen=loosen),
         "keys": ("differ", "different", f"keys {sorted(missing)[:3]}") if missing else ("yes", "equal", ""),
     }
+
+
+def differs(cells: Mapping[str, Cell]) -> bool:
+    """Whether any cell is more than rounding."""
+    return any(verdict == "different" for _, verdict, _ in cells.values())
 
 
 def _group(wanted: Mapping[str, Any], found: Mapping[str, Any], scale: float | None = None, loosen: float = 1) -> Cell:
