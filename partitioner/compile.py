@@ -166,26 +166,32 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
         spec: pins, colocations, policy, backend, grain.
         origin: torch device for which it was written; ``None`` for the one on which it lies.
     """
-    origin = origin or only_device(model) or machine.lanes[0].torch_device
+    lies, first = only_device(model), machine.lanes[0].torch_device
+    origin = origin or lies or first
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> Made:
         traced = graph_of(model, found)
         if len(homes) == 1:
-            plan = plan_of(traced, machine, spec)
-            return Made(emit(plan, spec), partial(interpret, traced.graph), admission(plan))
+            return program_of(traced, machine, spec)
         refuse_shared(traced.graph, found.inputs)
         plan = with_autocast(plan_of(traced, machine, spec, where_it_lies(traced.state, homes)), Mode(*modes_here()))
-        return Made(emit(plan, spec), refuse_sharing, admission(plan))
+        return Made(emit(plan, spec), refuse_sharing, _admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec, origin))
-    if len(homes) > 1 or only_device(model) != machine.lanes[0].torch_device:
+    if len(homes) > 1 or lies != first:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
 
 
-def admission(plan: Plan) -> Admission | None:
+def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
+    """A graph's program on lanes of one device."""
+    plan = plan_of(traced, machine, spec)
+    return Made(emit(plan, spec), partial(interpret, traced.graph), _admission(plan))
+
+
+def _admission(plan: Plan) -> Admission | None:
     """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
@@ -253,8 +259,7 @@ def make_plan(
     if not plans:
         return _without_graphs(plan_of(view_of(module), machine, spec))
     first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
-    reasons = filter(None, (graph.reason for _, graph in found))
-    notes = (f"one of {len(plans)} graphs; Python goes on after: {reason}" for reason in reasons)
+    notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from partitioner.compile import admission, asked_for, emit, partition, plan_of
+from partitioner.compile import asked_for, partition, program_of
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found
-from partitioner.frontend.check.interpret import interpret
 from partitioner.model.accept import refuse_mistaken
 from partitioner.runtime.programs import Latest, Made, Piece
 
@@ -32,7 +30,7 @@ def torch_backend(
         SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot.
     """
     asked = dict(options or {})
-    refuse_mistaken({name: value for name, value in asked.items() if name not in _OPTIONS}, partition)
+    refuse_mistaken([name for name in asked if name not in _OPTIONS], partition)
     lies = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)} or {"cpu"}
     names = asked.pop("devices", None) or (None if lies == {"cpu"} else [*lies, *lies])
     document, machine = asked_for(
@@ -45,9 +43,7 @@ def torch_backend(
         )
 
     def make(found: Found) -> Made:
-        traced = build_graph(found, "GraphModule", {}, ())
-        plan = plan_of(traced, machine, document)
-        return Made(emit(plan, document), partial(interpret, traced.graph), admission(plan))
+        return program_of(build_graph(found, "GraphModule", {}, ()), machine, document)
 
     return Piece.of(Found(module, tuple(inputs)), make, Latest())
 

@@ -17,7 +17,7 @@ from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.machine import Machine
-from partitioner.model.call import Call
+from partitioner.model.call import Call, Planned
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
@@ -97,19 +97,15 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
         hold_against_eager(model, call, method)
     else:
         args, kwargs = call.fill(call.tensors)
-        with suppress(_Stopped), state_kept(model):
+        with suppress(Planned), state_kept(model):
             method(*args, **kwargs)
     if not graphs and method.reasons:
         raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.reasons.values())}")
     return graphs
 
 
-class _Stopped(BaseException):
-    """Ends a call that was made to be traced and not to be run."""
-
-
 def _stop(*_arguments: Any) -> Sequence[Any]:
-    raise _Stopped
+    raise Planned
 
 
 def hold_against_eager(

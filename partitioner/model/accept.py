@@ -32,10 +32,11 @@ def accepted(model: Any) -> nn.Module:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
-    lazy = [name for name, value in all_state(model).items() if nn.parameter.is_lazy(value)]
+    state = all_state(model)
+    lazy = [name for name, value in state.items() if nn.parameter.is_lazy(value)]
     if lazy:
         raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
-    meta = [name for name, value in all_state(model).items() if value.is_meta]
+    meta = [name for name, value in state.items() if value.is_meta]
     if meta:
         raise InputError(
             f"{meta[0]} is on the meta device and has no values. Load the model first: model.to_empty(device='cpu'), then "

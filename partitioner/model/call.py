@@ -114,6 +114,10 @@ def memory(values: Sequence[Any]) -> list[int]:
     return numbers
 
 
+class Planned(BaseException):
+    """Ends a call that was made to be traced and not to be run."""
+
+
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
     """The example call, or ``None`` if there is none.
 

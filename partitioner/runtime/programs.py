@@ -23,7 +23,7 @@ from partitioner.backends import Executable
 from partitioner.ir.machine import Machine
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
-from partitioner.model.call import sharing
+from partitioner.model.call import Planned, sharing
 from partitioner.model.modes import take_over
 
 
@@ -74,10 +74,6 @@ Make = Callable[[Any], Made]
 
 Trace = Callable[..., Method]
 """Gives a traced method: of a model, by name, with who receives its graphs."""
-
-
-class Planned(BaseException):
-    """Ends a call that was made to be traced and not to be run."""
 
 
 class _Here(threading.local):
@@ -276,14 +272,10 @@ def _is_transformed() -> bool:
 
     That is a functorch transform, or a function mode of the caller's own; ``with torch.device(...)`` is none of those.
     """
-    if _transform() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    modes = map(torch._C._get_function_stack_at, range(_function_modes()))
+    modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext for mode in modes)
-
-
-_transform, _function_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_function_stack
-_is_fx_tracing, _is_jit_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing, torch._C._get_tracing_state
 
 
 def _has_own_rules(value: Any) -> bool:
@@ -296,4 +288,8 @@ def _has_own_rules(value: Any) -> bool:
 
 def _is_traced() -> bool:
     """Whether this thread traces for somebody else, who is to see the model itself: torch.fx, torch.jit, torch.export."""
-    return _is_fx_tracing() or _is_jit_tracing() is not None or torch.compiler.is_exporting()
+    return bool(
+        torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_exporting()
+    )

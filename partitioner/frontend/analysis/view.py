@@ -74,11 +74,9 @@ def _state(node: torch.fx.Node, module: nn.Module) -> list[str]:
     used = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr" and not is_op(source)]
     if node.op == "call_module":
         called = module.get_submodule(str(node.target))
-        for path, part in called.named_modules(remove_duplicate=False) if called._modules else [("", called)]:
-            prefix = f"{node.target}.{path}." if path else f"{node.target}."
-            used += (
-                prefix + name for held in (part._parameters, part._buffers) for name, value in held.items() if value is not None
-            )
+        for path, part in called.named_modules(prefix=str(node.target), remove_duplicate=False):
+            held = {**part._parameters, **part._buffers}
+            used += (f"{path}.{name}" for name, tensor in held.items() if tensor is not None)
     return list(dict.fromkeys(used))
 
 

@@ -35,7 +35,7 @@ from partitioner.errors import TraceError
 from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, explain, reason_of
-from partitioner.frontend.capture.sameness import around, leave_saved_tensors, within
+from partitioner.frontend.capture.sameness import watched
 from partitioner.model.keep import state_kept
 
 TRIES = 3
@@ -105,7 +105,7 @@ class Compiled:
         self.tries: Counter[CodeType] = Counter()
         self.programs: Counter[CodeType] = Counter()
         self.method = method
-        self._begin_anew()
+        self._start()
         EVERY.add(self)
 
     @property
@@ -113,16 +113,16 @@ class Compiled:
         """Where all tensors are taken to lie while a frame of this call is traced."""
         return self.ask_home()
 
-    def _begin_anew(self) -> None:
+    def _start(self) -> None:
         """Start without programs."""
         self.forked = False
         self.functions: dict[_Backend, Callable[..., Any]] = {}
         self.entry = _entry(type(self.root).__name__, self.method)
-        self.backend = self._begin()
+        self.backend = self._new_backend()
         weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
 
-    def _begin(self) -> _Backend:
-        """Start on programs for the process as it is now."""
+    def _new_backend(self) -> _Backend:
+        """A backend for the process as it is now."""
         backend = _Backend(self)
         context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
@@ -134,10 +134,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, through what was made of its graphs."""
         if self.forked:
-            self._begin_anew()
+            self._start()
         backend = self.backend
         if not backend.fits():
-            backend = self.backend = next((one for one in list(self.functions) if one.fits()), None) or self._begin()
+            backend = self.backend = next((one for one in list(self.functions) if one.fits()), None) or self._new_backend()
         try:
             result = self.functions[backend](self.root, *args, **kwargs)
         except Untraceable as refused:
@@ -192,12 +192,11 @@ class _Backend:
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         owner = self.owner()
         assert owner is not None and HERE.code is not None, "its method is being traced"
-        leave_saved_tensors()
-        outside = around(owner.root, owner.whole)
+        within, around = watched(HERE.scope, owner.root, owner.whole)
         if HERE.code is owner.entry.__code__:
-            self.conditions = tuple(dict.fromkeys((*self.conditions, *outside)))  # further programs rarely bring others
-            outside = ()
-        HERE.watched = (*within(HERE.scope), *outside)
+            self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
+            around = ()
+        HERE.watched = (*within, *around)
         return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.code.co_name, reason_of(module)))
 
 

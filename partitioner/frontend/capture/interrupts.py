@@ -24,8 +24,9 @@ def held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers: dict[int, Any] = {one: signal.getsignal(one) for one in signal.valid_signals()}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    handlers: dict[int, Any] = {
+        number: found for number in signal.valid_signals() if callable(found := signal.getsignal(number))
+    }
     arrived: list[int] = []
     ended = False
 

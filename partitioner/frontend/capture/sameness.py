@@ -26,42 +26,25 @@ _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
-def within(scope: Mapping[str, Any]) -> Watched:
-    """What to look at again in the frame being traced. Called by a backend.
+def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Watched, Watched]:
+    """What to look at again, of all that the frame being traced depends on: in the frame, and in the process.
+
+    Called by a backend. Dynamo's guard on hooks for saved tensors is taken back: ops run under those of the call, and it is a
+    function of Python, which costs time in each call and loses an interrupt that comes meanwhile.
 
     Args:
         scope: ``L`` and ``G`` of that frame.
-    """
-    return tuple(_ambiguous(_guards(), dict(scope)))
-
-
-def around(root: nn.Module, whole: bool) -> Watched:
-    """What to look at again in the process, of all that the frame being traced depends on. Called by a backend.
-
-    Args:
         root: the model.
         whole: whether the frame cannot run as it is.
     """
-    context, guards = TracingContext.try_get(), _guards()
-    traced = set() if context is None else set(context.traced_code)
-    return (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, traced))
-
-
-def leave_saved_tensors() -> None:
-    """Take back Dynamo's guard on hooks for saved tensors: ops run under those of the call. Called by a backend.
-
-    It is a function of Python, which costs time in each call, and loses an interrupt that comes meanwhile.
-    """
     context = TracingContext.try_get()
-    if context is not None:
-        guards = context.guards_context.dynamo_guards.inner
-        guards -= {guard for guard in guards if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
-
-
-def _guards() -> list[tuple[str, str]]:
-    """Name of what is guarded, and kind of the guard, of the frame being traced."""
-    context = TracingContext.try_get()
-    return [] if context is None else [(_name(one), one.create_fn_name()) for one in context.guards_context.dynamo_guards]
+    if context is None:
+        return (), ()
+    inner = context.guards_context.dynamo_guards.inner
+    inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
+    guards = [(_name(guard), guard.create_fn_name()) for guard in inner]
+    around = (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
+    return tuple(_ambiguous(guards, dict(scope))), around
 
 
 def _environment(guards: list[tuple[str, str]]) -> Iterator[Callable[[dict[str, Any]], bool]]:
