@@ -52,6 +52,12 @@ def _same_start() -> Iterator[None]:
     torch.set_grad_enabled(grad)
 
 
+@pytest.fixture
+def one_thread() -> None:
+    """Kernels split their sums among threads, so that bits depend on how many there are; lanes get fewer than eager."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interrupts_arrive() -> Iterator[None]:
     """A job that a shell started in the background ignores Ctrl-C, and the tests that send one would wait in vain."""

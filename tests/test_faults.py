@@ -49,11 +49,7 @@ from partitioner.frontend.capture.interrupts import held_back
 X = numbers(4, 6)
 LANES = range(3)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def raiser(error: BaseException) -> Callable[[], None]:

@@ -17,10 +17,7 @@ from partitioner.compile import planned
 X = numbers(4, 6)
 LANES = ["cpu:0", "cpu:1"]
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def scripted() -> nn.Module:

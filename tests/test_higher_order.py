@@ -18,18 +18,13 @@ from partitioner.testing import assert_equal_runs
 
 X = numbers(4, 6)
 
-pytestmark = [  # torch's own
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's own, as are those that follow
     pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
 
 
 class Branches(nn.Module):

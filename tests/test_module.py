@@ -25,11 +25,7 @@ from partitioner.runtime.module import Parallel
 
 X = numbers(4, 6)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Kernels split their sums among threads, so that bits depend on how many there are; lanes get fewer than eager."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def twins(model: nn.Module, *inputs: Any, lanes: int = 3) -> tuple[nn.Module, Parallel]:

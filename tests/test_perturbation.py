@@ -37,11 +37,7 @@ from partitioner.testing import assert_equal_runs
 Delay = Callable[[str], float]
 """Seconds to hold a thread up, before an op of this name, or ``record 3`` or ``wait 3``."""
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class HeldUp(Launch):

@@ -36,11 +36,7 @@ TWO = {"lazy:0": 1, "lazy:1": 1}
 MIXED = {"lazy:0": 1, "cpu": 1}
 EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

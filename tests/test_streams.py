@@ -38,11 +38,7 @@ LANES: dict[str, dict[str, int]] = {
 }
 EACH = pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

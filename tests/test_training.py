@@ -27,11 +27,7 @@ from partitioner.runtime.module import Parallel
 
 X = numbers(4, 6)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Bits depend on how many threads an op has."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Pair(nn.Module):
