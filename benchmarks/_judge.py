@@ -66,7 +66,7 @@ def gpu_spec(policy: str, memory: int | None = None) -> dict[str, Any]:
     """Eight GPUs between which copies are free. With a cap on their memory, chains are cut into parts as well."""
     names = [f"cuda:{index}" for index in range(GPUS)]
     links = [{"source": a, "target": b, "latency": 0, "bandwidth": 1e15} for a in names for b in names if a != b]
-    devices = [{"device": name, "memory": memory, **FREE} for name in names]
+    devices = [{"device": name, "memory": memory, "handoff": 0, "overhead": 0, "bandwidth": 1e5} for name in names]
     return {"devices": devices, "links": links, "grain": 1e-9, "policy": policy}
 
 

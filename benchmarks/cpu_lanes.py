@@ -16,8 +16,6 @@ import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-from unittest import mock
 
 import torch
 from _common import Ratio, Way, alternate, milliseconds, print_machine, table
@@ -25,10 +23,9 @@ from _corpus_models import zoo
 from torch import Tensor, nn
 
 from partitioner import Parallel, partition
-from partitioner.ir.assignment import Assignment
-from partitioner.planner import policies
-from partitioner.planner.policies import POLICIES
-from partitioner.planner.timing import serial_time, simulate
+from partitioner.planner.policies.by_level import ByLevel
+from partitioner.planner.seconds import serial_seconds
+from partitioner.planner.simulate import simulate
 
 BRANCH_GRAIN = 1e-9
 """Every branch is a task, however short."""
@@ -37,15 +34,6 @@ DEFAULT_GRAIN = 1e-4
 """What the default hand-off of a CPU lane makes of it; keeps the many small branches of a real network together."""
 
 MATTERS = 1.03
-
-
-def ungated(*arguments: Any) -> Assignment:
-    """`by_level` without its last step, in which it falls back to one lane."""
-    with mock.patch.object(policies, "MIN_SPEEDUP", 0.0):
-        return POLICIES["by_level"](*arguments)
-
-
-POLICIES["ungated"] = ungated
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ def plain_lanes(model: nn.Module, inputs: tuple[Tensor, ...], lanes: int) -> Par
 
 
 def forced_lanes(model: nn.Module, inputs: tuple[Tensor, ...], lanes: int, grain: float) -> Parallel:
-    spec = {"devices": [{"device": "cpu", "lanes": lanes, "handoff": 0}], "grain": grain, "policy": "ungated"}
+    spec = {"devices": [{"device": "cpu", "lanes": lanes, "handoff": 0}], "grain": grain, "policy": ByLevel()}
     return partition(copy.deepcopy(model), example_inputs=inputs, spec=spec, check=False)
 
 
@@ -122,7 +110,8 @@ def predicted(forced: Parallel, gated: Parallel) -> float:
     """The speedup that the cost model expects of the forced plan, hand-offs at their usual price."""
     plan = forced.plan
     costs = replace(plan.costs, machine=gated.plan.machine)
-    return serial_time(gated.plan.graph, gated.plan.costs) / simulate(plan.program, costs, plan.tasks).makespan
+    serial = serial_seconds(gated.plan.costs, gated.plan.machine.devices[0])
+    return serial / simulate(plan.program, costs, plan.tasks, plan.placement).makespan
 
 
 def judgement(lanes: bool, gated: float, forced: float) -> str:

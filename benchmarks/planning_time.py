@@ -122,8 +122,9 @@ STAGES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "constrain": ((driver, "constrain"),),
     "estimate": ((driver, "estimate"),),
     "coarsen": ((driver, "coarsen"),),
-    "place": (),
-    "schedule": ((driver, "issue_order"), (driver, "schedule")),
+    "pose": ((driver, "pose"),),
+    "place": ((driver, "decided"),),
+    "schedule": ((driver, "schedule"),),
     **dict.fromkeys(LOWERINGS, ()),
     "verify": ((driver, "verify_plan"),),
     "emit": (),
@@ -161,9 +162,8 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
         stack.enter_context(mock.patch.object(Piece, "of", staticmethod(timed("all", Piece.of))))
         lowerings = tuple(timed(lowering.__name__, lowering) for lowering in driver.LOWERINGS)
         stack.enter_context(mock.patch.object(driver, "LOWERINGS", lowerings))
-        for stage, registry in (("place", driver.POLICIES), ("emit", driver.BACKENDS)):
-            made = {name: timed(stage, function) for name, function in registry.items()}
-            stack.enter_context(mock.patch.dict(registry, made))
+        made = {name: timed("emit", function) for name, function in driver.BACKENDS.items()}
+        stack.enter_context(mock.patch.dict(driver.BACKENDS, made))
         yield
 
 

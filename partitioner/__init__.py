@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from partitioner.ir.parse import parse
     from partitioner.lower.verify import verify
+    from partitioner.planning import plan
     from partitioner.runtime.module import Parallel
     from partitioner.spec.spec import Spec, load_spec
 
@@ -53,6 +54,7 @@ __all__ = [
     "load_spec",
     "parse",
     "partition",
+    "plan",
     "verify",
 ]
 
@@ -62,6 +64,7 @@ _HOME = {
     "Spec": "spec.spec",
     "load_spec": "spec.spec",
     "parse": "ir.parse",
+    "plan": "planning",
     "verify": "lower.verify",
 }
 

@@ -4,8 +4,9 @@
     graph     = build_graph(found)                       what happens, and what each op touches
     costs     = estimate(graph, machine)                 how long, how large
     tasks     = coarsen(graph, costs)                    ops -> tasks worth a launch
-    placement = POLICIES[policy](tasks, costs, machine)  where, and how urgent
-    program   = schedule(tasks, placement, costs)        in what order
+    problem   = pose(tasks, costs, machine)              numbers
+    placement = decided(problem, policy)                 where, in what order, with how many threads
+    program   = schedule(tasks, placement, machine)      runs
     program   = lowering(program), for each              copies, events, frees
     execute   = BACKENDS[backend](plan)                  something to call, under the guards
 
@@ -14,7 +15,7 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +32,12 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, home, on_examples, view_of
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, state_devices
+from partitioner.ir.problem import Problem
 from partitioner.lower import LOWERINGS
 from partitioner.lower.modes import with_autocast
 from partitioner.lower.runs import schedule
@@ -47,14 +50,16 @@ from partitioner.model.state import all_state, copied, only_device, sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
-from partitioner.planner.policies import POLICIES
-from partitioner.planner.timing import issue_order, serial_time, simulate
+from partitioner.planner.policies import decided, policy_of
+from partitioner.planner.pose import pose
+from partitioner.planner.seconds import serial_seconds
+from partitioner.planner.simulate import simulate
 from partitioner.runtime.admission import Admission
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
 from partitioner.runtime.programs import Made, Programs
-from partitioner.spec.discover import build_machine, pinned, refuse_missing
-from partitioner.spec.spec import Spec, load_spec
+from partitioner.spec.discover import asked_for, pinned, refuse_missing
+from partitioner.spec.spec import Spec
 from partitioner.spec.spec import choice as choice
 
 
@@ -65,7 +70,7 @@ def partition(
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
-    policy: str | None = None,
+    policy: str | Mapping[str, Any] | Callable[[Problem], Assignment] | None = None,
     backend: str | None = None,
     copy: bool = False,
     check: bool = True,
@@ -89,7 +94,8 @@ def partition(
             ``.placement`` show a provisional plan.
         example_kwargs: keyword arguments of that call.
         spec: a `Spec`, a mapping, or a path to a YAML, JSON or TOML file: devices, links, pins, colocations, policy, backend.
-        policy: ``"by_level"`` (branches of equal depth balanced over lanes) or ``"single"`` (one lane).
+        policy: a name in `POLICIES`, such as ``"by_level"`` (branches of equal depth balanced over lanes), ``"auto"`` or
+            ``"single"`` (one lane); ``{"name": "exact", "time_limit": "10s"}``; or a function of a `Problem`.
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         copy: partition a deep copy.
         check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
@@ -149,12 +155,6 @@ def planned(
     if call is not None and any(tensor.is_meta for tensor in all_state(model).values()):
         call = call.on("meta")
     return on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
-
-
-def asked_for(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
-    """What was asked for, and the machine that comes of it."""
-    document = load_spec(spec, **fields)
-    return document, accelerators_first(build_machine(document, devices))
 
 
 def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None = None) -> Programs:
@@ -275,20 +275,21 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     Raises:
         PlacementError, SpecError: what the spec does not allow.
     """
-    policy, graph = choice("policy", spec.policy, POLICIES), traced.graph
+    policy, graph = policy_of(spec.policy), traced.graph
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = estimate(graph, machine, state)
     tasks = coarsen(graph, costs, constraints, spec.grain)
-    placement = policy(tasks, costs, machine, constraints)
-    program = schedule(tasks, placement, machine, issue_order(tasks, placement, costs))
+    placement = decided(pose(tasks, costs, machine, constraints), policy)
+    program = schedule(tasks, placement, machine)
     for lowering in LOWERINGS:
         program = lowering(program)
     plan = Plan(graph, machine, costs, tasks, placement, program, state)
     verify_plan(plan)
     if not graph.observed:
         return plan
-    return replace(plan, serial=serial_time(graph, costs), makespan=simulate(program, costs, tasks).makespan)
+    makespan = simulate(program, costs, tasks, placement).makespan
+    return replace(plan, serial=serial_seconds(costs, machine.devices[0]), makespan=makespan)
 
 
 def _empty(programs: Programs, spec: Spec) -> Plan | None:

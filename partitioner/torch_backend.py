@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from partitioner.compile import asked_for, partition, program_of
+from partitioner.compile import partition, program_of
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.model.accept import refuse_mistaken
 from partitioner.runtime.programs import Latest, Made, Piece
+from partitioner.spec.discover import asked_for
 
 
 def torch_backend(

@@ -11,10 +11,8 @@ import torch
 
 from partitioner import partition
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.cost import Costs
-from partitioner.ir.machine import Machine
-from partitioner.ir.task import TaskGraph
-from partitioner.planner.constraints import Constraints
+from partitioner.ir.problem import Problem
+from partitioner.planner.assigned import scheduled
 from partitioner.planner.policies import POLICIES
 
 
@@ -37,11 +35,10 @@ class StaleView(torch.nn.Module):
         return [late @ late, view.mean(), *(view[:, number:] for number in range(50))]
 
 
-def slices_elsewhere(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
+def slices_elsewhere(problem: Problem) -> Assignment:
     """Slices on lane 1, everything else on lane 0."""
-    targets = {task.name: {tasks.graph.by_name[op].target for op in task.ops} for task in tasks.tasks}
-    lane = {name: int(found == {"getitem"}) for name, found in targets.items()}
-    return Assignment("slices_elsewhere", lane, {name: -float(number) for number, name in enumerate(lane)}, {})
+    lanes = [int(all(op.startswith("getitem") for op in label.split())) for label in problem.labels]
+    return scheduled(problem, "slices_elsewhere", lanes, range(len(lanes)))
 
 
 def main(which: str, calls: int) -> None:

@@ -438,9 +438,14 @@ def spread(model: nn.Module, inputs: tuple[Any, ...], lanes: Mapping[str, int], 
     return partition(model, example_inputs=inputs, spec=spec(lanes), **options)
 
 
+def slow(device: str) -> dict[str, float]:
+    """Figures under which an op takes about a millisecond: of a CPU's lane to issue it, of an accelerator's to run it."""
+    return {"overhead": 1e-3} if device.startswith("cpu") else {"overhead": 0, "bandwidth": 4e5}
+
+
 def spec(lanes: Mapping[str, int], **caps: int) -> dict[str, Any]:
     """So many lanes on each device, where an op takes long and everything else takes no time."""
-    devices = [{"device": name, "lanes": count, "handoff": 0, "overhead": 1e-3} for name, count in lanes.items()]
+    devices = [{"device": name, "lanes": count, "handoff": 0, **slow(name)} for name, count in lanes.items()]
     for device in devices:
         device |= {"memory": caps[kind]} if (kind := str(device["device"]).replace(":", "")) in caps else {}
     links = [

@@ -13,7 +13,7 @@ Everything is drawn from a `random.Random`, so that hypothesis (`st.randoms`) an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -29,16 +29,18 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph, Op, TensorMeta
 from partitioner.ir.machine import Device, Lane, Link, Machine
+from partitioner.ir.problem import Problem
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph, group
 from partitioner.lower import LOWERINGS
 from partitioner.lower.runs import schedule
 from partitioner.model.call import Call
+from partitioner.planner.assigned import scheduled as answered
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.feasible import Feasible
-from partitioner.planner.policies import POLICIES
-from partitioner.planner.timing import issue_order
+from partitioner.planner.policies import POLICIES, Policy, decided
+from partitioner.planner.pose import pose
 from partitioner.spec.spec import Spec
 
 KINDS = "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()
@@ -189,18 +191,26 @@ def random_tasks(rng: Random, graph: Graph, costs: Costs, constraints: Constrain
     return coarsen(graph, costs, constraints, rng.choice((None, 0.0, 1e-4, 1e-3)))
 
 
-def scattered(
-    rng: Random,
-) -> Callable[[TaskGraph, Costs, Machine, Constraints], Assignment]:
-    """A policy that puts every task on any lane that it may have, with any rank."""
+def scattered(rng: Random) -> Policy:
+    """A policy that puts every task on any lane that it may have, in any order that respects every edge."""
 
-    def policy(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
-        feasible = Feasible(tasks, costs, machine, constraints)
-        lane: dict[str, int] = {}
-        for task in tasks.tasks:
-            lane[task.name] = rng.choice(feasible.lanes(task.name))
-            feasible.assign(task.name, lane[task.name])
-        return Assignment("scattered", lane, {name: rng.random() for name in lane}, dict.fromkeys(lane, ""))
+    def policy(problem: Problem) -> Assignment:
+        feasible = Feasible(problem)
+        lanes: list[int] = []
+        for task in range(len(problem.tasks)):
+            processor = rng.choice(feasible.processors(task))
+            feasible.assign(task, processor)
+            lanes.append(problem.first_lane[processor] + rng.randrange(problem.processors[processor].lanes))
+        waiting = [len(set(before)) for before in ([source for source, _ in each] for each in problem.before)]
+        ready = [task for task, count in enumerate(waiting) if not count]
+        order: list[int] = []
+        while ready:
+            order.append(ready.pop(rng.randrange(len(ready))))
+            for after in set(problem.after[order[-1]]):
+                waiting[after] -= 1
+                if not waiting[after]:
+                    ready.append(after)
+        return answered(problem, "scattered", lanes, order, reasons=[""] * len(lanes))
 
     return policy
 
@@ -213,8 +223,13 @@ def lower(program: Program) -> Program:
 
 
 def scheduled(tasks: TaskGraph, placement: Assignment, costs: Costs) -> Program:
-    """The Runs of a placement, in the order that the driver issues them in."""
-    return schedule(tasks, placement, costs.machine, issue_order(tasks, placement, costs))
+    """The Runs of a placement, in the order that was decided."""
+    return schedule(tasks, placement, costs.machine)
+
+
+def place(policy: Policy, tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
+    """What the driver makes of a policy's answer."""
+    return decided(pose(tasks, costs, machine, constraints), policy)
 
 
 def build(
@@ -231,8 +246,11 @@ def random_lowered(rng: Random, *, layouts: Sequence[tuple[str, ...]] = LAYOUTS,
     costs = random_costs(rng, graph, machine)
     constraints = random_constraints(rng, graph, machine)
     tasks = random_tasks(rng, graph, costs, constraints)
-    policy = scattered(rng) if rng.random() < 0.7 else POLICIES[rng.choice(sorted(POLICIES))]
-    return build(graph, machine, costs, constraints, tasks, policy(tasks, costs, machine, constraints))
+    if rng.random() < 0.7:
+        placement = scattered(rng)(pose(tasks, costs, machine, constraints))
+    else:
+        placement = place(POLICIES[rng.choice(("by_level", "single"))](), tasks, costs, machine, constraints)
+    return build(graph, machine, costs, constraints, tasks, placement)
 
 
 def lowered_programs(

@@ -49,9 +49,9 @@ def op(name: str, *inputs: str, touches: str = "", storages: tuple[str, ...] | N
 def placed(graph: Graph, machine: Machine, **lane: int) -> tuple[TaskGraph, Program]:
     """Every op a task of its own, on the lane given, issued in program order."""
     tasks = group(graph, [[known.name] for known in graph.ops])
-    lanes = {task.name: lane[task.ops[0]] for task in tasks.tasks}
-    rank = {task.name: -float(number) for number, task in enumerate(tasks.tasks)}
-    return tasks, scheduled(tasks, Assignment("test", lanes, rank, {}), random_costs(Random(0), graph, machine))
+    names = tuple(task.name for task in tasks.tasks)
+    placement = Assignment("test", names, [lane[task.ops[0]] for task in tasks.tasks], range(len(names)))
+    return tasks, scheduled(tasks, placement, random_costs(Random(0), graph, machine))
 
 
 class Decoder(nn.Module):
@@ -211,12 +211,13 @@ def test_gradient_accumulators_of_shared_leaves_exist_before_the_lanes_start() -
     """
     x, late = torch.randn(3, 64, requires_grad=True), torch.randn(8, 8)
     plan = make_plan(SharedLeaf(), Call.of((x, late), {}), Machine((Device("cpu", "cpu", lanes=2),)), Spec(grain=1e-9))
-    target = {name: plan.graph.by_name[task.ops[0]].target for name, task in plan.tasks.by_name.items()}
-    lane = {name: int(found == "getitem") for name, found in target.items()}
-    program = scheduled(plan.tasks, Assignment("test", lane, dict.fromkeys(lane, 0.0), {}), plan.costs)
+    names = tuple(plan.tasks.by_name)
+    lanes = [int(plan.graph.by_name[task.ops[0]].target == "getitem") for task in plan.tasks.tasks]
+    placement = Assignment("test", names, lanes, range(len(names)))
+    program = scheduled(plan.tasks, placement, plan.costs)
     for lowering in LOWERINGS:
         program = lowering(program)
-    code = generate(replace(plan, placement=Assignment("test", lane, {}, {}), program=program))
+    code = generate(replace(plan, placement=placement, program=program))
     arguments = [{"x": x, "late": late}[name] for name in plan.graph.arguments]
     assert [plan.graph.arguments[position] for position in code.shared] == ["x"]
     (held,) = gradient_edges(code, arguments)

@@ -47,10 +47,15 @@ def _exact() -> Iterator[None]:
     torch.cuda.synchronize()
 
 
+def slow(device: str) -> dict[str, float]:
+    """Figures under which an op takes about a millisecond: of a CPU's lane to issue it, of an accelerator's to run it."""
+    return {"overhead": 1e-3} if device.startswith("cpu") else {"overhead": 0, "bandwidth": 4e5}
+
+
 def spec(**lanes: int) -> dict[str, Any]:
     """A spec for so many lanes on each device, under which each op is worth one: ``spec(cuda0=3, cpu=1)``."""
     names = {name: name.replace("cuda", "cuda:") for name in lanes}
-    devices = [{"device": names[name], "lanes": count, "handoff": 0, "overhead": 1e-3} for name, count in lanes.items()]
+    devices = [{"device": names[name], "lanes": count, "handoff": 0, **slow(name)} for name, count in lanes.items()]
     links = [
         {"source": names[one], "target": names[other], "latency": 0, "bandwidth": 1e15}
         for one in lanes
@@ -534,7 +539,7 @@ SANITIZED = """
         def forward(self, x):
             return self.head(torch.cat([tower(x) for tower in self.towers], 1))
 
-    spec = {"devices": [{"device": "cuda:0", "lanes": 3, "handoff": 0, "overhead": 1e-3}], "grain": 1e-9}
+    spec = {"devices": [{"device": "cuda:0", "lanes": 3, "handoff": 0, **slow("cuda:0")}], "grain": 1e-9}
     x = torch.randn(32, 64, device="cuda")
     parallel = partition(Towers().cuda(), example_inputs=x, spec=spec, check=False)
     ran = []

@@ -173,7 +173,7 @@ def test_one_lane_needs_no_events() -> None:
     graph = make_graph(ops, outputs=["b"])
     tasks = group(graph, [["a"], ["b"]])
     machine = Machine((Device("cpu", "cpu"),))
-    placement = Assignment("test", {"t0": 0, "t1": 0}, {"t0": 1.0, "t1": 0.0}, {})
+    placement = Assignment("test", ("t0", "t1"), (0, 0), (0, 1))
     program = scheduled(tasks, placement, random_costs(Random(0), graph, machine))
     for lowering in LOWERINGS:
         program = lowering(program)

@@ -119,7 +119,7 @@ def check_train(entry: zoo.ZooModel) -> None:
 def eight_gpus() -> Machine:
     """A machine on which nothing speaks against spreading: hand-offs and links cost nothing."""
     machine = build_machine(load_spec(), [f"cuda:{index}" for index in range(8)])
-    devices = tuple(replace(device, handoff=0.0, overhead=1e-3) for device in machine.devices)
+    devices = tuple(replace(device, handoff=0.0, overhead=0.0, bandwidth=1e5) for device in machine.devices)
     links = tuple(Link(link.source, link.target, bandwidth=1e15, latency=0.0) for link in machine.links)
     return Machine(devices, links)
 

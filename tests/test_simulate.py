@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from partitioner.compile import make_plan
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device, Link, Machine
@@ -19,7 +20,8 @@ from partitioner.ir.task import Task, TaskGraph
 from partitioner.ir.timeline import Timeline
 from partitioner.model.call import Call
 from partitioner.planner.bounds import lower_bound
-from partitioner.planner.timing import op_seconds, serial_time, simulate
+from partitioner.planner.seconds import serial_seconds
+from partitioner.planner.simulate import op_seconds, simulate
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules
@@ -101,7 +103,9 @@ def test_the_callers_wait_at_the_end_counts() -> None:
 
 
 def test_a_lane_that_is_alone_uses_every_core() -> None:
-    alone = simulated(cpu(2, cores=2), "0 run a () -> ()", a=4)
+    machine = cpu(2, cores=2)
+    costs, wide = costs_of(machine, a=4), Assignment("test", ("a",), (0,), (0,), threads=(2,))
+    alone = simulate(program("0 run a () -> ()", machine=machine), costs, tasks_of(costs), wide)
     shared = simulated(cpu(2, cores=2), *FORK, a=4, b=4, c=0)
     assert alone.makespan == pytest.approx(2 * MS, rel=1e-4)
     assert shared.spans[0].end == pytest.approx(4 * MS)
@@ -136,7 +140,7 @@ def planned(model: GeneratedModule, devices: list[str]) -> Plan:
 @given(modules(), fake_device_lists())
 def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
     plan = planned(model, devices)
-    timeline = simulate(plan.program, plan.costs, plan.tasks)
+    timeline = simulate(plan.program, plan.costs, plan.tasks, plan.placement)
     spans = {span.label: span for span in timeline.spans}
     assert sorted(name for name in spans if name in plan.tasks.by_name) == sorted(plan.tasks.by_name)
     for lane in range(len(timeline.lanes)):
@@ -152,4 +156,5 @@ def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
 @given(modules())
 def test_one_lane_takes_the_serial_time(model: GeneratedModule) -> None:
     plan = planned(model, ["cpu:0"])
-    assert simulate(plan.program, plan.costs, plan.tasks).makespan == pytest.approx(serial_time(plan.graph, plan.costs))
+    serial = serial_seconds(plan.costs, plan.machine.devices[0])
+    assert simulate(plan.program, plan.costs, plan.tasks, plan.placement).makespan == pytest.approx(serial)

@@ -7,12 +7,8 @@ from collections import Counter, defaultdict
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import bodies_for, op_devices
 from partitioner.ir.conflicts import allocators
-from partitioner.ir.overlap import runs_alone
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
-
-LONG_ALONE = 5e-4
-"""Seconds that a task must run alone to get every thread: OpenMP's pool is started for it and sent home after it."""
 
 
 class Context:
@@ -38,14 +34,14 @@ class Context:
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
 
     def _alone(self) -> dict[int, bool]:
-        """Which Runs on the CPU get all of its threads: those that run alone, for long enough."""
-        alone = runs_alone(self.program)
-        for index in alone:
-            item = self.program.instructions[index]
-            assert isinstance(item, Run)
-            seconds = self.plan.costs.time(self.ops(item.task), self.plan.machine.device_of(item.lane))
-            alone[index] = alone[index] and seconds >= LONG_ALONE
-        return alone
+        """Which Runs on the CPU get all of its threads."""
+        placement, lanes = self.plan.placement, self.program.lanes
+        wide = {name for name, threads in zip(placement.tasks, placement.threads, strict=False) if threads}
+        return {
+            index: item.task in wide
+            for index, item in enumerate(self.program.instructions)
+            if isinstance(item, Run) and lanes[item.lane].kind == "cpu"
+        }
 
     def _event_lanes(self) -> dict[int, set[int]]:
         lanes: defaultdict[int, set[int]] = defaultdict(set)

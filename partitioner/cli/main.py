@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from partitioner.cli.calibrate import calibrate_command
 from partitioner.cli.console import USAGE, complain, guarded, terminal, working, write
+from partitioner.cli.plan import plan_command
 
 if TYPE_CHECKING:
     from partitioner.ir.plan import Plan
@@ -116,6 +118,10 @@ def verify_command(
             write(f"{error}\n")
             raise typer.Exit(1) from None
         write(f"no faults: {len(program.instructions)} instructions on {len(program.lanes)} lanes\n")
+
+
+app.command("plan")(plan_command)
+app.command("calibrate")(calibrate_command)
 
 
 def _plan(

@@ -30,6 +30,7 @@ class Device:
         cores: threads that the ops of all its lanes can use together, for a CPU; 1 for an accelerator.
         handoff: seconds from the end of an op on one lane to the start of an op on another lane that waited for it.
         assumed: which of these figures nobody has given.
+        rates: FLOP/s of a lane by dtype, such as ``("bfloat16", 7e14)``, where that is known to differ from ``flops``.
     """
 
     name: str
@@ -42,6 +43,11 @@ class Device:
     handoff: float = 5e-5
     cores: int = 1
     assumed: tuple[str, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of one lane on large matrix products of a dtype."""
+        return next((rate for name, rate in self.rates if name == dtype), self.flops)
 
     @property
     def kind(self) -> str:
@@ -122,7 +128,7 @@ class Machine:
             owners.setdefault(device.assumed, []).append(device.name)
         for link in self.links:
             owners.setdefault(link.assumed, []).append(f"{link.source} -> {link.target}")
-        return tuple(f"{', '.join(figures)} of {_few(names)}" for figures, names in owners.items() if figures)
+        return tuple(f"{', '.join(figures)} of {few(names)}" for figures, names in owners.items() if figures)
 
     def link(self, source: str, target: str) -> Link:
         """The link from device ``source`` to device ``target``; a PCIe-like default where none was written down."""
@@ -143,7 +149,8 @@ class Machine:
         return "\n".join(lines)
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Machine
@@ -11,35 +9,34 @@ from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.task import TaskGraph
 
 
-def schedule(tasks: TaskGraph, placement: Assignment, machine: Machine, order: Sequence[str]) -> Program:
-    """Call the tasks, in an order.
+def schedule(tasks: TaskGraph, placement: Assignment, machine: Machine) -> Program:
+    """Call the tasks, in the order that was decided.
 
     Args:
         tasks: what to run.
-        placement: the lane of every task.
+        placement: the lane of every task, and their order.
         machine: the lanes.
-        order: names of the tasks, in an order that respects every edge.
 
     Returns:
         A program of Runs, in that order.
     """
     graph, runs = tasks.graph, []
-    for name in order:
-        task = tasks.by_name[name]
-        runs.append(Run(placement.lane[name], name, task.inputs, task.outputs, task.accesses))
-    used = _inputs(tasks, placement, machine, order)
+    for number in placement.order:
+        task = tasks.tasks[number]
+        runs.append(Run(placement.lanes[number], task.name, task.inputs, task.outputs, task.accesses))
+    used = _inputs(tasks, placement, machine)
     made = (_value(graph, value, machine, run.lane) for run in runs for value in run.writes)
     return Program(
         graph.name, machine.lanes, (*used, *made), tuple(name for name, _ in graph.inputs), graph.outputs, tuple(runs)
     )
 
 
-def _inputs(tasks: TaskGraph, placement: Assignment, machine: Machine, order: Sequence[str]) -> list[Value]:
+def _inputs(tasks: TaskGraph, placement: Assignment, machine: Machine) -> list[Value]:
     """Each graph input lies where it is first read: the caller's tensor is moved there if it is somewhere else."""
     home: dict[str, int] = {}
-    for name in order:
-        for value in tasks.by_name[name].inputs:
-            home.setdefault(value, placement.lane[name])
+    for number in placement.order:
+        for value in tasks.tasks[number].inputs:
+            home.setdefault(value, placement.lanes[number])
     found = []
     for name, meta in tasks.graph.inputs:
         anywhere = meta is None and tasks.graph.observed  # a number, such as a size

@@ -1,4 +1,5 @@
-"""How fast any plan of a model could be on a machine: the larger of its longest chain and of its work shared out evenly.
+"""How fast any plan of a model could be on a machine: the largest of its longest chain, of its work shared out evenly, and of
+the time that the one thread takes which issues it, where every device is an accelerator.
 
     a 1 ms -- b 4 ms -- d 1 ms       critical path  a b d: 6 ms
           \\- c 2 ms -/               work           8 ms, on 2 lanes: 4 ms each        bound 6 ms
@@ -17,6 +18,7 @@ from partitioner.ir.cost import Costs
 from partitioner.ir.dag import critical_path
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device
+from partitioner.planner.seconds import issue_seconds, lane_seconds
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,16 @@ def lower_bound(graph: Graph, costs: Costs) -> Bound:
     A lane that is alone on a CPU uses every core, so there a device counts for as many lanes as its cores hold.
     """
     devices = costs.machine.devices
+    issue = sum(min(issue_seconds(costs, (op.name,), device) for device in devices) for op in graph.ops)
+    hosted = issue if all(device.kind != "cpu" for device in devices) else 0.0
     work = sum(_fastest(costs, op.name, lambda device: device.threads_per_lane) for op in graph.ops)
     parallel = sum(max(device.lanes, device.cores / device.threads_per_lane) for device in devices)
     length, path = critical_path(_ordered(graph, costs), lambda op: _fastest(costs, op, lambda device: device.cores))
-    return Bound(work, length, tuple(path), max(length, work / parallel))
+    return Bound(work, length, tuple(path), max(length, work / parallel, hosted))
 
 
 def _fastest(costs: Costs, op: str, threads: Callable[[Device], int]) -> float:
-    return min(costs.op_time(op, device, threads(device)) for device in costs.machine.devices)
+    return min(lane_seconds(costs, (op,), device, threads(device)) for device in costs.machine.devices)
 
 
 def _ordered(graph: Graph, costs: Costs) -> nx.DiGraph[str]:

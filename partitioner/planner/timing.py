@@ -1,162 +1,271 @@
-"""Every second of the package: what comes first, and how long a plan is expected to take, from the costs of its ops alone.
+"""The one clock: when each task of a problem starts and ends, and how loaded each processor is. Every second comes from here.
 
-List scheduling gives the issue order: of the tasks that may start, the one that can start earliest is issued next, and of
-those the one of the highest priority. With all on one lane that is the order of priorities, which `single` makes program order.
+Lanes, channels and the issuing thread are resources. A task starts when its lane is free, the host has issued it and all that
+it reads has arrived; a value travels as soon as it is made and a channel has room, in the order in which readers are placed:
 
-Every lane is a FIFO. Runs and Copies take time, a Wait holds its lane until the event has happened, the rest is free:
+    gpu0   | t0 |   t1   |              t1 computes while t0's value travels (`overlap`)
+    link        | v0 |  | v1 |
+    gpu1             | t2 |  | t3 |     t3 waits for v1, and v1 for the end of t1
 
-    cpu/0  |  t0  |   t2   |       | t3 |      t3 waits for t1: the event, and then the hand-off
-    cpu/1         . |    t1     | .
-                  ^ hand-off      ^ hand-off
-
-A program issues every Record before the Waits for it, so one pass in issue order is enough. The host's time to issue an op
-is part of the op's cost; copies between devices share no link with each other, which flatters plans with many of them.
+Resources remember when they are taken, not only until when, so that a short task may go into a gap before a long one
+(insertion, as in HEFT). Lanes of one accelerator share its multiprocessors: tasks run at once whose shares fit together, and
+others wait, which is as long as both would take by turns.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from partitioner.ir.assignment import Assignment
-from partitioner.ir.cost import Costs
-from partitioner.ir.graph import Graph
-from partitioner.ir.machine import Device, Machine
-from partitioner.ir.program import Copy, Instruction, Program, Record, Run, Wait
-from partitioner.ir.task import TaskGraph
-from partitioner.ir.timeline import Span, Timeline
+from partitioner.ir.problem import ISSUE, Problem
+
+MOST_GAPS = 32
+"""Gaps that are looked at before a task goes to the end of its lane: keeps placing linear in the number of tasks."""
 
 
-def simulate(program: Program, costs: Costs, tasks: TaskGraph) -> Timeline:
-    """The expected timeline of one call.
+class Busy:
+    """The intervals in which a resource is taken. Those that touch are one."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+
+    def gap(self, ready: float, seconds: float) -> float:
+        """The earliest start, not before ``ready``, of ``seconds`` in which the resource is free."""
+        ends = self.ends
+        if not ends or ready >= ends[-1]:
+            return ready
+        starts, first = self.starts, bisect_right(ends, ready)
+        for number in range(first, min(first + MOST_GAPS, len(ends))):
+            if ready + seconds <= starts[number]:
+                return ready
+            ready = ends[number]
+        return max(ready, ends[-1]) if first + MOST_GAPS < len(ends) else ready
+
+    def take(self, start: float, end: float) -> None:
+        """Note that the resource is taken from ``start`` to ``end``."""
+        if end <= start:
+            return
+        starts, ends = self.starts, self.ends
+        if not ends or start > ends[-1]:
+            starts.append(start)
+            ends.append(end)
+            return
+        if start == ends[-1]:
+            ends[-1] = end
+            return
+        place = bisect_right(starts, start)
+        if place and ends[place - 1] == start:
+            ends[place - 1] = end
+            place -= 1
+        else:
+            starts.insert(place, start)
+            ends.insert(place, end)
+        if place + 1 < len(starts) and ends[place] >= starts[place + 1]:
+            ends[place] = max(ends[place], ends.pop(place + 1))
+            starts.pop(place + 1)
+
+
+class Shares:
+    """What the lanes of one device have in common, such as its multiprocessors, and which part of it is taken when."""
+
+    __slots__ = ("ends", "taken")
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.taken: list[tuple[float, float, float]] = []
+
+    def take(self, start: float, end: float, share: float) -> None:
+        """Note that a part, 0 to 1, is taken from ``start`` to ``end``."""
+        place = bisect_right(self.ends, end)
+        self.ends.insert(place, end)
+        self.taken.insert(place, (start, end, share))
+
+    def later(self, start: float, end: float, share: float) -> float:
+        """The end of something beside which there is no room between ``start`` and ``end``; ``start`` if there is room."""
+        beside = [each for each in self.taken[bisect_right(self.ends, start) :] if each[0] < end]
+        for instant in [start, *(each[0] for each in beside if each[0] > start)]:
+            running = [each for each in beside if each[0] <= instant < each[1]]
+            if running and sum(each[2] for each in running) + share > 1.0 + 1e-9:
+                return min(each[1] for each in running)
+        return start
+
+
+class Clock:
+    """When every resource is taken, while tasks are placed one after the other; each after all that it waits for.
 
     Args:
-        program: what to run; verified, or a Wait may come before its Record and then holds nobody.
-        costs: seconds of every op, with the machine whose lanes the program uses.
-        tasks: the ops of each task that the program runs.
-
-    Returns:
-        A span for each Run and Copy, in order of their start. If lane 0 then still waits for another lane, an empty span
-        called ``return`` marks when the caller goes on, so that `Timeline.makespan` is the time of the whole call.
+        problem: what is placed.
+        threads: of each task, where it is not a lane's share; by task number.
     """
-    clock = _Clock(program, costs, tasks)
-    spans = [span for item in program.instructions for span in clock.advance(item)]
-    end = max((span.end for span in spans), default=0.0)
-    if program.lanes and clock.free[0] > end:
-        spans.append(Span(0, "return", clock.free[0], clock.free[0]))
-    spans.sort(key=lambda span: (span.start, span.lane))
-    return Timeline("simulated", tuple(lane.name for lane in program.lanes), tuple(spans))
+
+    def __init__(self, problem: Problem, threads: Sequence[int] = ()) -> None:
+        self.problem, count = problem, len(problem.tasks)
+        self.start, self.end, self.lane = [0.0] * count, [0.0] * count, [-1] * count
+        self.lanes = [Busy() for _ in problem.lanes]
+        self.channels = [Busy() for _ in problem.channels]
+        self.arrived: dict[tuple[int, int], float] = {}
+        self.issuer = 0.0
+        self._home = problem.lanes
+        self._threads = threads
+        self._issue = [problem.kinds[each.kind].issue for each in problem.processors]
+        self._share = [problem.kinds[each.kind].share if each.lanes > 1 else None for each in problem.processors]
+        self._shares = [Shares() for _ in problem.processors]
+
+    @property
+    def makespan(self) -> float:
+        """When the last task that was placed ends, and the first lane's thread knows of it."""
+        after, handoff = self.problem.after, [each.handoff for each in self.problem.processors]
+        return max(
+            (
+                end if lane == 0 or after[task] else end + handoff[self._home[lane]]
+                for task, (end, lane) in enumerate(zip(self.end, self.lane, strict=True))
+                if lane >= 0
+            ),
+            default=0.0,
+        )
+
+    def seconds(self, task: int, processor: int) -> float:
+        """Seconds of a task once it runs."""
+        if self._threads and self._threads[task]:
+            return self.problem.seconds_of(processor, self._threads[task])[task]
+        return self.problem.seconds[processor][task]
+
+    def when(self, task: int, lane: int) -> tuple[float, float]:
+        """When a task would start and end on a lane. Its predecessors have been placed."""
+        return self._fit(task, lane, self._ready(task, lane, commit=False))
+
+    def place(self, task: int, lane: int) -> float:
+        """Put a task on a lane, and what it reads on the channels; when it ends."""
+        start, end = self._fit(task, lane, self._ready(task, lane, commit=True))
+        processor = self._home[lane]
+        self.start[task], self.end[task], self.lane[task] = start, end, lane
+        self.lanes[lane].take(start, end)
+        issue, share = self._issue[processor], self._share[processor]
+        if issue is not None:
+            self.issuer += issue[task]
+        if share is not None:
+            self._shares[processor].take(start, end, share[task])
+        return end
+
+    def _fit(self, task: int, lane: int, ready: float) -> tuple[float, float]:
+        processor = self._home[lane]
+        seconds, issue, share = self.seconds(task, processor), self._issue[processor], self._share[processor]
+        if issue is not None:
+            ready = max(ready, self.issuer)
+            seconds = max(seconds, self.issuer + issue[task] - ready)
+        start = self.lanes[lane].gap(ready, seconds)
+        while share is not None and (later := self._shares[processor].later(start, start + seconds, share[task])) > start:
+            start = self.lanes[lane].gap(later, seconds)
+        return start, start + seconds
+
+    def _ready(self, task: int, lane: int, commit: bool) -> float:
+        """When all that a task waits for is on its lane."""
+        problem, here = self.problem, self._home[lane]
+        handoff = problem.processors[here].handoff
+        ready = 0.0 if lane == 0 else handoff
+        extra: dict[int, float] = {}
+        for source, value in problem.before[task]:
+            at, end = self.lane[source], self.end[source]
+            if at == lane:
+                arrival = end
+            elif value == ISSUE and self._issue[here] is not None:
+                arrival = self.start[source]
+            elif value < 0 or self._home[at] == here:
+                arrival = end + handoff
+            else:
+                arrival = self._carry(value, self._home[at], here, end, commit, extra) + handoff
+            if arrival > ready:
+                ready = arrival
+        return ready
+
+    def _carry(self, value: int, here: int, there: int, ready: float, commit: bool, extra: dict[int, float]) -> float:
+        """When a value that is made on ``here`` at ``ready`` is on ``there``. ``extra``: what a trial has put on channels."""
+        size = self.problem.values[value][1]
+        for channel in self.problem.routes.get((here, there), ()):
+            known = self.arrived.get((value, channel))
+            if known is None:
+                seconds = self.problem.channels[channel].seconds(size)
+                known = self._gap(channel, max(ready, extra.get(channel, 0.0)), seconds) + seconds
+                if commit:
+                    self.arrived[value, channel] = known
+                    for busy in self._held(channel):
+                        busy.take(known - seconds, known)
+                else:
+                    extra[channel] = known
+            ready = max(ready, known)
+        return ready
+
+    def _held(self, channel: int) -> list[Busy]:
+        """What a passage takes: the channel and, where nothing overlaps, every lane of the processors at its ends."""
+        if self.problem.overlap:
+            return [self.channels[channel]]
+        ends = self.problem.channels[channel].ends
+        return [self.channels[channel], *(busy for busy, home in zip(self.lanes, self._home, strict=True) if home in ends)]
+
+    def _gap(self, channel: int, ready: float, seconds: float) -> float:
+        held, start = self._held(channel), ready
+        while (later := max(busy.gap(start, seconds) for busy in held)) > start:
+            start = later
+        return start
 
 
-def op_seconds(program: Program, costs: Costs, tasks: TaskGraph) -> dict[str, float]:
-    """Seconds of each op on the lane that runs it, by op name. Arguments as for `simulate`."""
-    threads = _threads(program, costs)
-    found: dict[str, float] = {}
-    for item in program.instructions:
-        if isinstance(item, Run):
-            device = _device(program, costs, item.lane)
-            for op in tasks.by_name[item.task].ops:
-                found[op] = costs.op_time(op, device, threads[device.name])
-    return found
+def timed(problem: Problem, lane: Sequence[int], order: Iterable[int], threads: Sequence[int] = ()) -> Clock:
+    """The clock after all tasks have been placed on given lanes, in an order that respects every edge."""
+    clock = Clock(problem, threads)
+    for task in order:
+        clock.place(task, lane[task])
+    return clock
 
 
-def serial_time(graph: Graph, costs: Costs) -> float:
-    """Seconds of the whole model on one lane of the first device; of a CPU, with all of its cores.
+# Throughput -----------------------------------------------------------------------------------------------------------
 
-    What a plan is compared with. Memory caps are ignored: a model that does not fit there has this time all the same.
+
+@dataclass(frozen=True)
+class Load:
+    """Seconds in which a processor computes, sends and receives, for each unit of work that goes through all of them."""
+
+    compute: float = 0.0
+    sends: float = 0.0
+    receives: float = 0.0
+
+    def seconds(self, overlap: bool) -> float:
+        """What keeps the next unit of work waiting."""
+        if overlap:
+            return max(self.compute, self.sends, self.receives)
+        return self.compute + self.sends + self.receives
+
+
+def loads(problem: Problem, processor: Sequence[int]) -> list[Load]:
+    """The load of each processor, when each task runs on the one given.
+
+    A value passes each channel once, whoever reads it behind that channel; both ends of the channel take part.
     """
-    first = costs.machine.devices[0]
-    return costs.time((op.name for op in graph.ops), first, first.cores)
+    count = len(problem.processors)
+    compute, sends, receives = [0.0] * count, [0.0] * count, [0.0] * count
+    for task, home in enumerate(processor):
+        compute[home] += problem.seconds[home][task]
+    for (maker, size), readers in zip(problem.values, problem.readers, strict=True):
+        home = processor[maker]
+        passed: set[int] = set()
+        for there in {processor[reader] for reader in readers} - {home}:
+            for channel in problem.routes.get((home, there), ()):
+                if channel not in passed:
+                    passed.add(channel)
+                    seconds = problem.channels[channel].seconds(size)
+                    for end in problem.channels[channel].ends:
+                        if end == home:
+                            sends[end] += seconds
+                        else:
+                            receives[end] += seconds
+    return [
+        Load(compute[number] / each.lanes, sends[number], receives[number]) for number, each in enumerate(problem.processors)
+    ]
 
 
-def _threads(program: Program, costs: Costs) -> dict[str, int]:
-    """Threads of an op on each device: its lane's share of the cores, or all of them where no other lane is used."""
-    used = {program.lanes[item.lane] for item in program.instructions if isinstance(item, Run)}
-    lanes = Counter(lane.device_name for lane in used)
-    devices = costs.machine.by_name
-    return {name: devices[name].cores if count == 1 else devices[name].threads_per_lane for name, count in lanes.items()}
-
-
-def _device(program: Program, costs: Costs, lane: int) -> Device:
-    return costs.machine.by_name[program.lanes[lane].device_name]
-
-
-class _Clock:
-    """When each lane is free, and when and where each event happened."""
-
-    def __init__(self, program: Program, costs: Costs, tasks: TaskGraph) -> None:
-        self.program, self.costs, self.tasks = program, costs, tasks
-        self.names = {device.torch_device: device.name for device in costs.machine.devices}
-        self.seconds = op_seconds(program, costs, tasks)
-        self.free = [0.0] * len(program.lanes)
-        self.events: dict[int, tuple[float, int]] = {}
-
-    def advance(self, item: Instruction) -> Iterator[Span]:
-        """Let one instruction pass; yield its span if it has one."""
-        match item:
-            case Run(lane=lane, task=task):
-                yield self._spend(lane, task, sum(self.seconds[op] for op in self.tasks.by_name[task].ops))
-            case Copy(lane=lane, source=source, target=target):
-                yield self._spend(lane, target, self._copy_seconds(source, lane))
-            case Record(lane=lane, event=event):
-                self.events[event] = self.free[lane], lane
-            case Wait(lane=lane, event=event) if event in self.events:
-                self.free[lane] = max(self.free[lane], self._arrival(lane, *self.events[event]))
-
-    def _spend(self, lane: int, label: str, seconds: float) -> Span:
-        start, self.free[lane] = self.free[lane], self.free[lane] + seconds
-        return Span(lane, label, start, self.free[lane])
-
-    def _copy_seconds(self, source: str, lane: int) -> float:
-        value = self.program.by_name[source]
-        link = self.costs.machine.link(self.names.get(value.torch_device, ""), self.program.lanes[lane].device_name)
-        return link.latency + value.bytes / link.bandwidth
-
-    def _arrival(self, lane: int, time: float, origin: int) -> float:
-        """When a lane that waits for an event may go on; one that has long been busy pays nothing for the hand-off."""
-        return time if lane == origin else time + _device(self.program, self.costs, lane).handoff
-
-
-def issue_order(tasks: TaskGraph, placement: Assignment, costs: Costs) -> list[str]:
-    """Names of the tasks, in the order in which they are issued."""
-    order: list[str] = []
-    machine = costs.machine
-    free = [0.0] * len(machine.lanes)
-    waiting = {task.name: len(tasks.predecessors[task.name]) for task in tasks.tasks}
-    ready = dict.fromkeys(waiting, 0.0)
-    position = {task.name: number for number, task in enumerate(tasks.tasks)}
-    heap = [(0.0, -placement.priority[name], position[name], name) for name, count in waiting.items() if not count]
-    heapq.heapify(heap)
-    while heap:
-        start, priority, number, name = heapq.heappop(heap)
-        lane = placement.lane[name]
-        now = max(free[lane], ready[name])
-        if now > start:  # the lane was taken in the meantime
-            heapq.heappush(heap, (now, priority, number, name))
-            continue
-        order.append(name)
-        device = machine.device_of(lane)
-        end = free[lane] = now + costs.time(tasks.by_name[name].ops, device, device.threads_per_lane)
-        for after in tasks.successors[name]:
-            issue_only = (name, after) in tasks.random_only and device.kind != "cpu"
-            arrival = now if issue_only else end + transfer_time(machine, lane, placement.lane[after], 0)
-            ready[after] = max(ready[after], arrival)
-            waiting[after] -= 1
-            if not waiting[after]:
-                heapq.heappush(heap, (ready[after], -placement.priority[after], position[after], after))
-    return order
-
-
-def transfer_time(machine: Machine, source: int, target: int, size: int) -> float:
-    """Seconds until ``size`` bytes made on lane ``source`` can be read on lane ``target``.
-
-    Zero on one lane, a hand-off between lanes of one device, a copy over the link between devices.
-    """
-    if source == target:
-        return 0.0
-    here, there = machine.device_of(source), machine.device_of(target)
-    if here.name == there.name:
-        return here.handoff
-    link = machine.link(here.name, there.name)
-    return link.latency + size / link.bandwidth
+def largest_load(problem: Problem, processor: Sequence[int]) -> float:
+    """What the throughput objective makes small: the load of the busiest processor; infinite if a task cannot run."""
+    return max((load.seconds(problem.overlap) for load in loads(problem, processor)), default=0.0)

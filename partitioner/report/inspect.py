@@ -16,7 +16,8 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy
 from partitioner.ir.timeline import Timeline
 from partitioner.planner.bounds import Bound, lower_bound
-from partitioner.planner.timing import op_seconds, serial_time, simulate
+from partitioner.planner.seconds import serial_seconds
+from partitioner.planner.simulate import op_seconds, simulate
 from partitioner.report.branches import branches
 from partitioner.report.inspection import Branch, Depth, DeviceLoad, Edge, Inspection, LaneLoad, Prediction, Summary, Transfers
 
@@ -46,15 +47,15 @@ class _View:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return simulate(self.plan.program, self.plan.costs, self.plan.tasks)
+        return simulate(self.plan.program, self.plan.costs, self.plan.tasks, self.plan.placement)
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
-        return op_seconds(self.plan.program, self.plan.costs, self.plan.tasks)
+        return op_seconds(self.plan.program, self.plan.costs, self.plan.tasks, self.plan.placement)
 
     @cached_property
     def serial(self) -> float:
-        return serial_time(self.plan.graph, self.plan.costs)
+        return serial_seconds(self.plan.costs, self.plan.machine.devices[0])
 
     @property
     def shapes_known(self) -> bool:

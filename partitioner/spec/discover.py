@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from partitioner.errors import PlacementError, SpecError
-from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine
+from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine, accelerators_first
 from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
-from partitioner.spec.spec import DeviceSpec, LinkSpec, Spec
+from partitioner.spec.hardware import HARDWARE, REACHED, Hardware, link_between
+from partitioner.spec.spec import DeviceSpec, LinkSpec, Spec, load_spec
 
 MOST_CPU_LANES = 8  # beyond that, lanes share caches and memory channels more than they add
 USABLE_MEMORY = 0.9  # the rest is for torch's context, the allocator's gaps, and kernels' workspaces
@@ -26,6 +27,7 @@ CPU_CORE = Device("", "cpu")
 ACCELERATOR = Device("", "cuda", flops=2e13, bandwidth=1e12, overhead=6e-6, handoff=1e-5)
 PEER_LINK = Link("", "", bandwidth=5e10, latency=1e-5)
 HOST_LINK = DEFAULT_LINK
+_HOST = HARDWARE["CPU-core"]
 FIGURES = ("flops", "bandwidth", "overhead", "handoff")
 """What a plan reckons with of a device, beside its lanes, cores and memory. A spec says it, or it is assumed."""
 
@@ -40,6 +42,12 @@ def discover() -> tuple[str, ...]:
     if found is not None and torch.accelerator.is_available():
         return tuple(f"{found.type}:{index}" for index in range(torch.accelerator.device_count()))
     return tuple(f"cpu:{index}" for index in range(min(_cores(), MOST_CPU_LANES)))
+
+
+def asked_for(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
+    """What was asked for, and the machine that comes of it."""
+    document = load_spec(spec, **fields)
+    return document, accelerators_first(build_machine(document, devices))
 
 
 def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = None) -> Machine:
@@ -65,7 +73,7 @@ def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = Non
     entries = found or _chosen(spec, discover() if devices is None else _listed(devices))
     bare = Machine(tuple(_device(entry) for entry in entries))
     _check_names(spec, bare)
-    return replace(bare, links=_links(spec, bare))
+    return replace(bare, links=_links(spec, bare, entries))
 
 
 def find_device(machine: Machine, text: str) -> Device | None:
@@ -142,21 +150,30 @@ def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpe
 
 
 def _device(entry: DeviceSpec) -> Device:
-    base = _assumed(entry)
-    written = {name for name in FIGURES if getattr(entry, name) is not None}
-    rates = {"flops": entry.flops or base.flops, "bandwidth": entry.bandwidth or base.bandwidth}
+    base, named = _assumed(entry), {} if entry.flops is not None else _rates(entry)
+    sheet = HARDWARE.get(entry.hardware or "")
+    known = {name for name in FIGURES if getattr(entry, name) is not None} | ({"flops", "bandwidth"} if sheet else set())
+    moved = REACHED["bandwidth"] * sheet.bandwidth if sheet else base.bandwidth
+    rates = {"flops": entry.flops or named.get("float32", base.flops), "bandwidth": entry.bandwidth or moved}
     return Device(
         name=entry.name,
         torch_device=entry.device,
         lanes=entry.lanes,
-        memory=entry.memory if entry.memory is not None else _usable_memory(entry.device),
+        memory=entry.memory if entry.memory is not None else _usable_memory(entry.device, sheet),
         flops=rates["flops"] * entry.speed,
         bandwidth=rates["bandwidth"] * entry.speed,
         overhead=base.overhead if entry.overhead is None else entry.overhead,
         handoff=base.handoff if entry.handoff is None else entry.handoff,
         cores=base.cores,
-        assumed=tuple(name for name in FIGURES if name not in written),
+        assumed=tuple(name for name in FIGURES if name not in known),
+        rates=tuple((dtype, rate * entry.speed) for dtype, rate in named.items()),
     )
+
+
+def _rates(entry: DeviceSpec) -> dict[str, float]:
+    """FLOP/s by dtype of hardware that is named; float32 on tensor cores only where this process allows it."""
+    sheet = HARDWARE.get(entry.hardware or "")
+    return sheet.reached(tf32=torch.get_float32_matmul_precision() != "highest") if sheet else {}
 
 
 def _assumed(entry: DeviceSpec) -> Device:
@@ -166,19 +183,22 @@ def _assumed(entry: DeviceSpec) -> Device:
     return replace(CPU_CORE, cores=torch.get_num_threads())
 
 
-def _links(spec: Spec, machine: Machine) -> tuple[Link, ...]:
+def _links(spec: Spec, machine: Machine, entries: Sequence[DeviceSpec]) -> tuple[Link, ...]:
     written = {_ends(machine, link): link for link in spec.links}
+    sheets = {entry.name: HARDWARE.get(entry.hardware or "") or (_HOST if entry.device == "cpu" else None) for entry in entries}
     links = []
     for source in machine.devices:
         for target in machine.devices:
             if source is not target:
                 base = HOST_LINK if "cpu" in (source.kind, target.kind) else PEER_LINK
-                links.append(_link(base, source.name, target.name, written.get((source.name, target.name))))
+                sheet = link_between(sheets[source.name], sheets[target.name])
+                links.append(_link(base, source.name, target.name, written.get((source.name, target.name)), sheet))
     return tuple(links)
 
 
-def _link(base: Link, source: str, target: str, entry: LinkSpec | None) -> Link:
+def _link(base: Link, source: str, target: str, entry: LinkSpec | None, sheet: float | None) -> Link:
     figures = {name: getattr(entry, name, None) for name in ("bandwidth", "latency")}
+    figures["bandwidth"] = figures["bandwidth"] or sheet
     known = {name: figure for name, figure in figures.items() if figure is not None}
     return replace(base, source=source, target=target, **known, assumed=tuple(name for name in figures if name not in known))
 
@@ -224,11 +244,11 @@ def _present(place: str) -> bool:
     return (device.index or 0) < torch.accelerator.device_count()
 
 
-def _usable_memory(place: str) -> int | None:
-    """Bytes a plan may use on a present accelerator whose backend tells its memory; ``None`` for all else."""
+def _usable_memory(place: str, sheet: Hardware | None) -> int | None:
+    """Bytes a plan may use on a present accelerator whose backend tells its memory, or on one that is named; else ``None``."""
     device = torch.device(place)
     if device.type == "cpu" or not _present(place):
-        return None
+        return int(sheet.memory * USABLE_MEMORY) if sheet and sheet.memory else None
     properties = getattr(torch.get_device_module(device), "get_device_properties", None)
     total = getattr(properties(device), "total_memory", None) if properties is not None else None
     return int(total * USABLE_MEMORY) if total is not None else None

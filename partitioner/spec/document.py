@@ -22,11 +22,13 @@ LARGEST_FILE = 2**20
 MOST_VALUES = 2**20  # no file of this size holds more without aliases
 
 
-def read_document(source: str | Path) -> dict[str, object]:
+def read_document(source: str | Path, what: str = "spec", largest: int = LARGEST_FILE) -> dict[str, object]:
     """The mapping in a file.
 
     Args:
         source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file.
+        what: what errors call it.
+        largest: bytes that a JSON file may have; what people write by hand, the others, stays under `LARGEST_FILE`.
 
     Raises:
         SpecError: it cannot be read, is not valid, or holds no mapping.
@@ -34,32 +36,35 @@ def read_document(source: str | Path) -> dict[str, object]:
     where, path = quote(str(source)), Path(source)
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
-        raise SpecError(f"{where}: not the path of a spec; it ends in one of {', '.join(_PARSERS)}")
-    data = _bytes(path, where)
+        raise SpecError(f"{where}: not the path of a {what}; it ends in one of {', '.join(_PARSERS)}")
+    data = _bytes(path, where, what, largest if parse is _parse_json else LARGEST_FILE)
     try:
         document = parse(data.decode("utf-8-sig"))
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
     except RecursionError:
-        raise SpecError(f"{where}: the document is nested too deeply; a spec has four levels") from None
+        raise SpecError(f"{where}: the document is nested too deeply; a {what} has four levels") from None
     except Exception as error:  # PyYAML leaks KeyError, AttributeError and more for tags such as `!!bool x`
         reason = f"{type(error).__name__}: {error}"[:500]
         raise SpecError(f"{where}: not valid {path.suffix[1:].upper()} in UTF-8; {reason}") from error
     if not isinstance(document, dict):
-        raise SpecError(f"{where}: the document is {quote(document)}; a spec is a mapping, {{}} for all defaults")
+        defaults = ", {} for all defaults" if what == "spec" else ""
+        raise SpecError(f"{where}: the document is {quote(document)}; a {what} is a mapping{defaults}")
     return document
 
 
-def _bytes(path: Path, where: str) -> bytes:
+def _bytes(path: Path, where: str, what: str, largest: int) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block, and /dev/zero never ends
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe could block, and /dev/zero never ends
             raise OSError("it is a directory or a device")
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+        with path.open("rb") as file:  # room for what is asked for is taken at once, so no more than there is
+            data = file.read(min(largest, max(status.st_size, LARGEST_FILE)) + 1)
     except (OSError, ValueError) as error:
         raise SpecError(f"{where}: cannot be read: {error}; give the path of a file that exists") from error
-    if len(data) > LARGEST_FILE:
-        raise SpecError(f"{where}: larger than {format_size(LARGEST_FILE)}, which no spec is; check the path")
+    if len(data) > largest:
+        larger = "" if what == "spec" or path.suffix.lower() == ".json" else ", or write JSON, which may be larger"
+        raise SpecError(f"{where}: larger than {format_size(largest)}, which no {what} is; check the path{larger}")
     return data
 
 
@@ -88,8 +93,10 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
 
 def _parse_json(text: str) -> object:
     def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        _refuse_doubles([key for key, _ in pairs])
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            _refuse_doubles([key for key, _ in pairs])
+        return found
 
     return json.loads(text, object_pairs_hook=mapping)
 

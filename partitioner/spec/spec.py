@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from partitioner.errors import SpecError
 from partitioner.ir import units
@@ -25,6 +34,7 @@ from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
 from partitioner.spec.document import read_document
 from partitioner.spec.faults import disagreements, fault_lines
+from partitioner.spec.hardware import HARDWARE, hardware_named
 
 MOST_FAULTS = 50
 
@@ -42,8 +52,35 @@ Flops = Annotated[float, *_quantity(units.FLOPS, units.parse_flops, 1)]
 Duration = Annotated[float, *_quantity(units.DURATION, units.parse_duration, 0)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
+Hardware = Annotated[
+    str, BeforeValidator(lambda text: hardware_named(text).name), WithJsonSchema({"type": "string", "examples": list(HARDWARE)})
+]
 # Programs are printed and parsed again, so a name is one word of them; ``<name>/<index>`` is a lane.
 Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
+
+
+def _policy(value: object) -> object:
+    """A policy's name, its name with its options, or a function; whether it exists is asked when it is needed."""
+    named = value.get("name") if isinstance(value, Mapping) else value
+    if not callable(value) and (not isinstance(named, str) or not named):
+        if named == "" or isinstance(value, Mapping):
+            raise ValueError(f"{quote(named)} should not be empty" if named == "" else "has no name; write {name: exact, ...}")
+        raise ValueError(f"{quote(value)} should be text; put it in quotes")
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+Policy = Annotated[
+    Any,
+    BeforeValidator(_policy),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            ]
+        }
+    ),
+]
 
 
 class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
@@ -72,12 +109,25 @@ class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
         allow_inf_nan=False,
         description="how fast it is next to its like: a factor on flops and bandwidth, 1 for average",
     )
+    hardware: Hardware | None = Field(
+        default=None,
+        description="what it is, such as H100 or RTX-4090: flops, bandwidth, memory and links that are left out are those of "
+        "its data sheet, less what large ops do not reach",
+    )
     flops: Flops | None = Field(default=None, description="FLOP/s that one lane reaches, such as 10TFLOP/s")
     bandwidth: Bandwidth | None = Field(default=None, description="bytes/s that one lane reads and writes, such as 900GB/s")
     overhead: Duration | None = Field(default=None, description="seconds the host spends to issue one op, such as 3us")
     handoff: Duration | None = Field(
         default=None, description="seconds from an op on one lane to an op on another that waits for it, such as 10us"
     )
+
+    @field_validator("hardware")
+    @classmethod
+    def _behind_its_device(cls, name: str | None, info: ValidationInfo) -> str | None:
+        device = info.data.get("device")
+        if name is not None and device is not None and (device == "cpu") != (HARDWARE[name].kind == "cpu"):
+            raise SpecError(f"{quote(name)} is {'an accelerator' if device == 'cpu' else 'a CPU'}, and {device} is none")
+        return name
 
 
 class LinkSpec(BaseModel, frozen=True, extra="forbid"):
@@ -119,8 +169,10 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default=(), description="a list of the devices to plan for; empty for those that are found"
     )
     links: tuple[LinkSpec, ...] = Field(default=(), description="a list of the links that differ from the default")
-    policy: Text = Field(
-        default="by_level", description="who decides where ops run, a name in POLICIES; built in: by_level, single"
+    policy: Policy = Field(
+        default="by_level",
+        description="who decides where ops run: a name in POLICIES, or {name: exact, time_limit: 10s}; "
+        "built in: by_level, list, fit, chain, exact, search, auto, single",
     )
     backend: Text = Field(
         default="auto",

@@ -1,51 +1,137 @@
-"""Policies: where every task runs. A new one is a file of its own and a line here.
+"""Policies: where, in which order and with how many threads every task runs. A new one is a file of its own and a line here.
 
-One that falls back to a single lane where others do not pay is wrapped here: policies do not know each other.
+A policy is a function of a `Problem`. Those that are built in are frozen dataclasses whose fields are their options:
+
+>>> from partitioner.planner.policies import POLICIES
+>>> POLICIES["by_level"]()
+ByLevel()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from partitioner.errors import SpecError
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.cost import Costs
-from partitioner.ir.machine import Machine
-from partitioner.ir.task import TaskGraph
-from partitioner.planner.constraints import Constraints
-from partitioner.planner.policies.by_level import by_level
-from partitioner.planner.policies.single import single
+from partitioner.ir.problem import Problem
+from partitioner.ir.units import format_duration, parse_duration, quote
+from partitioner.planner.policies.auto import Auto
+from partitioner.planner.policies.by_level import ByLevel
+from partitioner.planner.policies.chain import Chain
+from partitioner.planner.policies.exact import Exact
+from partitioner.planner.policies.fit import Fit
+from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
+from partitioner.planner.policies.single import Single
+from partitioner.planner.widen import widened
 
-Policy = Callable[[TaskGraph, Costs, Machine, Constraints], Assignment]
+Policy = Callable[[Problem], Assignment]
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "auto": Auto,
+    "by_level": ByLevel,
+    "chain": Chain,
+    "exact": Exact,
+    "fit": Fit,
+    "list": List,
+    "search": Search,
+    "single": Single,
+}
+
+ENTRY_POINTS = "partitioner.policies"
+"""The group of entry points under which a package may offer policies of its own."""
 
 MIN_SPEEDUP = 1.10
 """Lanes must be predicted to be this much faster than one lane; less is within the error of the estimate."""
 
 
-def _or_serial(policy: Policy) -> Policy:
-    """``policy``, or one lane if that is no slower; the reason says so then."""
+def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
+    """The policy that was asked for.
 
-    def place(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
-        parallel, serial = policy(tasks, costs, machine, constraints), single(tasks, costs, machine, constraints)
-        makespan, alone = parallel.makespan, _serial_time(tasks, costs, machine, serial)
-        if len(set(parallel.lane.values())) == 1 or makespan * MIN_SPEEDUP < alone:
-            return parallel
-        gain = alone / makespan if makespan else 1.0
-        reason = f"serial, because lanes were predicted to give {gain:.2f}x and {MIN_SPEEDUP:.2f}x is the least that counts"
-        return Assignment(parallel.policy, serial.lane, serial.priority, dict.fromkeys(serial.lane, reason))
+    Args:
+        asked: its name; its name and options, such as ``{"name": "exact", "time_limit": "10s"}``; or a function.
 
-    return place
+    Raises:
+        SpecError: the name is not known, or an option is wrong.
+
+    >>> policy_of({"name": "by_level"})
+    OrSerial(policy=ByLevel())
+    """
+    if callable(asked):
+        return asked
+    options: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
+    name = str(options.pop("name", ""))
+    make = POLICIES.get(name) or _offered(name)
+    if not is_dataclass(make):
+        if options:
+            raise SpecError(f"policy {quote(name)} has no options, and was given {', '.join(options)}")
+        return make  # type: ignore[return-value]
+    known = {field.name: field.type for field in fields(make)}
+    for option, value in options.items():
+        if option not in known:
+            there = f"its options are {', '.join(known)}" if known else "it has none"
+            raise SpecError(f"policy {quote(name)} has no option {quote(option)}; {there}{_hint(option, known)}")
+        if isinstance(value, str) and known[option] == "float":
+            options[option] = parse_duration(value)
+    try:
+        made: Any = TypeAdapter(make).validate_python(options)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise SpecError(f"policy {quote(name)}: {'; '.join(faults)}") from None
+    return OrSerial(made)
 
 
-def _serial_time(tasks: TaskGraph, costs: Costs, machine: Machine, serial: Assignment) -> float:
-    """Seconds on one lane, which on a CPU may use every core. Infinite if constraints need several devices."""
-    lanes = set(serial.lane.values())
-    if len(lanes) != 1:
-        return float("inf")
-    device = machine.device_of(lanes.pop())
-    return sum(costs.time(task.ops, device, device.cores) for task in tasks.tasks)
+def _offered(name: str) -> Callable[..., Any]:
+    """The policy of this name that another package offers."""
+    for each in entry_points(group=ENTRY_POINTS, name=name):
+        found: Callable[..., Any] = each.load()
+        return found
+    raise SpecError(f"policy {name!r} is not known. Known: {', '.join(sorted(POLICIES))}.{_hint(name, POLICIES)}")
 
 
-POLICIES: dict[str, Policy] = {
-    "by_level": _or_serial(by_level),
-    "single": single,
-}
+def _hint(word: str, words: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def decided(problem: Problem, policy: Policy) -> Assignment:
+    """What ``policy`` answers, with threads inside ops."""
+    return widened(problem, policy(problem))
+
+
+@dataclass(frozen=True)
+class OrSerial:
+    """A policy that falls back to one lane where several do not pay, and says why. What is built in does."""
+
+    policy: Policy
+
+    def __call__(self, problem: Problem) -> Assignment:
+        """The policy's answer, or `Single`'s."""
+        answer = decided(problem, self.policy)
+        if len(set(answer.lanes)) <= 1 or problem.objective != "latency":
+            return answer
+        serial = decided(problem, Single())
+        least = MIN_SPEEDUP if len(set(serial.lanes)) == 1 else 1.0
+        if answer.cost * least < serial.cost or (answer.cost == serial.cost and least == 1.0):
+            return answer
+        gain = f"{serial.cost / answer.cost:.2f}x" if answer.cost else "1.00x"
+        if least == 1.0:
+            note = f"the first device that may have it, because more lanes were predicted to give {gain}"
+            return replace(serial, policy=answer.policy, note=note)
+        note = f"serial, because lanes were predicted to give {gain} and {MIN_SPEEDUP:.2f}x is the least that counts"
+        reasons = [_why(problem, task, note) for task in range(len(problem.tasks))]
+        return replace(serial, policy=answer.policy, note=note, reasons=reasons)
+
+
+def _why(problem: Problem, task: int, note: str) -> str:
+    """Of a task that is shorter than a hand-off, the two times; of any other, why all is serial."""
+    seconds, handoff = problem.seconds[0][task], problem.processors[0].handoff
+    if 0 < seconds < handoff:
+        return f"serial, because it takes {format_duration(seconds)} and a hand-off costs {format_duration(handoff)}"
+    return note

@@ -6,24 +6,27 @@ that may have it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.cost import Costs
-from partitioner.ir.machine import Machine
-from partitioner.ir.task import TaskGraph
-from partitioner.planner.constraints import Constraints
+from partitioner.ir.problem import Problem
+from partitioner.planner.assigned import placed
 from partitioner.planner.feasible import Feasible
 
 
-def single(tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints) -> Assignment:
-    """Place every task on the first lane that may have it.
+@dataclass(frozen=True)
+class Single:
+    """Every task on the first processor that may have it, on its first lane."""
 
-    Raises:
-        PlacementError: a task fits nowhere.
-    """
-    feasible = Feasible(tasks, costs, machine, constraints)
-    lane: dict[str, int] = {}
-    for task in tasks.tasks:
-        lane[task.name] = feasible.lanes(task.name)[0]
-        feasible.assign(task.name, lane[task.name])
-    priority = {task.name: float(-number) for number, task in enumerate(tasks.tasks)}
-    return Assignment("single", lane, priority, dict.fromkeys(lane, "everything on one lane"))
+    def __call__(self, problem: Problem) -> Assignment:
+        """Place every task.
+
+        Raises:
+            PlacementError: a task fits nowhere.
+        """
+        feasible = Feasible(problem)
+        processors = []
+        for task in range(len(problem.tasks)):
+            processors.append(feasible.processors(task)[0])
+            feasible.assign(task, processors[-1])
+        return placed(problem, "single", processors, note="everything on one lane")

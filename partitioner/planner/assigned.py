@@ -1,0 +1,40 @@
+"""A policy's choice of lanes and order, with the times that the clock finds for it: how every policy ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import Problem
+from partitioner.planner.timing import largest_load, timed
+
+
+def scheduled(
+    problem: Problem,
+    policy: str,
+    lanes: Sequence[int],
+    order: Sequence[int],
+    threads: Sequence[int] = (),
+    *,
+    bound: float = 0.0,
+    reasons: Sequence[str] = (),
+    note: str = "",
+) -> Assignment:
+    """An answer: the lane of each task, by number, and all tasks in an order that respects every edge.
+
+    The times are those of the clock, for either objective; the cost is the objective's.
+    """
+    clock = timed(problem, lanes, order, threads)
+    issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
+    cost = clock.makespan if problem.objective == "latency" else largest_load(problem, [problem.lanes[lane] for lane in lanes])
+    assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"
+    least = min(bound, cost)
+    return Assignment(policy, problem.tasks, lanes, issued, threads, clock.start, clock.end, cost, least, reasons, note)
+
+
+def placed(
+    problem: Problem, policy: str, processors: Sequence[int], *, bound: float = 0.0, reasons: Sequence[str] = (), note: str = ""
+) -> Assignment:
+    """An answer that says only on which processor each task runs, each on its first lane, in the order of their numbers."""
+    lanes = [problem.first_lane[processor] for processor in processors]
+    return scheduled(problem, policy, lanes, range(len(problem.tasks)), bound=bound, reasons=reasons, note=note)

@@ -1,0 +1,258 @@
+"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, the issuing thread.
+
+    head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
+    tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
+
+*Price*: the work of a task that may run on different processors is its seconds times the processor's price, where that is
+least. If the prices of all lanes add up to 1, no schedule does more than 1 priced second of work in a second: so any prices
+give a bound (linear programming duality), and prices of one processor alone give that of the tasks it must run.
+
+Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Fernandez and Bussell, "Bounds on the number of processors and
+time for multiprocessor optimal schedules", IEEE Transactions on Computers C-22(8), 1973; Carlier, "The one-machine sequencing
+problem", EJOR 11, 1982; Lenstra, Shmoys and Tardos, Mathematical Programming 46, 1990 (the relaxation for unrelated machines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.ranks import transit
+
+Table = NDArray[np.float64]
+
+LARGEST_TABLE = 250_000
+"""Pairs of an edge and two processors up to which heads and tails are found for each processor."""
+
+POINTS = 64
+"""Times that are looked at as the head, or as the tail, of a set of tasks."""
+
+LARGEST_WINDOWS = 1_000_000
+"""Windows times tasks up to which windows are looked at for work that must lie in them."""
+
+
+def makespan_bound(problem: Problem) -> float:
+    """Seconds from the start of a call to its end that no schedule can beat.
+
+    Args:
+        problem: any; its objective is not looked at.
+
+    Returns:
+        The largest of the bounds described above; infinite where a task can run nowhere.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> makespan_bound(Problem("bag", ("a", "b", "c"), (Kind("cpu", {1: [2.0] * 3}),), (Processor("cpu", 0, lanes=2),), []))
+    3.0
+    """
+    if not problem.tasks:
+        return 0.0
+    seconds = able_seconds(problem)
+    heads, tails, longest = _reach(problem, seconds)
+    found = [longest, _issued(problem)]
+    if not np.isfinite(longest):
+        return inf
+    lanes = np.array([each.lanes for each in problem.processors], dtype=float)
+    work = _priced(seconds, lanes)
+    found += [_between(heads, tails, priced) for priced in (work, *_alone(seconds, lanes))]
+    found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
+    shared = _shared(problem, seconds)
+    if shared is not None:
+        found.append(_between(heads, tails, _priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
+    if len(set(map(id, problem.seconds))) == 1 and np.isfinite(seconds).all():
+        found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
+    return max(found)
+
+
+def able_seconds(problem: Problem) -> Table:
+    """Seconds by processor and task; infinite where the task's group cannot go."""
+    table = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
+    for group, tasks in problem.members.items():
+        if len(tasks) > 1 or group in problem.pin or problem.demand[group]:
+            able = problem.able(group)
+            if len(able) < len(table):
+                for task in tasks:
+                    kept = table[able, task]
+                    table[:, task] = inf
+                    table[able, task] = kept
+    return table
+
+
+def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
+    """Heads, tails, and the longest path: by processor where that is quick and matters, else with each task at its fastest."""
+    count = len(problem.processors)
+    if problem.channels and len(problem.edges) * count * count <= LARGEST_TABLE:
+        heads, tails = _by_processor(problem, seconds, False), _by_processor(problem, seconds, True)
+        longest = float((heads + seconds + tails).min(axis=0).max())
+        return heads.min(axis=0), tails.min(axis=0), longest
+    least = seconds.min(axis=0).tolist()
+    head, tail = [0.0] * len(least), [0.0] * len(least)
+    for task, sources in enumerate(problem.before):
+        for source, value in sources:
+            if value != ISSUE and (far := head[source] + least[source]) > head[task]:
+                head[task] = far
+    for task in range(len(least) - 1, -1, -1):
+        own = tail[task] + least[task]
+        for source, value in problem.before[task]:
+            if value != ISSUE and own > tail[source]:
+                tail[source] = own
+    found, left = np.array(head), np.array(tail)
+    return found, left, float((found + np.array(least) + left).max())
+
+
+def _by_processor(problem: Problem, seconds: Table, turned: bool) -> Table:
+    """Heads, or tails, by processor and task: what is on another processor has a way to go, unhindered."""
+    move, group, own = transit(problem), problem.group_of, seconds.T
+    reach = np.zeros_like(own)
+    for task in reversed(range(len(own))) if turned else range(len(own)):
+        for source, value in problem.before[task]:
+            if value == ISSUE:
+                continue
+            one, other = (task, source) if turned else (source, task)
+            far = reach[one] + own[one]
+            if group[source] != group[task]:
+                way = move(value) if turned else move(value).T
+                far = (way + far).min(axis=1)
+            np.maximum(reach[other], far, out=reach[other])
+    return reach.T
+
+
+def _priced(cost: Table, capacity: Table) -> Table:
+    """The work of each task at prices that make its sum large; the prices of all of the capacity add up to 1.
+
+    Prices are found by multiplicative steps towards the processors that would have too much to do.
+    """
+    cost, capacity = _merged(cost, capacity)
+    price = np.full(len(cost), 1.0 / capacity.sum())
+    best = (cost * price[:, None]).min(axis=0)
+    if len(cost) == 1:
+        return best
+    turns = int(min(150, max(3, 40_000_000 / cost.size)))
+    for turn in range(turns):
+        priced = cost * price[:, None]
+        choice, total = priced.argmin(axis=0), priced.min(axis=0)
+        if total.sum() > best.sum():
+            best = total
+        if total.sum() <= 0:
+            break
+        load = np.bincount(choice, weights=cost[choice, np.arange(cost.shape[1])], minlength=len(cost)) / capacity
+        price = price * np.exp(0.5 / (1 + turn / 4) * np.clip(load / total.sum() - 1.0, -2.0, 2.0))
+        price = price / (price * capacity).sum()
+    return best
+
+
+def _merged(cost: Table, capacity: Table) -> tuple[Table, Table]:
+    """Processors on which every task costs the same, as one."""
+    number: dict[bytes, int] = {}
+    place = [number.setdefault(row.tobytes(), len(number)) for row in cost]
+    first = [place.index(each) for each in range(len(number))]
+    return cost[first], np.bincount(place, weights=capacity)
+
+
+def _alone(seconds: Table, lanes: Table) -> Iterator[Table]:
+    """For each processor that some tasks must have, their work there, and none of the others'."""
+    only = np.isfinite(seconds).sum(axis=0) == 1
+    if only.any() and len(seconds) > 1:
+        for row, count in zip(seconds, lanes, strict=True):
+            must = only & np.isfinite(row)
+            if must.any():
+                yield np.where(must, row, 0.0) / count
+
+
+def _between(heads: Table, tails: Table, work: Table) -> float:
+    """The largest head + work + tail over the sets of the tasks that have at least that head and that tail."""
+    some = work > 0
+    if not some.any():
+        return 0.0
+    heads, tails, work = heads[some], tails[some], work[some]
+    starts, ends = _points(heads), _points(tails)
+    row, column = np.searchsorted(starts, heads, side="right") - 1, np.searchsorted(ends, tails, side="right") - 1
+    grid = np.bincount(row * len(ends) + column, weights=work, minlength=len(starts) * len(ends))
+    total = grid.reshape(len(starts), len(ends))[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    return float(np.where(total > 0, starts[:, None] + total + ends[None, :], 0.0).max())
+
+
+def _points(times: Table) -> Table:
+    """Different times, the smallest among them; evenly many tasks apart where there are many."""
+    found = np.unique(times)
+    return found if len(found) <= POINTS else np.unique(np.sort(times)[np.linspace(0, len(times) - 1, POINTS).astype(int)])
+
+
+def _grouped(problem: Problem, seconds: Table, heads: Table, tails: Table) -> float:
+    """The group that keeps one processor busy the longest, where that is shortest."""
+    lanes = np.array([each.lanes for each in problem.processors], dtype=float)
+    return (
+        max(
+            (
+                float(heads[tasks].min() + (seconds[:, tasks].sum(axis=1) / lanes).min() + tails[tasks].min())
+                for tasks in problem.members.values()
+                if len(tasks) > 1
+            ),
+            default=0.0,
+        )
+        if problem.group
+        else 0.0
+    )
+
+
+def _with_starts(problem: Problem, work: float) -> float:
+    """The least end by which all lanes have time for ``work``, the same on all of them, though all but the first start late.
+
+    A lane but the first starts a hand-off late and is through a hand-off early; where something only orders what the host
+    issues, nothing is said about its end.
+    """
+    if len(set(map(id, problem.seconds))) > 1:
+        return 0.0
+    times = 1.0 if any(value == ISSUE for _, _, value in problem.edges) else 2.0
+    late = sorted([0.0] + [times * problem.processors[home].handoff for home in problem.lanes[1:]])
+    end, spent = 0.0, 0.0
+    for used, lost in enumerate(late, start=1):
+        spent += lost
+        end = (work + spent) / used
+        if used == len(late) or end <= late[used]:
+            break
+    return end
+
+
+def _issued(problem: Problem) -> float:
+    """What the issuing thread must do at least."""
+    kinds = {each.kind for each in problem.processors}
+    issues = [problem.kinds[kind].issue for kind in kinds]
+    rows = [list(issue) for issue in issues if issue is not None]
+    return float(np.array(rows, dtype=float).min(axis=0).sum()) if rows and len(rows) == len(issues) else 0.0
+
+
+def _shared(problem: Problem, seconds: Table) -> Table | None:
+    """Seconds by processor and task in which the task has a whole processor, for what its lanes share; ``None`` if nothing."""
+    shares = [problem.kinds[each.kind].share if each.lanes > 1 else None for each in problem.processors]
+    if all(share is None for share in shares):
+        return None
+    rows = [
+        row / each.lanes if share is None else np.where(np.isfinite(row), row, 0.0) * np.array(share, dtype=float)
+        for row, each, share in zip(seconds, problem.processors, shares, strict=True)
+    ]
+    return np.where(np.isfinite(seconds), np.array(rows), inf)
+
+
+def _windows(heads: Table, tails: Table, seconds: Table, lanes: float, end: float) -> float:
+    """How far a bound must move for every window to have room for what lies in it, wherever tasks move (Fernandez, Bussell)."""
+    count = int(min(POINTS, (LARGEST_WINDOWS / len(seconds)) ** 0.5))
+    if count < 4:
+        return end
+    ready, latest = heads + seconds, end - tails - seconds
+    opens, closes = _sample(heads, count), _sample(end - tails, count)
+    most = 0.0
+    for open_ in opens:
+        later = closes[closes > open_][:, None]
+        inside = np.minimum(np.minimum(seconds, np.maximum(0.0, ready - open_)), np.maximum(0.0, later - latest))
+        over = inside.sum(axis=1) / lanes - (later[:, 0] - open_)
+        most = max(most, float(over.max(initial=0.0)))
+    return end + most
+
+
+def _sample(times: Table, count: int) -> Table:
+    found = np.unique(times)
+    return found if len(found) <= count else found[np.linspace(0, len(found) - 1, count).astype(int)]

@@ -1,0 +1,96 @@
+"""A schedule by rank: each task, the most urgent first, to the lane on which it ends first, into a gap if there is one.
+
+    order a b c d on two lanes      0 | a a | b b b b | d |
+                                    1       | c c c |          c ends first on lane 1
+
+Scheduling the mirrored problem - every edge turned round - and reading the result backwards gives a schedule that is tight at
+its end instead of at its beginning; doing one after the other pulls tasks together from both sides.
+
+Sources: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
+TPDS 13(3), 2002; Li and Willis, "An iterative scheduling technique for resource-constrained project scheduling", EJOR 56, 1992.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.feasible import Feasible
+from partitioner.planner.timing import Clock
+
+
+def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: Sequence[Sequence[float]] = ()) -> Clock:
+    """Put every task on the lane on which it ends first.
+
+    Args:
+        problem: what to place.
+        order: all tasks; it respects every edge.
+        feasible: where tasks may go; it is told where they went.
+        later: by task and processor, what is added to a task's end before ends are compared: the optimistic costs of what
+            follows it. Empty: nothing.
+
+    Raises:
+        PlacementError: a task fits nowhere any more.
+    """
+    clock = Clock(problem)
+    when, place, home = clock.when, clock.place, problem.lanes
+    lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
+    handoff, after = [each.handoff for each in problem.processors], problem.after
+    for task in order:
+        best, chosen, free = float("inf"), -1, 0.0
+        for processor in feasible.processors(task):
+            extra = later[task][processor] if later else 0.0
+            hand = handoff[processor] if not after[task] else 0.0
+            for lane in lanes_of[processor]:
+                end = when(task, lane)[1] + extra
+                if hand and lane:
+                    end += hand
+                if end > best:
+                    continue
+                taken = clock.lanes[lane].ends
+                last = taken[-1] if taken else -1.0
+                if end < best or last > free:  # of lanes on which it ends at one time, that which would wait the shortest
+                    best, chosen, free = end, lane, last
+        feasible.assign(task, home[chosen])
+        place(task, chosen)
+    return clock
+
+
+def mirrored(problem: Problem) -> Problem:
+    """The problem read from its end: task ``t`` becomes ``n - 1 - t``, every edge and route is turned round.
+
+    A value that several tasks read becomes one value for each of them, for each makes what its maker then reads.
+
+    >>> from partitioner.ir.problem import ORDER, Kind, Problem, Processor
+    >>> chain = Problem("chain", ("a", "b"), (Kind("cpu", {1: [2.0, 4.0]}),), (Processor("cpu", 0),), [(0, 1, ORDER)])
+    >>> mirrored(chain).tasks, mirrored(chain).edges
+    (('b', 'a'), [(0, 1, -1)])
+    """
+    last = len(problem.tasks) - 1
+    edges: list[tuple[int, int, int]] = []
+    values: list[tuple[int, float]] = []
+    for source, target, value in problem.edges:
+        if value >= 0:
+            values.append((last - target, problem.values[value][1]))
+        edges.append((last - target, last - source, len(values) - 1 if value >= 0 else value))
+    return replace(
+        problem,
+        tasks=problem.tasks[::-1],
+        kinds=tuple(
+            replace(
+                kind,
+                seconds={width: list(row)[::-1] for width, row in kind.seconds.items()},
+                issue=None,
+                share=kind.share and list(kind.share)[::-1],
+            )
+            for kind in problem.kinds
+        ),
+        edges=edges,
+        values=values,
+        routes={(there, here): route[::-1] for (here, there), route in problem.routes.items()},
+        memory=list(problem.memory)[::-1],
+        group=list(problem.group)[::-1],
+        pin=dict(problem.pin) if problem.group else {last - task: where for task, where in problem.pin.items()},
+        backward=frozenset(last - task for task in problem.backward),
+    )

@@ -1,0 +1,143 @@
+"""Where groups go, for CP-SAT: one Boolean for each group and site, under pins, memory caps and contiguity.
+
+    at[g, s]        group g is at site s; exactly one s for each g
+    left[t, s]      some path of forward tasks to task t has left s: t is not at s
+
+Needs ortools. Source of the solver: Perron and Didier, CP-SAT, https://developers.google.com/optimization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import floor, inf, log2
+from typing import Any
+
+from partitioner.errors import SpecError
+from partitioner.ir.problem import Problem
+from partitioner.planner.latency.sites import Site, alike
+
+MOST_STEPS_APART = 20_000
+"""Groups times sites up to which equal sites are numbered by their first groups."""
+
+
+def solver_module() -> Any:
+    """CP-SAT's Python module.
+
+    Raises:
+        SpecError: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise SpecError(
+            "policy exact needs the solver CP-SAT, which is not installed: pip install partitioner[exact]"
+        ) from None
+    return cp_model
+
+
+class Places:
+    """The variables that say where groups are, with the rules for them.
+
+    Args:
+        problem: what is placed.
+        sites: where groups can be.
+    """
+
+    def __init__(self, problem: Problem, sites: Sequence[Site]) -> None:
+        self.problem, self.sites = problem, sites
+        self.cp = solver_module().CpModel()
+        self.at: dict[tuple[int, int], Any] = {}
+        self.ways: dict[int, list[int]] = {}
+        for group in problem.members:
+            able = set(problem.able(group))
+            self.ways[group] = [number for number, site in enumerate(sites) if able & set(site.processors)]
+            for site in self.ways[group]:
+                self.at[group, site] = self.cp.new_bool_var(f"group {group} at {site}")
+            self.cp.add_exactly_one(self.at[group, site] for site in self.ways[group])
+        self._memory()
+        if problem.contiguous:
+            self._contiguous()
+        if len(problem.members) * len(sites) <= MOST_STEPS_APART:
+            self._named()
+
+    def where(self, task: int, site: int) -> Any:
+        """Whether a task is at a site: a literal, or 0 where it cannot be."""
+        return self.at.get((self.problem.group_of[task], site), 0)
+
+    def names(self, homes: Sequence[int]) -> dict[int, int]:
+        """The site of each processor in an answer with these homes of tasks, where equal sites are numbered as here."""
+        site_of = {processor: number for number, site in enumerate(self.sites) for processor in site.processors}
+        used = dict.fromkeys(site_of[home] for home in homes)
+        for same in alike(self.problem, self.sites):
+            seen = [site for site in used if site in same]
+            seen += [site for site in same if site not in seen]
+            image = dict(zip(seen, same, strict=True))
+            site_of = {processor: image.get(site, site) for processor, site in site_of.items()}
+        return site_of
+
+    def _memory(self) -> None:
+        """Caps, in the largest power of two that keeps sums exact in 64 bits; bytes below it are left out, as a bound may."""
+        demand = self.problem.demand
+        total = sum(demand.values())
+        if total <= 0:
+            return
+        scale = (
+            2.0 ** min(0, floor(52 - log2(total)))
+            if all(float(each).is_integer() for each in demand.values())
+            else (2.0 ** floor(52 - log2(total)))
+        )
+        for number, site in enumerate(self.sites):
+            cap = self.problem.processors[site.processors[0]].memory
+            if cap < min(inf, total):
+                here = [(floor(demand[group] * scale), var) for (group, at), var in self.at.items() if at == number]
+                self.cp.add(sum(need * var for need, var in here if need) <= floor(cap * scale))
+
+    def _contiguous(self) -> None:
+        backward = self.problem.backward
+        left = {
+            (task, site): self.cp.new_bool_var(f"{task} left {site}")
+            for task in range(len(self.problem.tasks))
+            for site in range(len(self.sites))
+            if task not in backward
+        }
+        for source, target in {(source, target) for source, target, _ in self.problem.edges}:
+            if source in backward or target in backward:
+                continue
+            for site in range(len(self.sites)):
+                self.cp.add_implication(left[source, site], left[target, site])
+                before, here = self.where(source, site), self.where(target, site)
+                self.cp.add(before - here <= left[target, site])
+        for (task, site), gone in left.items():
+            self.cp.add(self.where(task, site) + gone <= 1)
+
+    def _named(self) -> None:
+        """Of equal sites, the second is used only by groups behind the first group of the first one, and so on."""
+        for same in alike(self.problem, self.sites):
+            for one, other in pairwise(same):
+                seen: Any = None
+                for group in sorted(self.problem.members, key=lambda each: self.problem.members[each][0]):
+                    here = self.at.get((group, other))
+                    if here is not None:
+                        if seen is None:
+                            self.cp.add(here == 0)
+                        else:
+                            self.cp.add_implication(here, seen)
+                    before = self.at.get((group, one))
+                    if before is not None:
+                        later = self.cp.new_bool_var(f"{one} used by {group}")
+                        self.cp.add(later <= before + (seen if seen is not None else 0))
+                        seen = later
+
+
+def any_homes(problem: Problem, seconds: float = 10.0) -> dict[int, int] | None:
+    """A processor for every group that keeps every rule; ``None`` if there is none, or none was found in time."""
+    single = [Site((number,), (number,)) for number in range(len(problem.processors))]
+    places = Places(problem, single)
+    solver = solver_module().CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 2
+    solver.solve(places.cp)
+    if solver.status_name() not in ("OPTIMAL", "FEASIBLE"):
+        return None
+    return {group: site for (group, site), var in places.at.items() if solver.value(var)}

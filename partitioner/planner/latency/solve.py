@@ -1,0 +1,111 @@
+"""The best schedule that CP-SAT finds in some seconds, on the clock, and what it proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.latency.model import solver_module
+from partitioner.planner.latency.ranks import by_urgency
+from partitioner.planner.latency.schedule_model import Schedule
+from partitioner.planner.latency.tries import Found
+from partitioner.planner.timing import timed
+
+MOST_TASKS = 2000
+"""Tasks beyond which no model is built."""
+
+MOST_PARTS = 300_000
+"""Booleans and intervals beyond which no model is built; counted before."""
+
+
+def too_large(problem: Problem) -> bool:
+    """Whether CP-SAT could not do anything useful with the problem in seconds."""
+    places = len(problem.processors)
+    lanes = len(problem.lanes) if any(each.handoff for each in problem.processors) else places
+    moved = len(problem.values) * sum(1 for route in problem.routes.values() if route)
+    parts = len(problem.tasks) * lanes + len(problem.edges) * lanes + moved * 2
+    return len(problem.tasks) > MOST_TASKS or parts > MOST_PARTS
+
+
+def solved(problem: Problem, known: Found, least: float, seconds: float, workers: int, seed: int) -> tuple[Found, float]:
+    """A schedule that is no worse than the known one, and seconds that no schedule beats.
+
+    Args:
+        problem: not `too_large`.
+        known: a schedule to start from.
+        least: seconds that no schedule beats, as far as is known.
+        seconds: how long the solver may take.
+        workers: threads of the solver; 0: one for each core.
+        seed: of the solver's choices.
+    """
+    module = solver_module()
+    model = Schedule(problem, known.seconds, least)
+    _hint(model, known)
+    solver = module.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.05, seconds)
+    solver.parameters.num_workers = workers
+    solver.parameters.random_seed = seed
+    seen = _seen(module, model, known)
+    status = solver.solve(model.cp, seen)
+    if status == module.INFEASIBLE:  # the clock can do what the model forbids: a fault here, which must not look like a proof
+        raise AssertionError("the exact model excludes an answer that is known")
+    proven = solver.best_objective_bound * model.unit * (1 - 1e-9)
+    assert proven <= seen.best.seconds * (1 + 1e-6), f"a proof of {proven} against a schedule of {seen.best.seconds}"
+    return seen.best, max(least, min(proven, seen.best.seconds))
+
+
+def _hint(model: Schedule, known: Found) -> None:
+    """Tell the solver the known schedule, its equal sites named as the model numbers them."""
+    problem, clock = model.problem, known.clock
+    names = model.names([problem.lanes[lane] for lane in known.lanes])
+    for (group, site), var in model.at.items():
+        home = problem.lanes[known.lanes[problem.members[group][0]]]
+        model.cp.add_hint(var, names[home] == site)
+    for task in range(len(problem.tasks)):
+        model.cp.add_hint(model.start[task], model.ticks(clock.start[task]))
+    model.cp.add_hint(model.makespan, min(model.most, model.ticks(known.seconds)))
+
+
+def _seen(module: Any, model: Schedule, known: Found) -> Any:
+    """A callback that puts every solution on the clock, and keeps the best."""
+
+    class Seen(module.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+        best = known
+
+        def on_solution_callback(self) -> None:
+            for found in read(model, self.value):
+                if found.seconds < self.best.seconds:
+                    self.best = found
+
+    return Seen()
+
+
+def read(model: Schedule, value: Callable[[Any], int]) -> list[Found]:
+    """A solution's lanes on the clock, the tasks in two orders: as they start, and as the first value they wait for travels."""
+    problem = model.problem
+    starts = [value(each) for each in model.start]
+    lanes = _lanes(model, value, starts)
+    orders = [by_urgency(problem, [-each for each in starts])]
+    if model.begins:
+        first = list(starts)
+        for moved, (maker, _) in enumerate(problem.values):
+            here = problem.lanes[lanes[maker]]
+            for reader in problem.readers[moved]:
+                route = problem.routes.get((here, problem.lanes[lanes[reader]]), ())
+                first[reader] = min([first[reader], *(value(model.begins[moved, each]) for each in route)])
+        orders.append(by_urgency(problem, [-each for each in first]))
+    return [Found.of(timed(problem, lanes, each), each, "exact") for each in orders]
+
+
+def _lanes(model: Schedule, value: Callable[[Any], int], starts: Sequence[int]) -> list[int]:
+    """A lane of its pool for each task: of those that are free, the one that has been free for the shortest time."""
+    pool_of = {task: number for (task, number), literal in model.on.items() if value(literal)}
+    free = [[(0, lane) for lane in pool.lanes] for pool in model.pools]
+    lanes = [-1] * len(starts)
+    for task in sorted(range(len(starts)), key=lambda each: (starts[each], value(model.end[each]), each)):
+        ends = free[pool_of[task]]
+        last = max([each for each in ends if each[0] <= starts[task]] or [min(ends)])
+        ends[ends.index(last)] = (value(model.end[task]), last[1])
+        lanes[task] = last[1]
+    return lanes

@@ -1,0 +1,77 @@
+"""Several policies within a time budget, the best answer and the best bound: what to ask for when one does not know.
+
+Quick policies run first, then those that improve on them for as long as there is time and a gap to the bound. What needs
+OR-tools is left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from partitioner.errors import PlacementError
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import Problem
+from partitioner.planner.policies.by_level import ByLevel
+from partitioner.planner.policies.exact import Exact
+from partitioner.planner.policies.fit import Fit
+from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
+from partitioner.planner.policies.single import Single
+
+SMALL, MIDDLE = 2_000, 50_000
+"""Tasks up to which every policy is tried, and up to which those are that take more than one look at a task."""
+
+SOLVER_SHARE = 0.6
+"""Part of the time that the solver may take before local search has the rest."""
+
+CLOSE = 1e-6
+"""A gap that is not worth more time."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """The best of what runs within ``time_limit`` seconds; ``seed`` is the search's."""
+
+    time_limit: float = 10.0
+    seed: int = 0
+
+    def __call__(self, problem: Problem) -> Assignment:
+        """Place every task.
+
+        Raises:
+            PlacementError: no policy found room for all of them.
+        """
+        deadline = time.monotonic() + self.time_limit
+        best: Assignment | None = None
+        bound, reason = 0.0, PlacementError("no policy was tried")
+        for policy in self.policies(problem, lambda: max(0.0, deadline - time.monotonic())):
+            if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() >= deadline):
+                break
+            try:
+                answer = policy(problem)
+            except PlacementError as error:
+                reason = error
+                continue
+            bound = max(bound, answer.bound)
+            if best is None or answer.cost < best.cost:
+                best = answer
+        if best is None:
+            raise reason
+        return replace(best, policy=f"auto, {best.policy}", bound=min(bound, best.cost))
+
+    def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
+        """What to run, in order, each with its part of the time that is left."""
+        count, solver = len(problem.tasks), find_spec("ortools") is not None
+        yield List()
+        if problem.objective == "latency":
+            if count <= MIDDLE and not problem.contiguous:
+                yield ByLevel()
+            yield Single()
+        yield Fit()
+        if problem.objective == "latency" and solver and count <= SMALL:
+            yield Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed)
+        if count <= MIDDLE or problem.objective == "throughput":
+            yield Search(time_limit=left(), seed=self.seed)

@@ -1,0 +1,132 @@
+"""A model's tasks and a machine, as a Problem: names become numbers, ops become seconds and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+
+from partitioner.errors import PlacementError
+from partitioner.ir.cost import Costs
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Objective, Problem, Processor
+from partitioner.ir.task import Task, TaskGraph
+from partitioner.planner.constraints import Constraints
+from partitioner.planner.seconds import issue_seconds, lane_seconds, share
+
+
+def pose(
+    tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints, objective: Objective = "latency"
+) -> Problem:
+    """The problem that a policy solves for a model.
+
+    Args:
+        tasks: what to place.
+        costs: seconds and bytes of every op.
+        machine: lanes and links.
+        constraints: pins and groups.
+        objective: what to make small.
+
+    Raises:
+        PlacementError: ops of one task are pinned apart.
+    """
+    group = _groups(tasks, constraints)
+    kinds, number = _kinds(tasks, costs, machine)
+    processors = tuple(
+        Processor(
+            each.name, number[each.name], each.lanes, inf if each.memory is None else each.memory, each.cores, each.handoff
+        )
+        for each in machine.devices
+    )
+    values = [
+        (task, name) for task, each in enumerate(tasks.tasks) for name in each.outputs if tasks.graph.by_name[name].tensor
+    ]
+    channels, routes = _ways(machine)
+    return Problem(
+        name=tasks.graph.name,
+        tasks=tuple(task.name for task in tasks.tasks),
+        kinds=kinds,
+        processors=processors,
+        edges=list(_edges(tasks, {name: value for value, (_, name) in enumerate(values)})),
+        values=[(task, tasks.graph.by_name[name].bytes) for task, name in values],
+        channels=channels,
+        routes=routes,
+        memory=[sum(costs.ops[op].state for op in task.ops) for task in tasks.tasks],
+        group=group,
+        pin=_pins(tasks, machine, constraints, group),
+        labels=[" ".join(task.ops) for task in tasks.tasks],
+        objective=objective,
+    )
+
+
+def _kinds(tasks: TaskGraph, costs: Costs, machine: Machine) -> tuple[tuple[Kind, ...], dict[str, int]]:
+    """Devices of equal figures are of one kind; the number of each device's kind."""
+    kinds: dict[tuple[object, ...], int] = {}
+    number: dict[str, int] = {}
+    found: list[Kind] = []
+    for each in machine.devices:
+        figures = (each.kind, each.flops, each.bandwidth, each.overhead, each.cores, each.threads_per_lane)
+        if figures not in kinds:
+            kinds[figures] = len(found)
+            found.append(_kind(tasks.tasks, costs, each))
+        number[each.name] = kinds[figures]
+    return tuple(found), number
+
+
+def _kind(tasks: tuple[Task, ...], costs: Costs, device: Device) -> Kind:
+    widths = sorted({device.threads_per_lane, device.cores})
+    seconds = {width: [lane_seconds(costs, task.ops, device, width) for task in tasks] for width in widths}
+    host = device.kind != "cpu"
+    issue = [issue_seconds(costs, task.ops, device) for task in tasks] if host else None
+    return Kind(device.kind, seconds, issue, [share(costs, task.ops, device) for task in tasks])
+
+
+def _edges(tasks: TaskGraph, values: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    number = {task.name: index for index, task in enumerate(tasks.tasks)}
+    for (source, target), names in tasks.edges.items():
+        pair = number[source], number[target]
+        moved = [values[name] for name in names if name in values]
+        yield from ((*pair, value) for value in moved)
+        if not moved:
+            yield *pair, ISSUE if (source, target) in tasks.random_only else ORDER
+
+
+def _ways(machine: Machine) -> tuple[tuple[Channel, ...], dict[tuple[int, int], tuple[int, ...]]]:
+    """One channel for each ordered pair of devices: links of models are one-way."""
+    channels: list[Channel] = []
+    routes: dict[tuple[int, int], tuple[int, ...]] = {}
+    for one, source in enumerate(machine.devices):
+        for other, target in enumerate(machine.devices):
+            if one != other:
+                link = machine.link(source.name, target.name)
+                routes[one, other] = (len(channels),)
+                channels.append(Channel(f"{source.name} -> {target.name}", link.bandwidth, link.latency, (one, other)))
+    return tuple(channels), routes
+
+
+def _groups(tasks: TaskGraph, constraints: Constraints) -> list[int]:
+    """The group of each task: tasks whose ops share a group share a device."""
+    parent: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for task in tasks.tasks:
+        for op in task.ops:
+            parent[find(f"group {constraints.group[op]}")] = find(f"task {task.name}")
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(find(f"task {task.name}"), len(numbers)) for task in tasks.tasks]
+
+
+def _pins(tasks: TaskGraph, machine: Machine, constraints: Constraints, group: list[int]) -> dict[int, int]:
+    number = {device.name: index for index, device in enumerate(machine.devices)}
+    pins: dict[int, int] = {}
+    for task, own in zip(tasks.tasks, group, strict=True):
+        for op in task.ops:
+            pinned = constraints.pinned(op)
+            if pinned is not None and pins.setdefault(own, number[pinned]) != number[pinned]:
+                other = machine.devices[pins[own]].name
+                raise PlacementError(f"task {task.name} ({task.ops[0]}, ...) is pinned to {pinned} and to {other}")
+    return pins

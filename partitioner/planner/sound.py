@@ -1,0 +1,130 @@
+"""Whether an answer keeps every rule of its problem, from the rules alone: a policy may come from anywhere.
+
+    policy mine: 2 faults
+      task b starts at 0.5 s, before a ends at 1 s
+      gpu0 holds 20 GiB, and its memory is 16 GiB
+
+What is not looked at is when values travel: `planner/timing.py` says that, and it is the only clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import inf
+
+from partitioner.errors import VerifyError
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import ISSUE, Problem
+from partitioner.ir.units import format_duration, format_size
+from partitioner.planner.timing import largest_load
+
+MOST_FAULTS = 20
+SLACK = 1e-9
+"""Part of a time by which rounding may make two sums of the same seconds differ."""
+
+Rule = Callable[[Problem, Assignment, list[int]], Iterator[str]]
+
+
+def verified(problem: Problem, answer: Assignment) -> Assignment:
+    """``answer``, once it has been held against every rule.
+
+    Args:
+        problem: what was asked.
+        answer: what a policy answered.
+
+    Raises:
+        VerifyError: it breaks a rule. Lists the first faults.
+    """
+    faults = list(_of_form(problem, answer))
+    if not faults:
+        homes = [problem.lanes[lane] for lane in answer.lanes]
+        faults = list(islice((fault for rule in RULES for fault in rule(problem, answer, homes)), MOST_FAULTS))
+    if faults:
+        title = f"policy {answer.policy}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        raise VerifyError("\n  ".join([title, *faults]))
+    return answer
+
+
+def _of_form(problem: Problem, answer: Assignment) -> Iterator[str]:
+    """What must hold before any other rule can be looked at."""
+    count = len(problem.tasks)
+    if len(answer.lanes) != count or any(not 0 <= lane < len(problem.lanes) for lane in answer.lanes):
+        yield f"lanes: {count} numbers from 0 to {len(problem.lanes) - 1} are needed"
+    if sorted(answer.order) != list(range(count)):
+        yield f"order: each of the {count} tasks is needed once"
+    if len(answer.start) != count or len(answer.end) != count:
+        yield f"start and end: {count} times of each are needed"
+    if not 0 <= answer.bound <= answer.cost * (1 + SLACK):  # not if one is NaN, either
+        yield f"the bound is {answer.bound:g} s and the cost {answer.cost:g} s"
+
+
+def _where(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
+    """Kinds, groups and pins."""
+    for task, home in enumerate(homes):
+        if problem.seconds[home][task] == inf:
+            yield f"task {problem.tasks[task]} is on {problem.processors[home].name}, which cannot run it"
+    for group, tasks in problem.members.items():
+        first = homes[tasks[0]]
+        if any(homes[task] != first for task in tasks):
+            yield f"{problem.tasks[tasks[0]]} and others of its group are on several devices"
+        if problem.pin.get(group, first) != first:
+            yield f"task {problem.tasks[tasks[0]]} is not on {problem.processors[problem.pin[group]].name}, its pin"
+
+
+def _memory(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
+    used = [0.0] * len(problem.processors)
+    for task, need in enumerate(problem.memory):
+        used[homes[task]] += need
+    for need, device in zip(used, problem.processors, strict=True):
+        if need > device.memory * (1 + SLACK):
+            yield f"{device.name} holds {format_size(need)}, and its memory is {format_size(device.memory)}"
+
+
+def _contiguity(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
+    """No path comes back to a processor that it has left: processors left on the way to a task are bits."""
+    left = [0] * len(problem.tasks)
+    for task in range(len(problem.tasks)) if problem.contiguous else ():
+        if task in problem.backward:
+            continue
+        for source, _ in problem.before[task]:
+            if source not in problem.backward:
+                left[task] |= left[source] | (0 if homes[source] == homes[task] else 1 << homes[source])
+        if left[task] >> homes[task] & 1:
+            yield f"a path leaves {problem.processors[homes[task]].name} and comes back to it at {problem.tasks[task]}"
+
+
+def _times(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
+    """Each task has its time, after all that it waits for; tasks of one lane take turns, as do those of the order."""
+    slack = SLACK * max(answer.end, default=0.0)
+    for task, home in enumerate(homes if not answer.threads else ()):
+        if answer.end[task] - answer.start[task] < problem.seconds[home][task] - slack:
+            yield f"task {problem.tasks[task]} is given less than its {format_duration(problem.seconds[home][task])}"
+    place = [0] * len(problem.tasks)
+    for number, task in enumerate(answer.order):
+        place[task] = number
+    for source, target, value in problem.edges:
+        if place[source] > place[target]:
+            yield f"{problem.tasks[target]} is issued before {problem.tasks[source]}, which it waits for"
+        if value != ISSUE and answer.start[target] < answer.end[source] - slack:
+            yield _early(problem, answer, target, source)
+    last: dict[int, int] = {}
+    for task in sorted(range(len(problem.tasks)), key=lambda task: (answer.start[task], answer.end[task])):
+        before = last.setdefault(answer.lanes[task], task)
+        if before != task and answer.start[task] < answer.end[before] - slack:
+            yield _early(problem, answer, task, before)
+        last[answer.lanes[task]] = task
+
+
+def _early(problem: Problem, answer: Assignment, task: int, before: int) -> str:
+    start, end = format_duration(answer.start[task]), format_duration(answer.end[before])
+    return f"task {problem.tasks[task]} starts at {start}, before {problem.tasks[before]} ends at {end}"
+
+
+def _cost(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
+    found = max(answer.end, default=0.0) if problem.objective == "latency" else largest_load(problem, homes)
+    if found > answer.cost * (1 + SLACK):
+        yield f"the cost is given as {answer.cost:g} s, and is {found:g} s"
+
+
+RULES: tuple[Rule, ...] = (_where, _memory, _contiguity, _times, _cost)

@@ -1,0 +1,10 @@
+"""Throughput: placements with the smallest largest load of a processor.
+
+    units_of > staged > Annealing > Model, Neighbourhoods
+    groups     stages   moves       CP-SAT, where it is installed
+"""
+
+from partitioner.planner.throughput.bound import load_bound
+from partitioner.planner.throughput.solve import contiguous, spread, stages
+
+__all__ = ["contiguous", "load_bound", "spread", "stages"]

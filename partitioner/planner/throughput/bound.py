@@ -1,0 +1,133 @@
+"""What the largest load cannot be below, whoever places the tasks. Proven, and quick.
+
+    work     all processors share all of it, each unit where it is cheapest in the long run
+    a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import networkx as nx
+import numpy as np
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.throughput.prices import Alike, Park, park_of
+from partitioner.planner.throughput.units import Floats, units_of
+
+SAFE = 1.0 - 1e-9
+"""Keeps a bound that was found with floating-point numbers below the true one."""
+
+MOST_WORK = 40_000_000
+"""Numbers that the search for the best prices of the processors may look at."""
+
+MOST_FOR_CUTS = 3_000
+"""Units and flows of a problem up to which minimum cuts are worth their time."""
+
+CUTS = 6
+"""Units of which the minimum cut is found."""
+
+
+def load_bound(problem: Problem) -> float:
+    """Seconds that the largest load of a processor cannot be below.
+
+    Args:
+        problem: what is placed; with ``contiguous``, groups are taken with all that lies between their tasks.
+
+    Raises:
+        PlacementError: a group of tasks can run nowhere.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> slow, fast = Kind("slow", {1: [4.0, 4.0, 4.0]}), Kind("fast", {1: [1.0, 1.0, 1.0]})
+    >>> problem = Problem("p", ("a", "b", "c"), (slow, fast), (Processor("x", 0), Processor("y", 1)), [])
+    >>> round(load_bound(problem), 3)  # 2.4 units on y, and 0.6 of one on x
+    2.4
+    """
+    return bound_of(park_of(units_of(problem, problem.contiguous)))
+
+
+def bound_of(park: Park) -> float:
+    """`load_bound` of units and processors."""
+    if not park.units.count:
+        return 0.0
+    park.units.able  # noqa: B018  raises where a unit can run nowhere
+    seconds = np.array([park.units.seconds[each.processors[0]] for each in park.classes])
+    counts = np.array([len(each.processors) for each in park.classes], dtype=float)
+    return SAFE * max(work_bound(seconds, counts), float(seconds.min(axis=0).max()), cut_bound(park, seconds))
+
+
+def work_bound(seconds: Floats, counts: Floats) -> float:
+    """The best shares of all work, by linear programming duality.
+
+    With a price for a second on each class of processors, prices times processors being 1 in all, no largest load is below the
+    cost of every unit where it is cheapest. Any prices give a bound; those that make it high are found by multiplicative
+    weights ("The Multiplicative Weights Update Method", Arora, Hazan and Kale 2012).
+
+    Args:
+        seconds: of each unit on each class of processors; infinite where it cannot run.
+        counts: processors of each class.
+    """
+    price, best = np.full(len(counts), 1.0 / counts.sum()), 0.0
+    rounds = 1 if len(counts) == 1 else int(min(600, max(20, MOST_WORK / seconds.size)))
+    for number in range(rounds):
+        costs = seconds * price[:, None]
+        chosen = costs.argmin(axis=0)
+        total = float(np.take_along_axis(costs, chosen[None], 0).sum())
+        best = max(best, total)
+        if total <= 0.0:
+            break
+        spent = np.bincount(chosen, np.take_along_axis(seconds, chosen[None], 0)[0], len(counts)) / counts
+        step = 0.5 * 0.985**number
+        price = np.maximum(price * np.exp(step * np.clip(spent / total - 1.0, -4.0, 4.0)), 1e-12 / counts.sum())
+        price /= price @ counts
+    return best
+
+
+def cut_bound(park: Park, seconds: Floats) -> float:
+    """The largest, over some units, of what the processor of that unit cannot be below: a minimum cut round the unit."""
+    units = park.units
+    if units.problem.overlap or not park.by_itself or units.count + len(units.flows) > MOST_FOR_CUTS or not units.flows:
+        return 0.0
+    moved = np.zeros(units.count)
+    for number, amount in enumerate(park.flow_seconds(0.0, 1.0)):
+        for unit in (units.flows[number].maker, *units.flows[number].readers):
+            moved[unit] += amount
+    least = seconds.min(axis=0)
+    heavy = {*np.argsort(-least)[:CUTS].tolist(), *np.argsort(-moved)[: CUTS // 2].tolist()}
+    networks = [_network(park, each, seconds[kind]) for kind, each in enumerate(park.classes)]
+    best = 0.0
+    for unit in heavy:
+        around = inf
+        for kind in sorted(range(len(networks)), key=lambda kind: seconds[kind, unit]):
+            if seconds[kind, unit] >= around or around <= best:
+                break
+            around = min(around, _cut(networks[kind], unit, float(seconds[kind, unit])))
+        best = max(best, around)
+    return best
+
+
+def _network(park: Park, alike: Alike, seconds: Floats) -> nx.DiGraph[object]:
+    """A network of which a cut is the load of a processor with the units on the side of the source; zero means no edge."""
+    graph: nx.DiGraph[object] = nx.DiGraph()
+    for unit, each in enumerate(seconds):
+        graph.add_node(unit)
+        if np.isfinite(each):
+            graph.add_edge(unit, "sink", capacity=float(each))
+        else:
+            graph.add_edge(unit, "sink")  # without a capacity: it cannot be cut
+    sends, receives = park.flow_seconds(*alike.sends), park.flow_seconds(*alike.receives)
+    for number, flow in enumerate(park.units.flows):
+        if sends[number] > 0.0:
+            graph.add_edge(flow.maker, ("send", number), capacity=float(sends[number]))
+            graph.add_edges_from((("send", number), reader) for reader in flow.readers)
+        if receives[number] > 0.0:
+            graph.add_edge(("take", number), flow.maker, capacity=float(receives[number]))
+            graph.add_edges_from((reader, ("take", number)) for reader in flow.readers)
+    return graph
+
+
+def _cut(graph: nx.DiGraph[object], unit: int, seconds: float) -> float:
+    """The smallest load of a processor that has a unit."""
+    if not np.isfinite(seconds):
+        return inf
+    return float(nx.minimum_cut_value(graph, unit, "sink"))

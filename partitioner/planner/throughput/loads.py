@@ -1,0 +1,88 @@
+"""The loads of all processors while units move between them: what one move would change, found from the flows it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partitioner.planner.throughput.prices import Park
+
+
+class Loads:
+    """Where each unit is, and what that costs.
+
+    Args:
+        park: the processors and the units.
+        homes: the processor of each unit; -1: not placed yet. A flow costs nothing until its maker is placed.
+    """
+
+    def __init__(self, park: Park, homes: Sequence[int]) -> None:
+        units = park.units
+        self.park, self.prices = park, park.prices
+        self.home = [-1] * units.count
+        self.seconds: list[list[float]] = units.seconds.tolist()
+        self.memory: list[float] = units.memory.tolist()
+        self.flows = [(flow.maker, float(flow.count), flow.size) for flow in units.flows]
+        self.touching = units.touching
+        self.readers: list[dict[int, int]] = [{} for _ in units.flows]
+        self.there = [0] * len(units.flows)
+        self.slots = [0.0] * (3 * len(units.problem.processors))
+        self.used = [0.0] * len(units.problem.processors)
+        for unit, home in enumerate(homes):
+            if home >= 0:
+                self.move(unit, home)
+
+    def load(self, processor: int) -> float:
+        """Seconds of the fullest slot of a processor."""
+        return max(self.slots[3 * processor : 3 * processor + 3])
+
+    @property
+    def largest(self) -> float:
+        """What the objective makes small."""
+        return max(self.slots, default=0.0)
+
+    def deltas(self, unit: int, there: int) -> dict[int, float]:
+        """What would be added to which slots if a unit went to another processor."""
+        here, charges = self.home[unit], self.prices.charges
+        found: dict[int, float] = {3 * there: self.seconds[there][unit]}
+        if here >= 0:
+            found[3 * here] = -self.seconds[here][unit]
+        for number in self.touching[unit]:
+            maker, count, size = self.flows[number]
+            mask = self.there[number]
+            if maker == unit:
+                old, new, after = here, there, mask
+            else:
+                old = new = self.home[maker]
+                after = self._moved(number, here, there, mask)
+                if old < 0 or after == mask:
+                    continue
+            if old >= 0:
+                for slot, each, byte in charges(old, mask):
+                    found[slot] = found.get(slot, 0.0) - each * count - byte * size
+            for slot, each, byte in charges(new, after):
+                found[slot] = found.get(slot, 0.0) + each * count + byte * size
+        return found
+
+    def _moved(self, number: int, here: int, there: int, mask: int) -> int:
+        """The processors that read a flow after one reader has gone from ``here`` to ``there``."""
+        if here >= 0 and self.readers[number][here] == 1:
+            mask &= ~(1 << here)
+        return mask | 1 << there
+
+    def move(self, unit: int, there: int, deltas: dict[int, float] | None = None) -> None:
+        """Put a unit on a processor; ``deltas`` if they are known."""
+        for slot, change in (self.deltas(unit, there) if deltas is None else deltas).items():
+            self.slots[slot] += change
+        here = self.home[unit]
+        if here >= 0:
+            self.used[here] -= self.memory[unit]
+        self.used[there] += self.memory[unit]
+        for number in self.touching[unit]:
+            if self.flows[number][0] == unit:
+                continue
+            self.there[number] = self._moved(number, here, there, self.there[number])
+            readers = self.readers[number]
+            readers[there] = readers.get(there, 0) + 1
+            if here >= 0:
+                readers[here] -= 1
+        self.home[unit] = there

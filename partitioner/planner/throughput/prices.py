@@ -1,0 +1,134 @@
+"""What it costs processors that a value leaves one and goes to others, and which processors are alike.
+
+Loads are kept in *slots*: a processor has one where computing and moving do not overlap, and three where they do (computing,
+sending, receiving), of which the fullest counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.throughput.units import Floats, Units, bits
+
+Charge = tuple[int, float, float]
+"""A slot, and what is added to it for each value and for each byte."""
+
+
+class Prices:
+    """The charges for values on their way, by the processor that makes them and the set of those that read them, as bits."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._known: dict[tuple[int, int], tuple[Charge, ...]] = {}
+
+    def charges(self, home: int, there: int) -> tuple[Charge, ...]:
+        """What a value costs that is made on ``home`` and read on ``there``, a set of processors as bits."""
+        there &= ~(1 << home)
+        key = (home, there)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._charges(home, there)
+        return found
+
+    def _charges(self, home: int, there: int) -> tuple[Charge, ...]:
+        problem = self.problem
+        passed = dict.fromkeys(channel for each in bits(there) for channel in problem.routes.get((home, each), ()))
+        sums: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for number in passed:
+            channel = problem.channels[number]
+            for end in channel.ends:
+                slot = 3 * end + (0 if not problem.overlap else 1 if end == home else 2)
+                sums[slot][0] += channel.latency
+                sums[slot][1] += 1.0 / channel.bandwidth
+        return tuple((slot, each, byte) for slot, (each, byte) in sums.items() if each or byte)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Processors that any answer may exchange for each other, and what a value costs at one of them.
+
+    Args:
+        processors: their numbers.
+        sends: seconds for each value and for each byte that leave one of them for any others.
+        receives: likewise for what comes from anywhere.
+    """
+
+    processors: tuple[int, ...]
+    sends: tuple[float, float]
+    receives: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Park:
+    """The processors of a problem, those that are alike together."""
+
+    units: Units
+    prices: Prices
+
+    @cached_property
+    def by_itself(self) -> bool:
+        """Whether what moving costs at a processor depends on that processor alone, as it does with links to the host."""
+        count = len(self.units.problem.processors)
+        return all(
+            len({self._half(here, there, sending) for there in range(count) if there != here}) <= 1
+            for here in range(count)
+            for sending in (True, False)
+        ) and not any(self._bystanders(here, there) for here in range(count) for there in range(count) if here != there)
+
+    def _half(self, here: int, there: int, sending: bool) -> frozenset[int]:
+        """The channels between two processors that ``here`` takes part in."""
+        problem = self.units.problem
+        route = problem.routes.get((here, there) if sending else (there, here), ())
+        return frozenset(channel for channel in route if here in problem.channels[channel].ends)
+
+    def _bystanders(self, here: int, there: int) -> bool:
+        problem = self.units.problem
+        ends = {end for channel in problem.routes.get((here, there), ()) for end in problem.channels[channel].ends}
+        return bool(ends - {here, there})
+
+    def _mean(self, here: int, sending: bool) -> tuple[float, float]:
+        """Seconds for each value and byte at one end of a passage, over all other processors."""
+        problem = self.units.problem
+        others = [there for there in range(len(problem.processors)) if there != here]
+        each = byte = 0.0
+        for there in others:
+            for channel in self._half(here, there, sending):
+                each += problem.channels[channel].latency / len(others)
+                byte += 1.0 / problem.channels[channel].bandwidth / len(others)
+        return float(f"{each:.12g}"), float(f"{byte:.12g}")
+
+    @cached_property
+    def classes(self) -> list[Alike]:
+        """Processors of one kind, with the same lanes, memory and prices, to none of which a unit is pinned; others alone."""
+        problem, found = self.units.problem, defaultdict[object, list[int]](list)
+        pinned = set(self.units.pins.values())
+        for number, each in enumerate(problem.processors):
+            sends, receives = self._mean(number, True), self._mean(number, False)
+            table = id(problem.seconds[number])
+            alone = number if number in pinned else -1
+            found[table, each.lanes, each.memory, sends, receives, alone].append(number)
+        return [
+            Alike(tuple(numbers), self._mean(numbers[0], True), self._mean(numbers[0], False)) for numbers in found.values()
+        ]
+
+    @cached_property
+    def interchangeable(self) -> list[tuple[int, ...]]:
+        """Sets of processors that may be renamed without changing any load: what a search need not tell apart."""
+        if self.by_itself:
+            return [each.processors for each in self.classes]
+        return [(number,) for each in self.classes for number in each.processors]
+
+    def flow_seconds(self, each: float, byte: float) -> Floats:
+        """Seconds of every flow at a price."""
+        flows = self.units.flows
+        return np.array([each * flow.count + byte * flow.size for flow in flows], dtype=float)
+
+
+def park_of(units: Units) -> Park:
+    """The processors of a problem, with what moving costs."""
+    return Park(units, Prices(units.problem))

@@ -1,0 +1,158 @@
+"""The smallest largest load that is found in a given time, and a proof of how small it could be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+
+from partitioner.errors import PlacementError
+from partitioner.ir.problem import Problem
+from partitioner.planner.throughput import model
+from partitioner.planner.throughput.bound import bound_of
+from partitioner.planner.throughput.first import backtracked, greedy
+from partitioner.planner.throughput.lns import Neighbourhoods
+from partitioner.planner.throughput.orders import orders
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.staging import staged
+from partitioner.planner.throughput.units import Units, blocks, units_of
+
+MOST_IDEALS = 2_500
+"""Down-closed sets of units up to which the best contiguous stages are found."""
+
+CLOSE = 1e-9
+"""A bound and a load that differ by less, relatively, are equal."""
+
+
+def contiguous(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
+    """The best placement found in which no path leaves a processor and comes back.
+
+    Begins with the best contiguous stages (Tarnawski et al., NeurIPS 2020), then moves units between them, with CP-SAT where it
+    is installed. Two processors may each lead to the other, so an answer may be better than all stages.
+
+    Args:
+        problem: what is placed; contiguity is asked for, whatever ``problem.contiguous`` says.
+        seconds: of time.
+
+    Returns:
+        The processor of each task, and seconds that no such placement's largest load can be below.
+
+    Raises:
+        PlacementError: none was found that fits.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> cpu = Kind("cpu", {1: [3.0, 1.0, 2.0]})
+    >>> contiguous(Problem("chain", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, [(0, 1, -1), (1, 2, -1)]))[0]
+    [0, 1, 1]
+    """
+    return _best(units_of(problem, contiguous=True), seconds)
+
+
+def spread(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
+    """The best placement found, contiguous or not: `contiguous` without its rule.
+
+    Args:
+        problem: what is placed.
+        seconds: of time.
+
+    Returns:
+        The processor of each task, and seconds that no placement's largest load can be below.
+
+    Raises:
+        PlacementError: none was found that fits.
+    """
+    return _best(units_of(problem, contiguous=False), seconds)
+
+
+def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS) -> list[int]:
+    """The processor of each task in the best contiguous stages, without a search beyond them where stages are found.
+
+    Args:
+        problem: what is placed.
+        seconds: of time; orders and ideals are looked at only while there is some.
+        most_ideals: of more down-closed sets of units than these, only orders are looked at.
+
+    Raises:
+        PlacementError: none was found that fits.
+    """
+    units, until = units_of(problem, contiguous=True), monotonic() + seconds
+    park = park_of(units)
+    bound = bound_of(park)
+    homes = staged(units, until, most_ideals, bound)
+    return units.spread_over(_fitting(park, until) if homes is None else homes)
+
+
+def _best(units: Units, seconds: float) -> tuple[list[int], float]:
+    if not units.count:
+        return [], 0.0
+    began, park = monotonic(), park_of(units)
+    until = began + seconds
+    bound = bound_of(park)
+    search = Annealing(park, _start(park, began + seconds / 4, bound, until))
+    steps = max(400, min(200 * units.count, 20_000))
+    search.run(began + seconds / 2, 4 if model.installed() else 1_000, steps, enough=bound)
+    if model.installed() and model.suits(park):
+        bound = max(bound, _proven(search, bound, until))
+    return units.spread_over(search.best), min(bound, search.least)
+
+
+def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
+    """The better of the best stages and a greedy placement; if neither fits, anything that does."""
+    answers = [staged(park.units, soon, MOST_IDEALS, bound)]
+    if not park.units.contiguous:
+        answers.append(greedy(park))
+    found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
+    return min(found, key=lambda homes: Annealing(park, homes).least) if found else _fitting(park, until)
+
+
+def _fitting(park: Park, until: float) -> list[int]:
+    """Any placement that fits.
+
+    Raises:
+        PlacementError: there is none, or none was found.
+    """
+    whole = blocks(park.units)
+    order = [park.units.unit_of[task] for block in next(orders(whole)) for task in whole.members[block]]
+    searches: list[Callable[[], tuple[list[int] | None, bool]]] = [
+        lambda: backtracked(park, list(dict.fromkeys(order))),
+        lambda: backtracked(park),
+        lambda: _modelled(park, until),
+    ]
+    for search in searches:
+        homes, impossible = search()
+        if homes is not None and park.units.valid(homes):
+            return homes
+        if impossible:
+            raise PlacementError(_none(park, "There is no placement"))
+    raise PlacementError(_none(park, "No placement was found"))
+
+
+def _modelled(park: Park, until: float) -> tuple[list[int] | None, bool]:
+    if not (model.installed() and model.suits(park)):
+        return None, False
+    result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
+    return result.homes or None, result.impossible
+
+
+def _none(park: Park, what: str) -> str:
+    problem = park.units.problem
+    rule = ", with no path that leaves a device and comes back" if park.units.contiguous else ""
+    caps = ", ".join(f"{each.name} {each.memory:.6g}" for each in problem.processors[:8])
+    return (
+        f"{what} of the {len(problem.tasks)} tasks of {problem.name} that meets pins, colocations and memory caps{rule}: "
+        f"{sum(problem.memory):.6g} bytes are to be held; caps: {caps}. Raise a memory cap, add a device, or remove a pin."
+    )
+
+
+def _proven(search: Annealing, bound: float, until: float) -> float:
+    """Search on with CP-SAT, over everything for a proof, then over some of it for better answers; the bound that is proven."""
+    if search.least <= bound * (1 + CLOSE) or monotonic() > until:
+        return bound
+    whole = model.Model(search.park, search.least, bound)
+    found = whole.solve((until - monotonic()) / 2, whole.canonical(search.best))
+    search.take(found.homes)
+    bound = max(bound, found.bound)
+    if not found.done and search.least > bound * (1 + CLOSE):
+        Neighbourhoods(search).run(model.Model(search.park, search.least, bound, apart=False), until)
+    return bound

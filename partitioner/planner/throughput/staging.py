@@ -1,0 +1,96 @@
+"""Contiguous stages of a problem: over all ideals where they are few, over several orders of the units where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from partitioner.planner.throughput.ideals import IdealCuts, ideals
+from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
+from partitioner.planner.throughput.orders import orders
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.stages import Numbers, best_stages, placed_stages
+from partitioner.planner.throughput.units import Units, blocks
+from partitioner.planner.timing import largest_load
+
+MOST_POINTS = 1_200
+"""Cut points of an order that are looked at together; of longer orders some, and then those near the best ones."""
+
+ORDERS = 12
+"""Orders that are tried, as time allows."""
+
+
+def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> list[int] | None:
+    """The processor of each unit, in contiguous stages; ``None`` if none were found that fit.
+
+    Args:
+        units: what is placed.
+        until: moment, by the monotonic clock, after which nothing further is tried; one order is, in any case.
+        most_ideals: of more down-closed sets of units than these, only orders are looked at.
+        bound: seconds that no answer can beat, where to begin to look.
+    """
+    whole = blocks(units)
+    park, best, least = park_of(whole), None, inf
+    for homes in _answers(park, until, most_ideals, bound):
+        tasks = whole.spread_over(homes)
+        load = largest_load(units.problem, tasks)
+        if best is None or load < least * (1 - 1e-12):
+            best, least = tasks, load
+        if least <= bound * (1 + 1e-9):
+            break
+    return None if best is None else [best[tasks[0]] for tasks in units.members]
+
+
+def _answers(park: Park, until: float, most_ideals: int, bound: float) -> Iterator[list[int]]:
+    """Ever better stages, by what they are thought to cost; the first ones of several orders, the last ones of all ideals."""
+    least = inf
+    for number, order in enumerate(islice(orders(park.units), ORDERS)):
+        if number and monotonic() > until:
+            return
+        found = _along(park, order, bound)
+        if found is not None:
+            least = min(least, found[0])
+            yield found[1]
+    few = ideals(park.units, most_ideals) if monotonic() < until else None
+    if few is not None:
+        cuts = IdealCuts(park, few)
+        best = best_stages(cuts, park.classes, least * (1 - 1e-12))
+        if best is not None:
+            yield placed_stages(park, cuts, best[1])
+
+
+def _along(park: Park, order: Sequence[int], bound: float) -> tuple[float, list[int]] | None:
+    """The best stages along an order: of a long one, between coarse cut points and then ever finer ones near the best."""
+    known, count = rectangles(park.units, order), len(order)
+    step = max(1, -(-count // MOST_POINTS))
+    points = np.unique(np.append(np.arange(0, count, step), count))
+    found = _within(park, order, known, points, bound)
+    while found is not None and step > 1:
+        chosen = found[2]
+        step = max(1, step // 4)
+        reach = max(1, min(4, MOST_POINTS // (2 * len(chosen))))
+        near = (chosen[:, None] + step * np.arange(-reach, reach + 1)).ravel()
+        points = np.unique(np.concatenate([[0, count], chosen, near[(near > 0) & (near < count)]]))
+        finer = _within(park, order, known, points, bound, found[0])
+        found = found if finer is None else finer
+    return None if found is None else found[:2]
+
+
+def _within(
+    park: Park, order: Sequence[int], known: Rectangles, points: Numbers, bound: float, limit: float = inf
+) -> tuple[float, list[int], Numbers] | None:
+    """The best stages between some cut points: their load, the processor of each unit and the cut points that they use."""
+    cuts = LineCuts(park, order, known, points)
+    for slack in (1.05, 1.3, 2.0, 8.0, inf):
+        most = min(limit, bound * slack) if slack < inf and bound > 0 else limit
+        if (slack < inf and not bound > 0) or (most == limit and slack < inf):
+            continue
+        found = best_stages(cuts.again(), park.classes, most)
+        if found is not None:
+            used = np.array([points[last] for _, last, _ in found[1]], dtype=np.int64)
+            return found[0], placed_stages(park, cuts, found[1]), used
+    return None

@@ -1,0 +1,321 @@
+"""What the throughput objective sees of a problem: units of tasks that share a processor, and what flows between them.
+
+    tasks   a  b  c  d      groups {a, d}, and no path may leave a processor and come back:
+            a > b > d       b lies between a and d, so a, b and d are one unit; c is another
+            a > c
+
+A *flow* is all values that one unit makes and the same other units read; it is priced as one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from partitioner.errors import PlacementError
+from partitioner.ir.problem import Problem
+
+Floats = NDArray[np.float64]
+
+MOST_FOR_CLOSURE = 12_000
+"""Tasks of a problem for which who reaches whom is held as bits: a bit for each pair, and twice that."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What goes from one unit to others: ``count`` values of together ``size`` bytes."""
+
+    maker: int
+    readers: tuple[int, ...]
+    count: int
+    size: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Forward tasks as bits, for each unit: its own, those that it leads to and those that lead to it."""
+
+    own: Sequence[int]
+    after: Sequence[int]
+    before: Sequence[int]
+
+    def convex(self, units: Iterable[int]) -> bool:
+        """Whether no path leaves the units and comes back."""
+        own = after = before = 0
+        for unit in units:
+            own, after, before = own | self.own[unit], after | self.after[unit], before | self.before[unit]
+        return not after & before & ~own
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """A problem for the throughput objective, unit by unit.
+
+    Args:
+        problem: the whole question.
+        contiguous: whether a processor's forward tasks must be convex.
+        unit_of: the unit of each task. Units are numbered by their first task.
+        reach: who leads to whom; ``None`` where contiguity is not asked for, or there are too many tasks.
+    """
+
+    problem: Problem
+    contiguous: bool
+    unit_of: Sequence[int]
+    reach: Reach | None = None
+
+    @cached_property
+    def members(self) -> list[list[int]]:
+        """The tasks of each unit."""
+        found: list[list[int]] = [[] for _ in range(max(self.unit_of, default=-1) + 1)]
+        for task, unit in enumerate(self.unit_of):
+            found[unit].append(task)
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return len(self.members)
+
+    @cached_property
+    def memory(self) -> Floats:
+        """Bytes of each unit."""
+        return np.bincount(self.unit_of, self.problem.memory or None, self.count) * float(bool(self.problem.memory))
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Seconds of each unit on each processor, for one of its lanes among all; infinite where it may not go."""
+        problem, pins = self.problem, self.pins
+        tables: dict[int, Floats] = {}
+        found = np.empty((len(problem.processors), self.count))
+        for number, each in enumerate(problem.processors):
+            table = problem.seconds[number]
+            if id(table) not in tables:
+                tables[id(table)] = np.bincount(self.unit_of, np.asarray(table, float), self.count)
+            found[number] = tables[id(table)] / each.lanes
+            found[number, self.memory > each.memory] = inf
+        for unit, pinned in pins.items():
+            kept = found[pinned, unit] if pinned >= 0 else inf
+            found[:, unit] = inf
+            found[pinned, unit] = kept
+        return found
+
+    @cached_property
+    def pins(self) -> dict[int, int]:
+        """The processor of each pinned unit; -1 where two pins disagree."""
+        found: dict[int, int] = {}
+        for group, pinned in self.problem.pin.items():
+            for unit in {self.unit_of[task] for task in self.problem.members.get(group, ())}:
+                found[unit] = pinned if found.get(unit, pinned) == pinned else -1
+        return found
+
+    @cached_property
+    def able(self) -> list[list[int]]:
+        """The processors that each unit may go to.
+
+        Raises:
+            PlacementError: a unit can run nowhere.
+        """
+        finite = np.isfinite(self.seconds)
+        if not finite.any(axis=0).all():
+            raise PlacementError(self._nowhere(int(np.argmin(finite.any(axis=0)))))
+        known: dict[bytes, list[int]] = {}
+        columns = np.packbits(finite, axis=0).T
+        found = []
+        for unit in range(self.count):
+            key = columns[unit].tobytes()
+            if key not in known:
+                known[key] = np.flatnonzero(finite[:, unit]).tolist()
+            found.append(known[key])
+        return found
+
+    def _nowhere(self, unit: int) -> str:
+        names = [self.problem.tasks[task] for task in self.members[unit]]
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        why = ", or lie between such tasks and no path may leave a device and come back" if self.contiguous else ""
+        asked = f"they share a group{why}" if len(names) > 1 else "it is one task"
+        return (
+            f"{shown} can run nowhere together ({asked}): no device can run all of them, has {self.memory[unit]:.0f} bytes for "
+            "them and agrees with every pin. Raise a memory cap, or remove a pin or a colocation."
+        )
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        """What passes between units; values with the same maker and readers are one."""
+        found: defaultdict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
+        for (task, size), tasks in zip(self.problem.values, self.problem.readers, strict=True):
+            maker = self.unit_of[task]
+            if readers := {self.unit_of[each] for each in tasks} - {maker}:
+                found[maker, tuple(sorted(readers))].append(size)
+        return [Flow(maker, readers, len(sizes), sum(sizes)) for (maker, readers), sizes in found.items()]
+
+    @cached_property
+    def touching(self) -> list[list[int]]:
+        """The numbers of the flows that each unit makes or reads."""
+        found: list[list[int]] = [[] for _ in range(self.count)]
+        for number, flow in enumerate(self.flows):
+            for unit in (flow.maker, *flow.readers):
+                found[unit].append(number)
+        return found
+
+    @cached_property
+    def after(self) -> list[set[int]]:
+        """The units that follow each unit, over forward tasks only."""
+        found: list[set[int]] = [set() for _ in range(self.count)]
+        backward = self.problem.backward
+        for source, target, _ in self.problem.edges:
+            if source not in backward and target not in backward and self.unit_of[source] != self.unit_of[target]:
+                found[self.unit_of[source]].add(self.unit_of[target])
+        return found
+
+    def spread_over(self, homes: Sequence[int]) -> list[int]:
+        """The processor of each task, from that of each unit."""
+        return [homes[unit] for unit in self.unit_of]
+
+    def valid(self, homes: Sequence[int]) -> bool:
+        """Whether units on these processors respect pins, memory and contiguity."""
+        used = np.bincount(homes, self.memory, len(self.problem.processors))
+        if any(used[number] > each.memory for number, each in enumerate(self.problem.processors)):
+            return False
+        if not np.isfinite(self.seconds[list(homes), range(self.count)]).all():
+            return False
+        if not self.contiguous or self.reach is None:
+            return True
+        sets: defaultdict[int, list[int]] = defaultdict(list)
+        for unit, home in enumerate(homes):
+            sets[home].append(unit)
+        return all(self.reach.convex(units) for units in sets.values())
+
+
+def units_of(problem: Problem, contiguous: bool) -> Units:
+    """The units of a problem: its groups and, for contiguity, everything on a path between two tasks of one of them.
+
+    Args:
+        problem: what is placed.
+        contiguous: whether a processor's forward tasks must be convex, whatever ``problem.contiguous`` says.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> cpu, edges = Kind("cpu", {1: [1.0, 1.0, 1.0, 1.0]}), [(0, 1, -1), (0, 2, -1), (1, 3, -1)]
+    >>> problem = Problem("p", ("a", "b", "c", "d"), (cpu,), (Processor("x", 0),) * 2, edges, group=[0, 1, 2, 0])
+    >>> units_of(problem, contiguous=False).unit_of, units_of(problem, contiguous=True).unit_of
+    ([0, 1, 2, 0], [0, 0, 1, 0])
+    """
+    groups = _numbered(problem.group_of)
+    if not contiguous:
+        return Units(problem, False, groups)
+    if len(problem.tasks) > MOST_FOR_CLOSURE:
+        return blocks(Units(problem, True, groups))
+    after, before = _closure(problem)
+    groups = _numbered(_hulls(problem, groups, after, before))
+    return Units(problem, True, groups, _reach(problem, groups, after, before))
+
+
+def blocks(units: Units) -> Units:
+    """Units that can be put in an order: those on a cycle are one, and those of backward tasks alone are with a neighbour."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(units.count))
+    graph.add_edges_from((unit, follower) for unit, followers in enumerate(units.after) for follower in followers)
+    graph.add_edges_from(_ties(units))
+    block = {unit: number for number, each in enumerate(nx.strongly_connected_components(graph)) for unit in each}
+    return Units(units.problem, units.contiguous, _numbered([block[unit] for unit in units.unit_of]))
+
+
+def _ties(units: Units) -> list[tuple[int, int]]:
+    """Edges both ways between each unit of backward tasks alone and the one that it exchanges most with."""
+    if not units.problem.backward:
+        return []
+    found, backward = [], units.problem.backward
+    free = {unit for unit, tasks in enumerate(units.members) if backward.issuperset(tasks)}
+    waiting = sorted(free)
+    while waiting:
+        later = []
+        for unit in waiting:
+            sizes: defaultdict[int, float] = defaultdict(float)
+            for flow in (units.flows[number] for number in units.touching[unit]):
+                for other in (flow.maker, *flow.readers):
+                    sizes[other] += flow.size if other not in free and set(units.able[other]) <= set(units.able[unit]) else -1.0
+            near = [other for other, size in sizes.items() if other not in free]
+            if near:
+                other = max(near, key=sizes.__getitem__)
+                found += [(unit, other), (other, unit)]
+                free.discard(unit)
+            else:
+                later.append(unit)
+        waiting = later if len(later) < len(waiting) else []
+    return found
+
+
+def _numbered(labels: Sequence[int]) -> list[int]:
+    """Labels as 0, 1, 2, ... in the order in which they first come."""
+    number: dict[int, int] = {}
+    return [number.setdefault(label, len(number)) for label in labels]
+
+
+def _closure(problem: Problem) -> tuple[list[int], list[int]]:
+    """The forward tasks that each forward task leads to, and those that lead to it, as bits."""
+    count, backward = len(problem.tasks), problem.backward
+    after, before = [0] * count, [0] * count
+    for task in range(count):
+        for source, _ in problem.before[task]:
+            if source not in backward and task not in backward:
+                before[task] |= before[source] | 1 << source
+    for task in reversed(range(count)):
+        for target in problem.after[task]:
+            if target not in backward and task not in backward:
+                after[task] |= after[target] | 1 << target
+    return after, before
+
+
+def _hulls(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> list[int]:
+    """Groups grown by what lies between their tasks, until nothing does."""
+    label = list(groups)
+    tasks: dict[int, set[int]] = {}
+    for task, group in enumerate(label):
+        tasks.setdefault(group, set()).add(task)
+    waiting = [group for group, members in tasks.items() if len(members) > 1]
+    while waiting:
+        group = waiting.pop()
+        if group not in tasks:
+            continue
+        own = leads = led = 0
+        for task in tasks[group] - problem.backward:
+            own, leads, led = own | 1 << task, leads | after[task], led | before[task]
+        between = leads & led & ~own
+        for other in {label[task] for task in bits(between)} - {group}:
+            for task in tasks[other]:
+                label[task] = group
+            tasks[group] |= tasks.pop(other)
+        if between:
+            waiting.append(group)
+    return label
+
+
+def _reach(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> Reach:
+    count = max(groups, default=-1) + 1
+    own, leads, led = [0] * count, [0] * count, [0] * count
+    for task, unit in enumerate(groups):
+        if task not in problem.backward:
+            own[unit] |= 1 << task
+            leads[unit] |= after[task]
+            led[unit] |= before[task]
+    return Reach(own, leads, led)
+
+
+def bits(mask: int) -> list[int]:
+    """The numbers of the bits of a mask that are set.
+
+    >>> bits(0b1011)
+    [0, 1, 3]
+    """
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

@@ -1,0 +1,104 @@
+"""Threads inside ops: a task that runs alone on a CPU gets all of its cores, if it lasts long enough for that to pay.
+
+Where one lane is all that a plan uses of a CPU, nothing is shared, and every task has every core, as in eager.
+
+    cpu/0   |  t0  |   t1   |  t3  |       t0 and t3 run alone: every core
+    cpu/1          |   t2   |              t1 and t2 share them
+
+Whether a task is alone is asked of what must come before what, not of predicted times: a lane that is late must not find its
+cores taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import replace
+
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.timing import timed
+
+LONG_ALONE = 5e-4
+"""Seconds that a task must run alone to get every core: OpenMP's pool is started for it and sent home after it."""
+
+
+def widened(problem: Problem, answer: Assignment) -> Assignment:
+    """``answer`` with all threads for the tasks that run alone on a CPU, timed again, under a bound that knows of threads."""
+    if not any(each.cores > each.threads_per_lane for each in problem.processors):
+        return answer
+    threads = [0] * len(problem.tasks)
+    used = Counter(problem.lanes[lane] for lane in set(answer.lanes))
+    for task in alone(problem, answer):
+        processor = problem.lanes[answer.lanes[task]]
+        each = problem.processors[processor]
+        if each.cores > each.threads_per_lane and (used[processor] == 1 or _pays(problem, task, processor)):
+            threads[task] = each.cores
+    clock = timed(problem, answer.lanes, answer.order, threads)
+    cost = clock.makespan if problem.objective == "latency" else answer.cost
+    least = min(cost, thread_bound(problem)) if problem.objective == "latency" else answer.bound
+    return replace(answer, threads=threads, start=clock.start, end=clock.end, cost=cost, bound=least)
+
+
+def _pays(problem: Problem, task: int, processor: int) -> bool:
+    """Whether a task among others that share the cores should have all of them."""
+    shared = problem.seconds[processor][task]
+    return shared >= LONG_ALONE and problem.seconds_of(processor, problem.processors[processor].cores)[task] < shared
+
+
+def alone(problem: Problem, answer: Assignment) -> list[int]:
+    """The tasks beside which no task of another lane of their processor can run."""
+    clocks, ticks, by_lane = _clocks(problem, answer)
+    found = []
+    for task in answer.order:
+        lane = answer.lanes[task]
+        beside = (
+            other for other in by_lane if other != lane and problem.lanes[other] == problem.lanes[lane] and by_lane[other]
+        )
+        if not any(
+            clocks[task][other] < bisect_left(by_lane[other], True, key=lambda one: clocks[one][lane] >= ticks[task])
+            for other in beside
+        ):
+            found.append(task)
+    return found
+
+
+def _clocks(problem: Problem, answer: Assignment) -> tuple[dict[int, list[int]], dict[int, int], dict[int, list[int]]]:
+    """For each task how many tasks of each lane have ended when it starts; its place on its lane, from 1; the lanes' tasks."""
+    by_lane: dict[int, list[int]] = {lane: [] for lane in range(len(problem.lanes))}
+    clocks: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for task in answer.order:
+        lane = answer.lanes[task]
+        known = [0] * len(problem.lanes)
+        for source in [source for source, _ in problem.before[task]] + by_lane[lane][-1:]:
+            known = list(map(max, known, clocks[source]))
+            known[answer.lanes[source]] = max(known[answer.lanes[source]], ticks[source])
+        by_lane[lane].append(task)
+        clocks[task], ticks[task] = known, len(by_lane[lane])
+    return clocks, ticks, by_lane
+
+
+def thread_bound(problem: Problem) -> float:
+    """Seconds that no schedule can beat, however many threads each task gets.
+
+    The larger of the longest path, each task with the threads with which it is fastest, and of the work, each task where and
+    with as many threads as it keeps the fewest cores busy, over all cores.
+    """
+    fastest, least = [], []
+    widths = [sorted(problem.kinds[each.kind].seconds) for each in problem.processors]
+    for task in range(len(problem.tasks)):
+        ways = [
+            (problem.seconds_of(number, width)[task], width)
+            for number, each in enumerate(problem.processors)
+            for width in widths[number]
+            if width <= each.cores
+        ]
+        fastest.append(min(seconds for seconds, _ in ways))
+        least.append(min(seconds * width for seconds, width in ways))
+    longest = [0.0] * len(problem.tasks)
+    for task in range(len(problem.tasks)):
+        ready = max((longest[source] for source, value in problem.before[task] if value != ISSUE), default=0.0)
+        longest[task] = ready + fastest[task]
+    cores = sum(max(each.cores, each.lanes) for each in problem.processors)
+    return max(max(longest, default=0.0), sum(least) / cores if cores else 0.0)
