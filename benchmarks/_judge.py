@@ -31,11 +31,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner import partition
 from partitioner.backends.fake import run_on_fake_devices
-from partitioner.compile import graph_of, plan_of
+from partitioner.compile import plan_of
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.trace import graph_of
 from partitioner.ir.plan import Plan
 from partitioner.planner import coarsen
 from partitioner.planner.policies import POLICIES

@@ -23,7 +23,7 @@ import torch
 from _common import Ratio, Way, alternate, milliseconds, print_machine, table
 from torch import Tensor, nn
 
-from partitioner import compile as driver
+from partitioner import compile as flow
 from partitioner import partition
 from partitioner.frontend.analysis import build
 from partitioner.runtime.programs import Piece
@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def view(ops: int) -> list[Any]:
     """Ops and seconds of a plan without example inputs."""
     model, start = Towers(ops).eval(), time.perf_counter()
-    plan = driver.make_plan(model, None, build_machine(Spec(), DEVICES), Spec())
+    plan = flow.make_plan(model, None, build_machine(Spec(), DEVICES), Spec())
     return [len(plan.graph.ops), f"{time.perf_counter() - start:.2f}"]
 
 
@@ -115,18 +115,18 @@ def trace_alone(model: nn.Module, x: Tensor) -> None:
 
 # By stage -------------------------------------------------------------------------------------------------------------
 
-LOWERINGS = [lowering.__name__ for lowering in driver.LOWERINGS]
+LOWERINGS = [lowering.__name__ for lowering in flow.LOWERINGS]
 STAGES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "observe": ((build, "observe"),),
     "rewrite": ((build, "as_plain_calls"), (build, "with_regions"), (build, "without_switches")),
-    "constrain": ((driver, "constrain"),),
-    "estimate": ((driver, "estimate"),),
-    "coarsen": ((driver, "coarsen"),),
-    "pose": ((driver, "pose"),),
-    "place": ((driver, "decided"),),
-    "schedule": ((driver, "schedule"),),
+    "constrain": ((flow, "constrain"),),
+    "estimate": ((flow, "estimate"),),
+    "coarsen": ((flow, "coarsen"),),
+    "pose": ((flow, "pose"),),
+    "place": ((flow, "decided"),),
+    "schedule": ((flow, "schedule"),),
     **dict.fromkeys(LOWERINGS, ()),
-    "verify": ((driver, "verify_plan"),),
+    "verify": ((flow, "verify_plan"),),
     "emit": (),
 }
 """The functions whose time is a stage's. Those without any are entries of tables, and wrapped there."""
@@ -160,10 +160,10 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
             for module, name in places:
                 stack.enter_context(mock.patch.object(module, name, timed(stage, getattr(module, name))))
         stack.enter_context(mock.patch.object(Piece, "of", staticmethod(timed("all", Piece.of))))
-        lowerings = tuple(timed(lowering.__name__, lowering) for lowering in driver.LOWERINGS)
-        stack.enter_context(mock.patch.object(driver, "LOWERINGS", lowerings))
-        made = {name: timed("emit", function) for name, function in driver.BACKENDS.items()}
-        stack.enter_context(mock.patch.dict(driver.BACKENDS, made))
+        lowerings = tuple(timed(lowering.__name__, lowering) for lowering in flow.LOWERINGS)
+        stack.enter_context(mock.patch.object(flow, "LOWERINGS", lowerings))
+        made = {name: timed("emit", function) for name, function in flow.BACKENDS.items()}
+        stack.enter_context(mock.patch.dict(flow.BACKENDS, made))
         yield
 
 

@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from partitioner.compile import partition
+    from partitioner.driver import partition
     from partitioner.errors import (
         DifferenceError,
         InputError,
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "partition": "compile",
+    "partition": "driver",
     "Parallel": "runtime.module",
     "Spec": "spec.spec",
     "load_spec": "spec.spec",

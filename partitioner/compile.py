@@ -1,4 +1,4 @@
-"""The whole data flow, from a module to a module.
+"""The whole data flow, from a graph of a module to something that can be called in its place.
 
     found     = compiled(module)(call)                   torch.compile's tracer: a torch.fx graph, its guards
     graph     = build_graph(found)                       what happens, and what each op touches
@@ -15,38 +15,26 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
-from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.sizes import Sizes
-from partitioner.frontend.capture.dynamo import Found, compiled
-from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.check.interpret import interpret
-from partitioner.frontend.trace import graph_of, graphs_of_call, hold_against_eager, home, on_examples, view_of
-from partitioner.ir.assignment import Assignment
+from partitioner.frontend.trace import graphs_of_call, view_of
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
-from partitioner.ir.mode import Mode
-from partitioner.ir.plan import Plan, state_devices
-from partitioner.ir.problem import Problem
+from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
-from partitioner.lower.modes import with_autocast
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory, verify_plan
-from partitioner.model.accept import accepted, refuse_mistaken
-from partitioner.model.call import Call, example_call, repeatable
-from partitioner.model.keep import state_kept
-from partitioner.model.modes import modes_here
-from partitioner.model.state import all_state, copied, only_device, sizes
+from partitioner.model.call import Call
+from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
@@ -55,171 +43,24 @@ from partitioner.planner.pose import pose
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
 from partitioner.runtime.admission import Admission
-from partitioner.runtime.module import Parallel, parallel_of
-from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
-from partitioner.runtime.programs import Made, Programs
-from partitioner.spec.discover import asked_for, pinned, refuse_missing
-from partitioner.spec.spec import Spec
-from partitioner.spec.spec import choice as choice
-
-
-def partition(
-    model: nn.Module,
-    devices: Sequence[str | torch.device] | None = None,
-    *,
-    example_inputs: Any = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    spec: Spec | Mapping[str, Any] | str | Path | None = None,
-    policy: str | Mapping[str, Any] | Callable[[Problem], Assignment] | None = None,
-    backend: str | None = None,
-    copy: bool = False,
-    check: bool = True,
-    pins: Any = None,
-    colocate: Any = None,
-    grain: Any = None,
-    **mistaken: object,
-) -> Parallel:
-    """Partition ``model`` over devices and lanes.
-
-    The result computes what ``model`` computes, with the same state_dict keys, ties, buffers and gradients; branches of equal
-    depth overlap. The model is **moved, not copied**: its parameters go to their devices in place and the result shares them
-    (memory is what people come for). ``copy=True`` leaves the model alone.
-
-    Args:
-        model: what to partition, in the mode (train or eval) that is needed first.
-        devices: torch devices. One that is named twice gets two lanes (two streams); ``"cpu:0", "cpu:1"`` are two CPU lanes
-            (threads); kinds may be mixed. ``None``: every accelerator found, otherwise a CPU lane for each core.
-        example_inputs: positional arguments of a typical call, as a tuple, a single tensor, or a dict of keyword arguments.
-            With them the model is traced and planned now; without them at its first call, and until then ``.dag`` and
-            ``.placement`` show a provisional plan.
-        example_kwargs: keyword arguments of that call.
-        spec: a `Spec`, a mapping, or a path to a YAML, JSON or TOML file: devices, links, pins, colocations, policy, backend.
-        policy: a name in `POLICIES`, such as ``"by_level"`` (branches of equal depth balanced over lanes), ``"auto"`` or
-            ``"single"`` (one lane); ``{"name": "exact", "time_limit": "10s"}``; or a function of a `Problem`.
-        backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
-        copy: partition a deep copy.
-        check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
-            same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
-            each, which call the hooks that modules inside the model have.
-        pins: ops whose device is given, as in `Spec`: ``[{"match": "encoder.*", "device": "cuda:0"}]``.
-        colocate: lists of globs, as in `Spec`; the ops that match any glob of one list share a device.
-        grain: seconds of the shortest task worth a launch of its own, or text such as ``"100us"``.
-        **mistaken: none; a misspelt argument is told by its right name.
-
-    Returns:
-        An ordinary module, with ``.dag``, ``.placement``, ``.program`` and ``.code`` to show what was made.
-
-    Raises:
-        SpecError: devices, policy, backend or spec are wrong.
-        InputError: ``model`` is no model that can be traced, or fails on the example inputs.
-        TraceError: with state on several devices, the model cannot be traced as one graph.
-        DifferenceError: what would be called does not compute what the model computes.
-        PlacementError: pins and memory caps cannot be met, or a device is not on this machine.
-
-    Example:
-        >>> import torch
-        >>> from partitioner import partition
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-        >>> parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=torch.ones(2, 4))
-        >>> torch.equal(parallel(torch.ones(2, 4)), model(torch.ones(2, 4)))
-        True
-        >>> list(parallel.state_dict()) == list(model.state_dict())
-        True
-    """
-    refuse_mistaken(mistaken, partition)
-    model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model)
-    document, machine = asked_for(devices, spec, policy=policy, backend=backend, pins=pins, colocate=colocate, grain=grain)
-    call = example_call(model, example_inputs, example_kwargs)
-    refuse_missing(machine)
-    programs = _programs(copied(model) if copy else model, machine, document)
-    if call is None:
-        programs.provisional = _provisional(programs.original, machine, document)
-    else:
-        _prepare(programs, call, document, check)
-    return parallel_of(programs)
-
-
-def planned(
-    model: nn.Module,
-    devices: Sequence[str | torch.device] | None = None,
-    *,
-    example_inputs: Any = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    spec: Spec | Mapping[str, Any] | str | Path | None = None,
-    policy: str | None = None,
-    check: bool = True,
-) -> Plan:
-    """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
-    document, machine = asked_for(devices, spec, policy=policy)
-    call = example_call(model, example_inputs, example_kwargs)
-    if call is not None and any(tensor.is_meta for tensor in all_state(model).values()):
-        call = call.on("meta")
-    return on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
-
-
-def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None = None) -> Programs:
-    """The programs of ``model``, of which none is made yet.
-
-    Args:
-        model: the model.
-        machine: devices and lanes.
-        spec: pins, colocations, policy, backend, grain.
-        origin: torch device for which it was written; ``None`` for the one on which it lies.
-    """
-    lies, first = only_device(model), machine.lanes[0].torch_device
-    origin = origin or lies or first
-    homes = {device.torch_device: device.name for device in machine.devices}
-
-    def make(found: Found) -> Made:
-        traced = graph_of(model, found)
-        if len(homes) == 1:
-            return program_of(traced, machine, spec)
-        refuse_shared(traced.graph, found.inputs)
-        plan = with_autocast(plan_of(traced, machine, spec, where_it_lies(traced.state, homes)), Mode(*modes_here()))
-        return Made(emit(plan, spec), refuse_sharing, _admission(plan))
-
-    trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
-    programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec, origin))
-    if len(homes) > 1 or lies != first:
-        programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
-    return programs
+from partitioner.runtime.moving import refuse_shared
+from partitioner.runtime.programs import Made
+from partitioner.spec.discover import pinned
+from partitioner.spec.spec import Spec, choice
 
 
 def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
     """A graph's program on lanes of one device."""
     plan = plan_of(traced, machine, spec)
-    return Made(emit(plan, spec), partial(interpret, traced.graph), _admission(plan))
+    return Made(emit(plan, spec), partial(interpret, traced.graph), admission(plan))
 
 
-def _admission(plan: Plan) -> Admission | None:
+def admission(plan: Plan) -> Admission | None:
     """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
         return None
     return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
-
-
-def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
-    """Make the programs of the example call, and hold them against eager; put state where it belongs."""
-    model = programs.original
-    if programs.place is not None:
-        on_examples(model, lambda: _place(programs, call, spec, check))
-        programs.place = None
-    elif check and not is_meta(model, call):
-        hold_against_eager(model, call, programs.forward, programs.plainly)
-    else:
-        with state_kept(model):
-            on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
-    if not programs.pieces and programs.provisional is None:
-        programs.provisional = _empty(programs, spec)
-
-
-def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
-    """Plan for a call where state lies at the moment, and move it to where the plan wants it."""
-    state: dict[str, torch.Tensor] = {}
-    plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check, state=state)
-    with torch.inference_mode(False):
-        move_state({**state, **all_state(programs.original)}, state_devices(plan), programs.machine.lanes[0].torch_device)
 
 
 def make_plan(
@@ -257,7 +98,7 @@ def make_plan(
             state.update(traced.state)
         plans.append(plan_of(traced, machine, spec))
     if not plans:
-        return _without_graphs(plan_of(view_of(module), machine, spec))
+        return without_graphs(plan_of(view_of(module), machine, spec))
     first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
     notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
@@ -292,27 +133,11 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     return replace(plan, serial=serial_seconds(costs, machine.devices[0]), makespan=makespan)
 
 
-def _empty(programs: Programs, spec: Spec) -> Plan | None:
-    """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
-    plan = _provisional(programs.original, programs.machine, spec)
-    return None if plan is None else _without_graphs(plan, programs.forward.reasons.values())
-
-
-def _without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
+def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
     """A provisional plan of a model in whose call no graph was found, with a note if it has ops."""
     why = "".join(f": {reason}" for reason in list(dict.fromkeys(reasons))[:1])
     notes = (f"the tracer found no graph in the example call, which runs as it is{why}",) if plan.graph.ops else ()
     return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
-
-
-def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:
-    """What can be planned without examples. A model that torch.fx cannot see is none the worse for it."""
-    try:
-        return make_plan(model, None, machine, spec)
-    except (SpecError, PlacementError):
-        raise
-    except Exception:  # the user's forward ran on proxies, and what it gave may be anything
-        return None
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

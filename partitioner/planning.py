@@ -84,7 +84,7 @@ def plan(
         problem = read_problem(graph, read_machine(machine), aim, contiguous)
     refuse_impossible(problem)
     before = perf_counter()
-    assignment = verified(problem, _bounded(problem, decide(problem)))
+    assignment = _bounded(problem, verified(problem, decide(problem)))
     return Answer(problem, assignment, perf_counter() - before)
 
 
@@ -93,14 +93,16 @@ def _bounded(problem: Problem, answer: Assignment) -> Assignment:
     if answer.bound or not answer.cost:
         return answer
     bound = makespan_bound(problem) if problem.objective == "latency" else load_bound(problem)
-    return replace(answer, bound=min(bound, answer.cost) if bound <= answer.cost * (1 + ROUNDING) else bound)
+    assert bound <= answer.cost * (1 + ROUNDING), f"a bound of {bound} s above an answer of {answer.cost} s"
+    return replace(answer, bound=min(bound, answer.cost))
 
 
 def _policy(asked: str | Mapping[str, Any] | Policy, time_limit: float) -> Policy:
     """The policy that was asked for, under the time limit. It answers for itself: there is no model to run on one lane."""
-    if isinstance(asked, str):
-        made = POLICIES.get(asked)
+    if isinstance(asked, str | Mapping):
+        asked = {"name": asked} if isinstance(asked, str) else dict(asked)
+        made = POLICIES.get(str(asked.get("name")))
         if is_dataclass(made) and "time_limit" in {field.name for field in fields(made)}:
-            asked = {"name": asked, "time_limit": time_limit}
+            asked.setdefault("time_limit", time_limit)
     found = policy_of(asked)
     return found.policy if isinstance(found, OrSerial) else found

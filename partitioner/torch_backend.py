@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from partitioner.compile import partition, program_of
+from partitioner.compile import program_of
+from partitioner.driver import partition
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found

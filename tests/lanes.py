@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from partitioner import Spec, partition
-from partitioner.compile import graph_of, plan_of
+from partitioner.compile import plan_of
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.trace import graph_of
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan
 from partitioner.model.call import Call

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from partitioner import compile, partition
+from partitioner import driver, partition
 from partitioner.backends import BACKENDS
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamLaunch, Streams
@@ -571,7 +571,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
     monkeypatch.setattr(torch, "lazy", torch.cpu, raising=False)  # torch's word for what a device type can do
-    monkeypatch.setattr(compile, "refuse_missing", lambda machine: None)
+    monkeypatch.setattr(driver, "refuse_missing", lambda machine: None)
     monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))
     try:
         yield WORLD[-1]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from partitioner import InputError, PartitionerError, PlacementError, SpecError, TraceError, partition
-from partitioner.compile import planned
+from partitioner.driver import planned
 
 X = numbers(4, 6)
 LANES = ["cpu:0", "cpu:1"]
@@ -68,7 +68,7 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
             "an argument is of type generator, which can be read only once",
         ),
         ({"example_inputs": (iter([X]),)}, InputError, "an argument is of type list_iterator, which can be read only once"),
-        ({"policy": "fastest"}, SpecError, "policy 'fastest' is not known. Known: by_level, .*single"),
+        ({"policy": "fastest"}, SpecError, "policy 'fastest' is not known. Known: auto, by_level, .*single"),
         ({"policy": "fastest", "example_inputs": X}, SpecError, "policy 'fastest' is not known"),
         ({"backend": "cuda", "example_inputs": X}, SpecError, "backend 'cuda' is not known"),
         ({"pins": [{"match": "no.such", "device": "cpu"}]}, PlacementError, "pattern 'no.such' matches no op"),

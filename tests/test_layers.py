@@ -31,10 +31,11 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"backends", "ir", "model", "errors"},
     "report": {"planner.bounds", "planner.seconds", "planner.simulate", "planner.timing", "ir", "errors"},
     "compile": {"spec", "frontend", "profile", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
+    "driver": {"compile", "frontend", "lower.modes", "runtime", "spec", "model", "ir", "errors"},
     "planning": {"spec", "planner", "ir", "errors"},
-    "torch_backend": {"compile", "frontend", "runtime", "spec.discover", "model", "ir", "errors"},
+    "torch_backend": {"compile", "driver", "frontend", "runtime", "spec.discover", "model", "ir", "errors"},
     "cli": {
-        "compile",
+        "driver",
         "planning",
         "profile.calibrate",
         "report",
@@ -48,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"errors"},
     "errors": set(),
     "__main__": {"cli"},
-    "__init__": {"compile", "planning", "runtime", "spec", "lower", "ir", "errors"},
+    "__init__": {"driver", "planning", "runtime", "spec", "lower", "ir", "errors"},
 }
 """What each room may import beside its own files: a whole room, or one file of it."""
 
@@ -58,10 +59,15 @@ PARTS: dict[str, set[str]] = {
     "frontend.analysis": {"frontend.capture", "frontend.rewrite"},
     "frontend.check": {"frontend.capture", "frontend.analysis"},
     "planner.policies.by_level": {"planner.assigned", "planner.feasible", "planner.timing"},
+    "planner.policies.auto": {"planner.policies"},
+    "planner.policies.chain": {"planner.assigned", "planner.throughput"},
+    "planner.policies.exact": {"planner.assigned", "planner.latency", "planner.throughput"},
+    "planner.policies.list": {"planner.assigned", "planner.latency"},
+    "planner.policies.search": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.fit": {"planner.assigned", "planner.latency"},
     "planner.policies.single": {"planner.assigned", "planner.feasible"},
 }
-"""What a part of a room may import of its own room: tracing comes in steps, and no policy knows another one."""
+"""What a part of a room may import of its own room: tracing comes in steps, and no policy but ``auto`` knows another one."""
 
 WITHOUT_TORCH = ("ir", "planner", "lower", "report")
 

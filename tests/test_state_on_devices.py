@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import MODELS, make
 from partitioner import InputError, PlacementError, TraceError, partition
-from partitioner.compile import planned
+from partitioner.driver import planned
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import state_devices
 from partitioner.lower.modes import with_autocast

@@ -11,18 +11,13 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import product
 from math import inf
-from time import monotonic
-from typing import Any
 
 import networkx as nx
 import pytest
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
-from partitioner.planner.policies.chain import Chain
-from partitioner.planner.throughput import contiguous, load_bound, model, spread, stages
-from partitioner.planner.throughput.ideals import ideals
-from partitioner.planner.throughput.units import units_of
+from partitioner.planner.throughput import contiguous, spread
 
 SOLVER = find_spec("ortools") is not None
 
@@ -39,7 +34,11 @@ def cost(problem: Problem, homes: Sequence[int]) -> float:
         for value, (maker, size) in enumerate(problem.values):
             theirs = {homes[target] for _, target, carried in problem.edges if carried == value} - {homes[maker]}
             passed = {channel for there in theirs for channel in problem.routes.get((homes[maker], there), ())}
-            seconds = sum(problem.channels[c].latency + size / problem.channels[c].bandwidth for c in passed if here in problem.channels[c].ends)
+            seconds = sum(
+                problem.channels[c].latency + size / problem.channels[c].bandwidth
+                for c in passed
+                if here in problem.channels[c].ends
+            )
             sends, receives = (sends + seconds, receives) if homes[maker] == here else (sends, receives + seconds)
         worst = max(worst, max(compute, sends, receives) if problem.overlap else compute + sends + receives)
     return worst
@@ -50,7 +49,9 @@ def faults(problem: Problem, homes: Sequence[int], convex: bool) -> Iterator[str
     group = problem.group or range(len(homes))
     if len(set(zip(group, homes, strict=True))) != len(set(group)):
         yield "a group is on two processors"
-    yield from (f"pin of {g}" for g, pin in problem.pin.items() if any(homes[t] != pin for t in range(len(homes)) if group[t] == g))
+    yield from (
+        f"pin of {g}" for g, pin in problem.pin.items() if any(homes[t] != pin for t in range(len(homes)) if group[t] == g)
+    )
     for here, processor in enumerate(problem.processors):
         mine = [task for task, home in enumerate(homes) if home == here]
         if any(problem.kinds[processor.kind].seconds[1][task] == inf for task in mine):
@@ -81,7 +82,11 @@ def optimum(problem: Problem, convex: bool) -> float:
     for choice in product(range(len(problem.processors)), repeat=len(groups)):
         home = dict(zip(groups, choice, strict=True))
         homes = [home[group] for group in problem.group_of]
-        if not any(faults(problem, homes, False)) and (value := cost(problem, homes)) < best and (not convex or is_convex(problem, homes)):
+        if (
+            not any(faults(problem, homes, False))
+            and (value := cost(problem, homes)) < best
+            and (not convex or is_convex(problem, homes))
+        ):
             best = value
     return best
 
@@ -100,11 +105,19 @@ def small(seed: int) -> Problem:
             if chance.random() < 0.35:
                 edges.append((task, target, len(values) - 1 if chance.random() < 0.9 else ORDER))
     rare = chance.random() < 0.3
-    kinds = tuple(Kind(f"k{kind}", {1: [inf if rare and chance.random() < 0.15 else float(chance.randint(0, 9)) for _ in range(count)]}) for kind in range(2))
+    kinds = tuple(
+        Kind(f"k{kind}", {1: [inf if rare and chance.random() < 0.15 else float(chance.randint(0, 9)) for _ in range(count)]})
+        for kind in range(2)
+    )
     capped = chance.random() < 0.4
     alike = chance.random() < 0.5
     processors = tuple(
-        Processor(f"p{number}", 0 if alike else chance.randint(0, 1), lanes=1 if alike else chance.randint(1, 2), memory=chance.choice([6.0, 9.0, inf]) if capped else inf)
+        Processor(
+            f"p{number}",
+            0 if alike else chance.randint(0, 1),
+            lanes=1 if alike else chance.randint(1, 2),
+            memory=chance.choice([6.0, 9.0, inf]) if capped else inf,
+        )
         for number in range(wide)
     )
     channels, routes = network(chance, wide)

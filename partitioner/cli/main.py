@@ -81,10 +81,10 @@ def inspect_command(
 ) -> None:
     """Show the branches of a model by depth, where they would run, and what that is expected to give."""
     with guarded(debug):
-        from partitioner.compile import choice
         from partitioner.report import FORMATS, Screen
         from partitioner.report.inspect import inspect
         from partitioner.report.inspection import parse_depths
+        from partitioner.spec.spec import choice
 
         draw = choice("format", format_name, FORMATS)
         wanted = None if depth is None else parse_depths(depth)
@@ -130,7 +130,7 @@ def _plan(
     """The model that was named, and the plan that `partition` would make for it."""
     with working("importing torch"):
         from partitioner.cli.target import load_target
-        from partitioner.compile import planned
+        from partitioner.driver import planned
     names = [name.strip() for names in devices or () for name in names.split(",")] or None
     with working(f"loading {target}"):
         found = load_target(target, inputs or ())

@@ -59,7 +59,9 @@ def _bound_to(problem: Problem) -> dict[frozenset[int], list[float]]:
 def _nowhere(problem: Problem, group: int) -> str:
     tasks, need = problem.members[group], problem.demand[group]
     names = ", ".join(problem.tasks[task] for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
-    lines = [f"tasks {names} share a device, and none can have them:" if len(tasks) > 1 else f"task {names} can run nowhere:"]
+    lines = [
+        f"tasks {names} must share a device and none can have them:" if len(tasks) > 1 else f"task {names} can run nowhere:"
+    ]
     for number, device in enumerate(problem.processors):
         lacking = [problem.tasks[task] for task in tasks if problem.seconds[number][task] == inf]
         if problem.pin.get(group, number) != number:

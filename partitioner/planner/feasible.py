@@ -66,10 +66,13 @@ class Feasible:
             allowed = self.able[group]
         else:
             allowed = [number for number in self.able[group] if self._fits(number, group)]
-        if self._left is not None and task not in self.problem.backward:
-            allowed = [number for number in allowed if not self._left_by(task, number) >> number & 1]
         if not allowed:
             raise PlacementError(self._full(task))
+        if self._left is not None and task not in self.problem.backward:
+            roomy = allowed
+            allowed = [number for number in roomy if not self._left_by(task, number) >> number & 1]
+            if not allowed:
+                raise PlacementError(self._back(task, roomy))
         return allowed
 
     def _left_by(self, task: int, processor: int) -> int:
@@ -103,7 +106,10 @@ class Feasible:
             return self._full(task)
         names = ", ".join(problem.tasks[each] for each in problem.members[group][:3])
         more = f" and {len(problem.members[group]) - 3} more" if len(problem.members[group]) > 3 else ""
-        lines = [f"{_plural('task', problem.members[group])} {names}{more} can run nowhere:"]
+        lines = [f"task {names} can run nowhere:"]
+        if len(problem.members[group]) > 1:
+            why = ", so that no path leaves it and comes back," if problem.contiguous else ""
+            lines = [f"tasks {names}{more} must share a device{why} and none can have them:"]
         for number, each in enumerate(problem.processors):
             lacking = [problem.tasks[one] for one in problem.members[group] if problem.seconds[number][one] == float("inf")]
             if problem.pin.get(group, number) != number:
@@ -115,6 +121,13 @@ class Feasible:
                 lines.append(f"  {each.name}: {need} are needed, and its memory is {cap}")
         return "\n".join(lines)
 
+    def _back(self, task: int, roomy: Sequence[int]) -> str:
+        names = ", ".join(self.problem.processors[number].name for number in roomy)
+        return (
+            f"task {self.problem.tasks[task]} has room on {names} only, and there a path would come back to a device that it "
+            f"has left\nAnother policy may find an answer; without contiguity there may be one, too."
+        )
+
     def _full(self, task: int) -> str:
         problem = self.problem
         need = format_size(int(problem.demand[problem.group_of[task]]))
@@ -124,7 +137,3 @@ class Feasible:
             lines.append(f"  {device.name}: {format_size(int(self.used[number]))} used of {cap}")
         lines.append("Raise a memory cap, add a device, or remove a pin.")
         return "\n".join(lines)
-
-
-def _plural(word: str, items: Sequence[object]) -> str:
-    return word if len(items) == 1 else f"{word}s"

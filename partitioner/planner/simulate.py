@@ -6,9 +6,9 @@ Every lane is a FIFO. Runs and Copies take time, a Wait holds its lane until the
     cpu/1         . |    t1     | .
                   ^ hand-off      ^ hand-off
 
-A program issues every Record before the Waits for it, so one pass in issue order is enough. What is shared is what the clock
-of the planner knows of (`planner/timing.py`): a link carries one copy at a time, the host issues one op of all accelerator lanes
-at a time, and lanes of one device wait where their tasks do not fit beside each other.
+A program issues every Record before the Waits for it, so one pass in issue order is enough. What is shared is what the
+planner's clock knows of (`planner/timing.py`): a link carries one copy at a time, the host issues one op at a time, whatever
+accelerator's lane it is for, and lanes of one device wait where their tasks do not fit beside each other.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ def verified(problem: Problem, answer: Assignment) -> Assignment:
     Raises:
         VerifyError: it breaks a rule. Lists the first faults.
     """
+    if not isinstance(answer, Assignment):
+        raise VerifyError(f"the policy answered with a {type(answer).__name__}; a policy gives an Assignment")
     faults = list(_of_form(problem, answer))
     if not faults:
         homes = [problem.lanes[lane] for lane in answer.lanes]

@@ -248,6 +248,7 @@ def _windows(heads: Table, tails: Table, seconds: Table, lanes: float, end: floa
     for open_ in opens:
         later = closes[closes > open_][:, None]
         inside = np.minimum(np.minimum(seconds, np.maximum(0.0, ready - open_)), np.maximum(0.0, later - latest))
+        inside = np.minimum(inside, later - open_)  # a long task fills the window, and no more
         over = inside.sum(axis=1) / lanes - (later[:, 0] - open_)
         most = max(most, float(over.max(initial=0.0)))
     return end + most

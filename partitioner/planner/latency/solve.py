@@ -50,7 +50,9 @@ def solved(problem: Problem, known: Found, least: float, seconds: float, workers
     status = solver.solve(model.cp, seen)
     if status == module.INFEASIBLE:  # the clock can do what the model forbids: a fault here, which must not look like a proof
         raise AssertionError("the exact model excludes an answer that is known")
-    proven = solver.best_objective_bound * model.unit * (1 - 1e-9)
+    proven = solver.best_objective_bound * model.unit
+    if not model.exact:
+        proven *= 1 - 1e-12
     assert proven <= seen.best.seconds * (1 + 1e-6), f"a proof of {proven} against a schedule of {seen.best.seconds}"
     return seen.best, max(least, min(proven, seen.best.seconds))
 

@@ -86,3 +86,14 @@ class Loads:
             if here >= 0:
                 readers[here] -= 1
         self.home[unit] = there
+
+    def lift(self, unit: int, slots: Sequence[float]) -> None:
+        """Take a unit away again; ``slots`` are those from before it was placed."""
+        here, self.home[unit] = self.home[unit], -1
+        self.slots[:] = slots
+        self.used[here] -= self.memory[unit]
+        for number in self.touching[unit]:
+            if self.flows[number][0] != unit:
+                self.readers[number][here] -= 1
+                if not self.readers[number][here]:
+                    self.there[number] &= ~(1 << here)

@@ -10,7 +10,8 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
-from partitioner.planner.throughput.first import backtracked, greedy
+from partitioner.planner.throughput.branch import Branching, Found
+from partitioner.planner.throughput.first import by_size, greedy
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
@@ -20,6 +21,9 @@ from partitioner.planner.throughput.units import Units, blocks, units_of
 
 MOST_IDEALS = 2_500
 """Down-closed sets of units up to which the best contiguous stages are found."""
+
+ROUNDS, MOST_ROUNDS = 4, 200
+"""Rounds of annealing before anything is proven, and where there is nothing else to do."""
 
 CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
@@ -66,7 +70,7 @@ def spread(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
 
 
 def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS) -> list[int]:
-    """The processor of each task in the best contiguous stages, without a search beyond them where stages are found.
+    """The processor of each task in the best contiguous stages, after one round of moving units between them.
 
     Args:
         problem: what is placed.
@@ -80,7 +84,9 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
     park = park_of(units)
     bound = bound_of(park)
     homes = staged(units, until, most_ideals, bound)
-    return units.spread_over(_fitting(park, until) if homes is None else homes)
+    search = Annealing(park, _fitting(park, until) if homes is None else homes)
+    search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
+    return units.spread_over(search.best)
 
 
 def _best(units: Units, seconds: float) -> tuple[list[int], float]:
@@ -91,10 +97,20 @@ def _best(units: Units, seconds: float) -> tuple[list[int], float]:
     bound = bound_of(park)
     search = Annealing(park, _start(park, began + seconds / 4, bound, until))
     steps = max(400, min(200 * units.count, 20_000))
-    search.run(began + seconds / 2, 4 if model.installed() else 1_000, steps, enough=bound)
+    search.run(began + seconds / 2, ROUNDS, steps, enough=bound)
     if model.installed() and model.suits(park):
         bound = max(bound, _proven(search, bound, until))
+    elif search.least > bound * (1 + CLOSE):
+        bound = max(bound, _branched(search, until))
+        search.run(until, MOST_ROUNDS, steps, enough=bound)
     return units.spread_over(search.best), min(bound, search.least)
+
+
+def _branched(search: Annealing, until: float) -> float:
+    """Search on by branch and bound; the bound that is proven."""
+    found = Branching(search.park, by_size(search.park)).search(until, search.least * (1 - CLOSE))
+    search.take(found.homes or ())
+    return search.least if found.complete else 0.0
 
 
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
@@ -112,27 +128,32 @@ def _fitting(park: Park, until: float) -> list[int]:
     Raises:
         PlacementError: there is none, or none was found.
     """
-    whole = blocks(park.units)
-    order = [park.units.unit_of[task] for block in next(orders(whole)) for task in whole.members[block]]
-    searches: list[Callable[[], tuple[list[int] | None, bool]]] = [
-        lambda: backtracked(park, list(dict.fromkeys(order))),
-        lambda: backtracked(park),
+    searches: list[Callable[[], Found]] = [
+        lambda: Branching(park, _topological(park)).search(until, first=True),
+        lambda: Branching(park, by_size(park)).search(until, first=True),
         lambda: _modelled(park, until),
     ]
     for search in searches:
-        homes, impossible = search()
-        if homes is not None and park.units.valid(homes):
-            return homes
-        if impossible:
+        found = search()
+        if found.homes is not None and park.units.valid(found.homes):
+            return found.homes
+        if found.complete:
             raise PlacementError(_none(park, "There is no placement"))
     raise PlacementError(_none(park, "No placement was found"))
 
 
-def _modelled(park: Park, until: float) -> tuple[list[int] | None, bool]:
+def _topological(park: Park) -> list[int]:
+    """The units, each after those that lead to it, as far as they can be put in an order."""
+    whole = blocks(park.units)
+    tasks = (task for block in next(orders(whole)) for task in whole.members[block])
+    return list(dict.fromkeys(park.units.unit_of[task] for task in tasks))
+
+
+def _modelled(park: Park, until: float) -> Found:
     if not (model.installed() and model.suits(park)):
-        return None, False
+        return Found(None, False)
     result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
-    return result.homes or None, result.impossible
+    return Found(result.homes or None, result.impossible)
 
 
 def _none(park: Park, what: str) -> str:
