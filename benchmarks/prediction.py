@@ -7,7 +7,7 @@
 Three predictions stand beside each measured time: by the roofline on the figures that are assumed of any machine, by the
 roofline on figures that were calibrated here, and by adding up ops that were measured one by one. The model runs on the
 caller's thread (policy ``single``), as predicted. Errors are (predicted - measured) / measured; the aim is 15% with measured
-ops. Of a model's times the lower quartile counts, as of an op's.
+ops. A model is timed as an op is: see `partitioner/profile/clock.py`.
 
 Ops are measured afresh in each run, within minutes of the model itself, unless ``--cached`` allows what is on disk. ``--ops``
 shows the ops that take longest, predicted and measured.
@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _common import Way, alternate, print_machine, table
+from _common import print_machine, table
 from _corpus_models import zoo
 from torch import Tensor, nn
 
@@ -33,6 +33,7 @@ from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Device, Machine
 from partitioner.profile.cache import Cache
 from partitioner.profile.calibrate import compute
+from partitioner.profile.clock import time_of
 from partitioner.profile.profiled import profiled
 
 AIM = 0.15
@@ -60,8 +61,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three models and three rounds: shows that it runs, no more")
-    parser.add_argument("--rounds", type=int, help="rounds in which a model is timed; 15, or 3 with --quick")
+    parser.add_argument("--quick", action="store_true", help="three models, timed shortly: shows that it runs, no more")
+    parser.add_argument("--budget", type=float, help="seconds for which a model is timed; 2, or 0.2 with --quick")
     parser.add_argument(
         "--threads", type=lambda text: [int(word) for word in text.split(",")], default=[1, torch.get_num_threads()]
     )
@@ -70,7 +71,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cached", action="store_true", help="use what was measured in earlier runs")
     parser.add_argument("--ops", type=int, default=0, help="show so many ops of each model")
     options = parser.parse_args(words)
-    options.rounds = options.rounds or (3 if options.quick else 15)
+    options.budget = options.budget or (0.2 if options.quick else 2.0)
     options.models = options.models or (["mlp", "lstm", "gpt2"] if options.quick else list(CASES))
     options.threads = list(dict.fromkeys(options.threads))
     return options
@@ -89,13 +90,19 @@ def compared(name: str, threads: int, figures: dict[str, float], options: argpar
         calibrated = replace(assumed, machine=Machine((replace(assumed.machine.devices[0], **figures),)))
         cache = Cache.default() if options.cached else Cache(None)
         measured = profiled(parallel.graph, assumed, options.mode, cache)
-        samples = alternate({"model": Way(lambda: parallel(*args, **kwargs), threads)}, options.rounds)["model"]
-    seconds = statistics.quantiles(samples, n=4, method="inclusive")[0]  # as ops are timed
-    found = [total(costs, parallel, threads) / seconds - 1 for costs in (assumed, calibrated, measured)]
+        timing = time_of(lambda: parallel(*args, **kwargs), budget=options.budget)
+    found = [total(costs, parallel, threads) / timing.seconds - 1 for costs in (assumed, calibrated, measured)]
     timings = len(set(measured.measured.values()))
     if options.ops:
         show_ops(measured, calibrated, parallel, threads, options.ops)
-    row = [name, threads, len(parallel.graph.ops), timings, f"{seconds * 1e3:.3g}", *(f"{error:+.0%}" for error in found)]
+    row = [
+        name,
+        threads,
+        len(parallel.graph.ops),
+        timings,
+        f"{timing.seconds * 1e3:.3g}{'' if timing.steady else ' (not steady)'}",
+        *(f"{error:+.0%}" for error in found),
+    ]
     return row, found[-1]
 
 

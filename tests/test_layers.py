@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"backends", "ir", "model", "errors"},
     "report": {"planner.bounds", "planner.seconds", "planner.simulate", "planner.timing", "ir", "errors"},
     "compile": {"spec", "frontend", "profile", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
-    "driver": {"compile", "frontend", "lower.modes", "runtime", "spec", "model", "ir", "errors"},
+    "driver": {"compile", "frontend", "lower.modes", "planner.policies", "runtime", "spec", "model", "ir", "errors"},
     "planning": {"spec", "planner", "ir", "errors"},
     "torch_backend": {"compile", "driver", "frontend", "runtime", "spec.discover", "model", "ir", "errors"},
     "cli": {
@@ -65,6 +65,7 @@ PARTS: dict[str, set[str]] = {
     "planner.policies.list": {"planner.assigned", "planner.latency"},
     "planner.policies.search": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.fit": {"planner.assigned", "planner.latency"},
+    "planner.policies.spread": {"planner.assigned", "planner.latency"},
     "planner.policies.single": {"planner.assigned", "planner.feasible"},
 }
 """What a part of a room may import of its own room: tracing comes in steps, and no policy but ``auto`` knows another one."""

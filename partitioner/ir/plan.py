@@ -15,6 +15,18 @@ from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_duration
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was run on the examples: what was predicted of it and what it took, in seconds."""
+
+    name: str
+    predicted: float
+    measured: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {format_duration(self.measured)} (predicted {format_duration(self.predicted)})"
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The result of planning.

@@ -1,16 +1,18 @@
-"""How long a call takes on a device: warmed up, synchronised, over rounds.
+"""How long a call takes on a device: warmed up, synchronised, over rounds, without what others do meanwhile.
 
-A short call is repeated within a round. Where something has to be done before each call, such as emptying the caches, each is
+A short call is repeated within a round. Where something has to be done before each call, such as filling the caches, each is
 timed alone. On an accelerator events say when the device began and ended, and calls that follow each other overlap the host's
 work with the device's, as they do in a program.
 
-Whatever else runs on the machine only ever adds to a time, so the lower quartile is what counts. It tells more of the op than
-the median where others are busy, and the same where nobody is. A timing whose quartiles lie far apart is not steady: it is
-used, for there is none better, but should not be kept.
+Time for which a single thread waited for a core is no part of its call. Several threads wait for each other too, so there a round
+in which any of them waited for a core is taken again. What is left of others only ever adds to a time, so the lower quartile is
+what counts. A timing whose quartiles lie far apart, or that no round without others supports, is not steady: it is used, for there
+is none better, but should not be kept.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +21,19 @@ from dataclasses import dataclass
 
 import torch
 
+from partitioner.profile.interference import waited
+
 SHORTEST = 1e-4
 """Seconds that a round lasts at least."""
 
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 STEADY = 1.3
+DISTURBED = 0.02
+"""The part of a round that may pass with waiting for a core."""
+
+PATIENCE = 4
+"""How many times the budget is spent on waiting for rounds without others."""
+
 BUDGET = 0.1
 """Seconds that are spent on one op with one number of threads, unless it is longer than that."""
 
@@ -56,23 +66,42 @@ def time_of(call: Call, place: str = "cpu", before: Call | None = None, budget: 
         >>> 0.001 <= time_of(lambda: time.sleep(0.001)).seconds < 0.1
         True
     """
-    run = _on_cpu if torch.device(place).type == "cpu" else _on_accelerator(torch.device(place))
+    device = torch.device(place)
+    several = device.type == "cpu" and torch.get_num_threads() > 1
+    run = _on_cpu if device.type == "cpu" else _on_accelerator(device)
     call()
     start = time.perf_counter()
+    guess = _round(run, call, 1, before, several).seconds
+    trip = max(time.perf_counter() - start, 1e-7)
+    repeat = 1 if before is not None else max(1, round(SHORTEST / max(guess, 1e-7)))
+    wanted = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, budget / (trip * repeat))))
+    found = list[_Round]()
+    while sum(each.alone for each in found) < wanted:
+        found.append(_round(run, call, repeat, before, several))
+        if time.perf_counter() - start > PATIENCE * max(budget, trip):
+            break
+    alone = [each.seconds for each in found if each.alone]
+    if len(alone) < 2:
+        return Timing(min(each.seconds for each in found), 1.0 if guess > budget and alone else math.inf)
+    low, _, high = statistics.quantiles(alone, n=4, method="inclusive")
+    return Timing(low, high / max(low, 1e-12))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Seconds of one call in a round, and whether no other work was in its way."""
+
+    seconds: float
+    alone: bool
+
+
+def _round(run: Callable[[Call, int], float], call: Call, repeat: int, before: Call | None, several: bool) -> _Round:
     if before is not None:
         before()
-    guess = run(call, 1)
-    round_trip = max(time.perf_counter() - start, 1e-7)
-    if guess > budget:
-        return Timing(guess)
-    repeat = 1 if before is not None else max(1, round(SHORTEST / max(guess, 1e-7)))
-    found = []
-    for _ in range(int(min(MOST_ROUNDS, max(LEAST_ROUNDS, budget / (round_trip * repeat))))):
-        if before is not None:
-            before()
-        found.append(run(call, repeat))
-    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
-    return Timing(low, high / max(low, 1e-12))
+    waiting = waited(several)
+    seconds = run(call, repeat)
+    waiting = (waited(several) - waiting) / repeat
+    return _Round(seconds, waiting <= DISTURBED * seconds) if several else _Round(max(seconds - waiting, 0.01 * seconds), True)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch.utils._device import DeviceContext
 from partitioner.backends import Executable
 from partitioner.ir.machine import Machine
 from partitioner.ir.mode import Mode
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import Planned, sharing
 from partitioner.model.modes import take_over
 
@@ -165,6 +165,7 @@ class Programs:
     Attributes:
         place: puts the model's state where it belongs, given an example call; ``None`` once it is there.
         provisional: a plan to look at until the first call.
+        tried: the plans that were run on the examples before one was chosen.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Programs:
         self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, of_twin
         self.devices = {device.torch_device for device in machine.devices}
         self.provisional: Plan | None = None
+        self.tried: tuple[Tried, ...] = ()
         self.pieces: list[Piece] = []
         self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -259,6 +261,8 @@ def _summary(programs: Programs) -> str:
     if len(pieces) > 1:
         lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
         lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
+    if programs.tried:
+        lines.append(f"  the fastest on the examples of: {', '.join(map(str, programs.tried))}")
     lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(programs.forward.failures.values()))
     return "\n".join(lines)
 

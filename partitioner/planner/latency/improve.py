@@ -12,38 +12,30 @@ Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem",
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, log
+from math import log
 from random import Random
 from time import perf_counter
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.packing import keeps
+from partitioner.planner.latency.quick import Quick, Timed
 from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import timed
 
-HOT, COLD = 0.02, 0.0005
+HOT, COLD = 0.08, 0.0005
 """By which part of a makespan a move may make it longer to be kept with probability 1/e: at first, and at last."""
 
 CRITICAL = 0.7
 """Part of the moves that are made with a task that the end waits for."""
 
-
-@dataclass(frozen=True)
-class Timed:
-    """An order and lanes, and what comes of them."""
-
-    seconds: float
-    order: list[int]
-    lanes: Sequence[int]
-    start: Sequence[float]
-    end: Sequence[float]
+PULLS, BOTH = 0.4, 0.7
+"""Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
 
 
-def improved(problem: Problem, known: Found, least: float, until: float, seed: int) -> Found:
+def improved(problem: Problem, known: Found, least: float, until: float, seed: int, most: int = 10**9) -> Found:
     """A schedule that is no worse than a known one.
 
     Args:
@@ -52,11 +44,12 @@ def improved(problem: Problem, known: Found, least: float, until: float, seed: i
         least: seconds that no schedule beats: nothing is left to do there.
         until: when to stop, on `time.perf_counter`.
         seed: of all that is left to chance.
+        most: moves, in all.
     """
     if len(problem.tasks) < 2 or len(problem.lanes) < 2:
         return known
     walk = _Walk(problem, known, Random(seed))
-    best = walk.run(least, until)
+    best = walk.run(least, until, most)
     if best.seconds >= known.seconds:
         return known
     clock = timed(problem, best.lanes, best.order)
@@ -64,123 +57,115 @@ def improved(problem: Problem, known: Found, least: float, until: float, seed: i
     return min(found, known, key=lambda each: each.seconds)
 
 
-def uniform(problem: Problem) -> bool:
-    """Whether one lane is as good as another for every task, wherever the others are."""
-    return (
-        len(set(map(id, problem.seconds))) == 1
-        and not any(problem.routes.values())
-        and not any(each.handoff or (each.lanes > 1 and problem.kinds[each.kind].share) for each in problem.processors)
-        and all(problem.kinds[each.kind].issue is None for each in problem.processors)
-        and not problem.contiguous
-        and not problem.pin
-        and len(problem.members) == len(problem.tasks)
-        and sum(problem.demand.values()) <= min(each.memory for each in problem.processors)
-    )
-
-
 class _Walk:
     """Where the search is."""
 
     def __init__(self, problem: Problem, known: Found, random: Random) -> None:
         self.problem, self.random = problem, random
-        self.uniform = uniform(problem)
+        self.look = Quick(problem)
         self.sources = [sorted({source for source, _ in before}) for before in problem.before]
-        self.readers = [sorted(set(after)) for after in problem.after]
         order = by_urgency(problem, [-each for each in known.clock.start])
-        self.now = self.best = self.look(list(known.order), list(known.lanes))
-        other = self.look(order, list(known.lanes))
-        if other.seconds <= self.now.seconds:
-            self.now = self.best = other
+        ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
+        self.now = self.best = min(ways, key=lambda each: each.seconds)
         self.able = {group: problem.able(group) for group in problem.members}
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
         self.tight = problem.contiguous or sum(problem.demand.values()) > min(each.memory for each in problem.processors)
 
-    def run(self, least: float, until: float) -> Timed:
+    def run(self, least: float, until: float, most: int) -> Timed:
         """Walk until it is time; the best place seen."""
-        start, turn, heat = perf_counter(), 0, HOT
+        start, heat, quiet = perf_counter(), HOT, 0
         critical = self.critical()
-        quiet = 0
-        while self.best.seconds > least * (1 + 1e-9):
+        for turn in range(most):
             if turn % 16 == 0:
                 at = perf_counter()
                 if at >= until:
                     break
-                heat = HOT * (COLD / HOT) ** ((at - start) / max(1e-9, until - start))
-            turn += 1
+                heat = HOT * (COLD / HOT) ** max(turn / most, (at - start) / max(1e-9, until - start))
             next_ = self.step(critical)
             if next_ is None:
                 continue
+            quiet += 1
             worse = next_.seconds - self.now.seconds
             if worse <= 0 or worse < -log(max(1e-300, self.random.random())) * heat * self.now.seconds:
                 self.now = next_
                 critical = self.critical()
-            quiet += 1
             if next_.seconds < self.best.seconds * (1 - 1e-12):
                 self.best, quiet = next_, 0
+                if next_.seconds <= least * (1 + 1e-9):
+                    break
             elif quiet > 400 + 20 * len(self.sources):
                 self.now, quiet = self.best, 0
                 critical = self.critical()
         return self.best
 
-    def critical(self) -> list[int]:
-        """The tasks of one chain that the end waits for, last first."""
-        end, start, lanes = self.now.end, self.now.start, self.now.lanes
-        before: dict[int, list[tuple[float, int]]] = {}
-        for task, lane in enumerate(lanes):
-            before.setdefault(lane, []).append((end[task], task))
-        for each in before.values():
-            each.sort()
-        task = max(range(len(end)), key=end.__getitem__)
-        chain = [task]
-        while len(chain) < len(end):
-            here = before[lanes[task]]
-            place = bisect_right(here, (start[task], len(end))) - 1
-            waits = [(end[source], source) for source in self.sources[task]]
-            if place >= 0 and here[place][1] != task:
-                waits.append(here[place])
-            waits = [each for each in waits if each[1] != task and end[each[1]] <= start[task] + 1e-12]
-            if not waits:
-                break
-            task = max(waits)[1]
-            chain.append(task)
+    def critical(self) -> list[tuple[int, int]]:
+        """The tasks of one chain that the end waits for, last first; each with the task whose lane it waits for, or -1."""
+        now = self.now
+        lines: list[list[tuple[float, int]]] = [[] for _ in self.problem.lanes]
+        for task, lane in enumerate(now.lanes):
+            lines[lane].append((now.end[task], task))
+        for line in lines:
+            line.sort()
+        task = max(range(len(now.end)), key=now.end.__getitem__)
+        chain: list[tuple[int, int]] = []
+        while task >= 0 and len(chain) < len(now.end):
+            ahead = -1
+            if now.start[task] > now.ready[task]:
+                line = lines[now.lanes[task]]
+                place = bisect_right(line, (now.start[task] + 1e-12, len(now.end))) - 1
+                ahead = line[place][1] if place >= 0 and line[place][1] != task else -1
+            chain.append((task, ahead))
+            task = ahead if ahead >= 0 else now.cause[task]
         return chain
 
-    def step(self, critical: list[int]) -> Timed | None:
+    def step(self, critical: list[tuple[int, int]]) -> Timed | None:
         """One move, looked at; ``None`` if it was none."""
         random = self.random
-        task = random.choice(critical) if random.random() < CRITICAL else random.randrange(len(self.sources))
+        task, ahead = random.choice(critical) if random.random() < CRITICAL else (random.randrange(len(self.sources)), -1)
         order, lanes = list(self.now.order), list(self.now.lanes)
         kind = random.random()
-        if self.uniform or kind < 0.4:
-            if not self.shift(order, task):
-                return None
-        else:
-            if not self.move(lanes, task):
-                return None
-            if kind > 0.7:
-                self.shift(order, task)
+        if self.look.uniform or kind < PULLS:
+            pulled = self.pull(order, task, ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task))
+            return self.look(pulled, lanes) if pulled else None
+        if not self.move(lanes, task):
+            return None
+        if kind > BOTH:
+            order = self.pull(order, task, self.other(order, lanes, task)) or order
         return self.look(order, lanes)
 
-    def shift(self, order: list[int], task: int) -> bool:
-        """Put a task elsewhere between its last predecessor and its first successor."""
+    def other(self, order: list[int], lanes: Sequence[int], task: int) -> int:
+        """A task near another one in the order, on the same lane if there is one."""
         place = order.index(task)
-        sources, readers = self.sources[task], self.readers[task]
-        low = high = place
-        while low > 0 and order[low - 1] not in sources:
-            low -= 1
-        while high + 1 < len(order) and order[high + 1] not in readers:
-            high += 1
-        if low == high:
-            return False
-        near = max(2, len(order) // 8)
-        chosen = self.random.randint(max(low, place - near), min(high, place + near))
-        if chosen == place:
-            return False
-        del order[place]
-        order.insert(chosen, task)
-        return True
+        reach = max(4, len(order) // 4)
+        near = order[max(0, place - reach) : place + reach]
+        if not self.look.uniform:
+            near = [each for each in near if lanes[each] == lanes[task]] or near
+        return self.random.choice(near)
+
+    def pull(self, order: list[int], task: int, ahead: int) -> list[int] | None:
+        """``task`` just before ``ahead``, or the other way round if it is before it; with what it waits for in between.
+
+        Returns:
+            The order; ``None`` if one of the two waits for the other.
+        """
+        first, last = order.index(ahead), order.index(task)
+        if first > last:
+            first, last = last, first
+        if first == last:
+            return None
+        needed, kept = {order[last]}, []
+        early = []
+        for each in reversed(order[first : last + 1]):
+            if each in needed:
+                early.append(each)
+                needed.update(self.sources[each])
+            else:
+                kept.append(each)
+        if order[first] in needed:
+            return None
+        return [*order[:first], *reversed(early), *reversed(kept), *order[last + 1 :]]
 
     def move(self, lanes: list[int], task: int) -> bool:
         """Give a task another lane, and its group, where it goes to another processor; there, perhaps, in exchange."""
@@ -216,27 +201,3 @@ class _Walk:
         """Whether memory caps and contiguity are kept."""
         problem = self.problem
         return keeps(problem, {group: problem.lanes[lanes[tasks[0]]] for group, tasks in problem.members.items()})
-
-    def look(self, order: list[int], lanes: list[int]) -> Timed:
-        """What comes of an order and lanes."""
-        if self.uniform:
-            return self.alike(order)
-        clock = timed(self.problem, lanes, order)
-        return Timed(clock.makespan, order, lanes, clock.start, clock.end)
-
-    def alike(self, order: list[int]) -> Timed:
-        """What comes of an order where lanes are all the same: the lane that is free the latest in time, or else the first."""
-        seconds, count = self.problem.seconds[0], len(self.sources)
-        start, end, lanes = [0.0] * count, [0.0] * count, [0] * count
-        free = [(0.0, lane) for lane in range(len(self.problem.lanes))]
-        for task in order:
-            ready = 0.0
-            for source in self.sources[task]:
-                if end[source] > ready:
-                    ready = end[source]
-            at, lane = free.pop(max(0, bisect_right(free, (ready, inf)) - 1))
-            start[task] = begin = at if at > ready else ready
-            end[task] = until = begin + seconds[task]
-            lanes[task] = lane
-            insort(free, (until, lane))
-        return Timed(max(end), order, lanes, start, end)

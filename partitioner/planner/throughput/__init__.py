@@ -1,7 +1,7 @@
 """Throughput: placements with the smallest largest load of a processor.
 
-    units_of > staged > Annealing > Model, Neighbourhoods
-    groups     stages   moves       CP-SAT, where it is installed
+units_of > staged > Annealing > Model, Neighbourhoods
+groups     stages   moves       CP-SAT, where it is installed
 """
 
 from partitioner.planner.throughput.bound import load_bound

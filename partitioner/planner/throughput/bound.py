@@ -1,7 +1,7 @@
 """What the largest load cannot be below, whoever places the tasks. Proven, and quick.
 
-    work     all processors share all of it, each unit where it is cheapest in the long run
-    a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut
+work     all processors share all of it, each unit where it is cheapest in the long run
+a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_WORK = 40_000_000
 MOST_FOR_CUTS = 3_000
 """Units and flows of a problem up to which minimum cuts are worth their time."""
 
-CUTS = 6
+CUTS = 10
 """Units of which the minimum cut is found."""
 
 
@@ -53,7 +53,8 @@ def bound_of(park: Park) -> float:
     park.units.able  # noqa: B018  raises where a unit can run nowhere
     seconds = np.array([park.units.seconds[each.processors[0]] for each in park.classes])
     counts = np.array([len(each.processors) for each in park.classes], dtype=float)
-    return SAFE * max(work_bound(seconds, counts), float(seconds.min(axis=0).max()), cut_bound(park, seconds))
+    simple = max(work_bound(seconds, counts), float(seconds.min(axis=0).max()))
+    return SAFE * cut_bound(park, seconds, simple)
 
 
 def work_bound(seconds: Floats, counts: Floats) -> float:
@@ -83,27 +84,33 @@ def work_bound(seconds: Floats, counts: Floats) -> float:
     return best
 
 
-def cut_bound(park: Park, seconds: Floats) -> float:
-    """The largest, over some units, of what the processor of that unit cannot be below: a minimum cut round the unit."""
+def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
+    """The largest of ``best`` and, over some units, what the processor of that unit cannot be below: a minimum cut round it."""
     units = park.units
     if units.problem.overlap or not park.by_itself or units.count + len(units.flows) > MOST_FOR_CUTS or not units.flows:
-        return 0.0
-    moved = np.zeros(units.count)
-    for number, amount in enumerate(park.flow_seconds(0.0, 1.0)):
-        for unit in (units.flows[number].maker, *units.flows[number].readers):
-            moved[unit] += amount
-    least = seconds.min(axis=0)
-    heavy = {*np.argsort(-least)[:CUTS].tolist(), *np.argsort(-moved)[: CUTS // 2].tolist()}
+        return best
+    alone = seconds + np.array([_charges(park, each) for each in park.classes])
+    if float(alone.min(axis=0).max()) <= best:
+        return best
     networks = [_network(park, each, seconds[kind]) for kind, each in enumerate(park.classes)]
-    best = 0.0
-    for unit in heavy:
-        around = inf
-        for kind in sorted(range(len(networks)), key=lambda kind: seconds[kind, unit]):
-            if seconds[kind, unit] >= around or around <= best:
+    for unit in np.argsort(-alone.min(axis=0))[:CUTS].tolist():
+        around = float(alone[:, unit].min())
+        for kind in np.argsort(seconds[:, unit]).tolist():
+            if around <= best or seconds[kind, unit] >= around:
                 break
             around = min(around, _cut(networks[kind], unit, float(seconds[kind, unit])))
         best = max(best, around)
     return best
+
+
+def _charges(park: Park, alike: Alike) -> Floats:
+    """Seconds of all flows that each unit makes or reads, on one of some processors: what it pays if it is there alone."""
+    found = np.zeros(park.units.count)
+    sends, receives = park.flow_seconds(*alike.sends), park.flow_seconds(*alike.receives)
+    for number, flow in enumerate(park.units.flows):
+        found[flow.maker] += sends[number]
+        found[list(flow.readers)] += receives[number]
+    return found
 
 
 def _network(park: Park, alike: Alike, seconds: Floats) -> nx.DiGraph[object]:

@@ -8,6 +8,7 @@ from partitioner.planner.throughput.prices import Park
 MOST_PAIRS = 400_000
 """Units times processors up to which every pair is weighed."""
 
+
 def greedy(park: Park) -> list[int] | None:
     """Largest first, each unit to the processor that makes the largest load smallest; ``None`` if memory runs out.
 
@@ -38,5 +39,3 @@ def by_size(park: Park) -> list[int]:
     if (held := float(park.units.memory.sum())) > 0:
         share = share + park.units.memory / held
     return sorted(range(park.units.count), key=lambda unit: (len(park.units.able[unit]) > 1, -share[unit]))
-
-

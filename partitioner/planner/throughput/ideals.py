@@ -1,6 +1,6 @@
 """Cut points that are all down-closed sets of the units: with each unit, all that lead to it.
 
-    a > b, a > c     {}  {a}  {a,b}  {a,c}  {a,b,c}       five ideals, against the four cut points of one order
+a > b, a > c     {}  {a}  {a,b}  {a,c}  {a,b,c}       five ideals, against the four cut points of one order
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from partitioner.planner.throughput.prices import Park
-from partitioner.planner.throughput.stages import Numbers, joined
+from partitioner.planner.throughput.stages import Bits, Numbers, joined
 from partitioner.planner.throughput.units import Floats, Units, bits
+
+TOGETHER = 64
+"""Columns of loads that are found by one product of matrices."""
 
 
 def ideals(units: Units, most: int) -> list[int] | None:
@@ -23,22 +26,30 @@ def ideals(units: Units, most: int) -> list[int] | None:
     for unit, followers in enumerate(units.after):
         for follower in followers:
             needs[follower] |= 1 << unit
-    seen, layer = [0], {0}
+    seen, layer = [0], {0: sum(1 << unit for unit, need in enumerate(needs) if not need)}
     while layer:
-        layer = {
-            ideal | 1 << unit
-            for ideal in layer
-            for unit in range(units.count)
-            if not ideal >> unit & 1 and not needs[unit] & ~ideal
-        }
-        seen += sorted(layer)
-        if len(seen) > most:
-            return None
+        further: dict[int, int] = {}
+        for ideal, ready in layer.items():
+            for unit in bits(ready):
+                larger = ideal | 1 << unit
+                if larger not in further:
+                    freed = sum(1 << each for each in units.after[unit] if not needs[each] & ~larger)
+                    further[larger] = ready & ~(1 << unit) | freed
+            if len(seen) + len(further) > most:
+                return None
+        seen += sorted(further)
+        layer = further
     return seen
 
 
 class IdealCuts:
     """The ideals of the units as cut points.
+
+    What stages send and receive is a product of matrices: a stage from ideal i to ideal j pays for a flow if what i has of the
+    flow's units, and what j has, are such and such. With m that the maker is in an ideal, and r how many readers are:
+
+        sent      (not m_i) and m_j, but not if r_i = 0 and r_j is all
+        received  r_i = t and r_j > t for some t, but not if (not m_i) and m_j
 
     Args:
         park: units, which make no cycle, and processors.
@@ -58,25 +69,49 @@ class IdealCuts:
         self._compute = np.where(np.isfinite(seconds), seconds, 0.0) @ within.T
         self._memory = within @ units.memory
         self._caps = np.array([units.problem.processors[each.processors[0]].memory for each in park.classes])
-        self._made = within[:, [flow.maker for flow in units.flows]]
-        self._read = np.zeros((len(found), len(units.flows)), dtype=np.int32)
-        for number, flow in enumerate(units.flows):
-            self._read[:, number] = within[:, list(flow.readers)].sum(axis=1)
-        self._readers = np.array([len(flow.readers) for flow in units.flows], dtype=np.int32)
-        self._sends = np.array([park.flow_seconds(*each.sends) for each in park.classes])
-        self._receives = np.array([park.flow_seconds(*each.receives) for each in park.classes])
+        self._count_flows(park, within)
+        self._moved: tuple[int, Floats] = (-1, np.zeros(0))
 
-    def column(self, last: int, limit: float) -> tuple[Numbers, Floats]:
+    def _count_flows(self, park: Park, within: Bits) -> None:
+        """The left factors of what is sent and received, and what the right ones are made of."""
+        sends = np.array([park.flow_seconds(*each.sends) for each in park.classes])
+        receives = np.array([park.flow_seconds(*each.receives) for each in park.classes])
+        numbers = np.flatnonzero(sends.any(axis=0) | receives.any(axis=0))
+        flows = [park.units.flows[number] for number in numbers]
+        self._made = within[:, [flow.maker for flow in flows]].astype(float)
+        read = np.array([within[:, list(flow.readers)].sum(axis=1) for flow in flows]).reshape(len(flows), -1).T
+        self._all = (read == [len(flow.readers) for flow in flows]).astype(float)
+        self._of = np.repeat(np.arange(len(flows)), [len(flow.readers) for flow in flows])
+        times = np.concatenate([np.arange(len(flow.readers)) for flow in flows] or [np.zeros(0, dtype=int)])
+        absent = 1.0 - self._made
+        exactly = (read[:, self._of] == times).astype(float)
+        self._more = (read[:, self._of] > times).astype(float)
+        self._left = (np.hstack([absent, absent * (read == 0)]), np.hstack([exactly, absent[:, self._of] * exactly]))
+        self._sends, self._receives = sends[:, numbers], receives[:, numbers[self._of]]
+
+    def _moving(self, last: int) -> Floats:
+        """What stages that end with an ideal send and receive: by side, class and first ideal. Found for some ideals at once."""
+        block, place = divmod(last, TOGETHER)
+        if self._moved[0] != block:
+            ends = slice(block * TOGETHER, (block + 1) * TOGETHER)
+            made, more = self._made[ends], self._more[ends]
+            right = (np.hstack([made, -made * self._all[ends]]), np.hstack([more, -made[:, self._of] * more]))
+            prices = (np.tile(self._sends, 2), np.tile(self._receives, 2))
+            product = [
+                [left[: ends.stop] @ (each * cost).T for cost in table]
+                for left, each, table in zip(self._left, right, prices, strict=True)
+            ]
+            self._moved = (block, np.array(product))
+        return np.maximum(self._moved[1][:, :, :last, place], 0.0)
+
+    def column(self, last: int, limit: float, reached: Bits) -> tuple[Numbers, Floats]:
         """The loads of the stages that end with an ideal, on each class of processors."""
-        inside = ~(self._packed[:last] & ~self._packed[last]).any(axis=1)
         short = ((self._compute[:, last : last + 1] - self._compute[:, :last]) <= limit * (1 + 1e-9)).any(axis=0)
-        rows = np.flatnonzero(inside & short)
+        rows = np.flatnonzero(short & reached[:last])
+        rows = rows[~(self._packed[rows] & ~self._packed[last]).any(axis=1)]
+        sends, receives = self._moving(last)[:, :, rows]
         compute = self._compute[:, last : last + 1] - self._compute[:, rows]
-        made = self._made[last] & ~self._made[rows]
-        read = self._read[last] - self._read[rows]
-        sends = (made & (read < self._readers)) @ self._sends.T
-        receives = (~made & (read > 0)) @ self._receives.T
-        loads = joined(compute, sends.T, receives.T, self._overlap)
+        loads = joined(compute, sends, receives, self._overlap)
         loads[self._unable[:, last : last + 1] > self._unable[:, rows] + 0.5] = np.inf
         loads[self._memory[last] - self._memory[rows] > self._caps[:, None]] = np.inf
         return rows, loads

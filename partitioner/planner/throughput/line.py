@@ -1,6 +1,6 @@
 """Cut points along one order of the units, with the loads of all stages between them.
 
-    order   a  b  c  d          a flow from b to c and d is sent by a stage [i, j) with  i <= 1 < j < 4,
+    order   a  b  c  d          a flow from b to c and d is sent by a stage [i, j) with  i <= 1 < j <= 3,
     place   0  1  2  3          and received by one with  i = 2 < j,  or  i = 3 < j
 
 What a flow costs stages is so a few rectangles in the plane of their ends, and a column of loads is a sum over the rectangles
@@ -15,20 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitioner.planner.throughput.prices import Park
-from partitioner.planner.throughput.stages import Numbers, joined
+from partitioner.planner.throughput.stages import Bits, Numbers, joined
 from partitioner.planner.throughput.units import Floats, Units
 
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
-    """Stages ``[i, j)`` that pay for a flow: first and last ``i``, first and last ``j``, the flow, its sign, sent or received."""
+    """Stages ``[i, j)`` that pay for a flow: first and last ``i``, first and last ``j``, the flow, and 1 where it is received."""
 
     first_low: Numbers
     first_high: Numbers
     last_low: Numbers
     last_high: Numbers
     flow: Numbers
-    sign: Numbers
     received: Numbers
 
 
@@ -41,19 +40,19 @@ def rectangles(units: Units, order: Sequence[int]) -> Rectangles:
     for number, flow in enumerate(units.flows):
         maker, readers = place[flow.maker], sorted(place[reader] for reader in flow.readers)
         low, high = min(readers[0], maker), max(readers[-1], maker)
-        rows.append((0, maker, maker + 1, end, number, 1, 0))
-        rows.append((0, low, high + 1, end, number, -1, 0))
+        rows.append((0, low, maker + 1, high, number, 0))
+        rows.append((low + 1, maker, maker + 1, end, number, 0))
         previous = maker
         for reader in readers:
             if reader > maker:
-                rows.append((previous + 1, reader, reader + 1, end, number, 1, 1))
+                rows.append((previous + 1, reader, reader + 1, end, number, 1))
                 previous = reader
         following = maker
         for reader in reversed(readers):
             if reader < maker:
-                rows.append((0, reader, reader + 1, following, number, 1, 1))
+                rows.append((0, reader, reader + 1, following, number, 1))
                 following = reader
-    table = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+    table = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     return Rectangles(*table)
 
 
@@ -90,7 +89,7 @@ class LineCuts:
             np.array([park.flow_seconds(*each.sends) for each in park.classes]).reshape(len(park.classes), -1),
             np.array([park.flow_seconds(*each.receives) for each in park.classes]).reshape(len(park.classes), -1),
         ]
-        table = np.stack(prices)[known.received[seen], :, known.flow[seen]] * known.sign[seen][:, None]
+        table = np.stack(prices)[known.received[seen], :, known.flow[seen]]
         column = np.concatenate([begin[seen], end[seen]])
         by_column = np.argsort(column, kind="stable")
         self._starts = np.searchsorted(column[by_column], np.arange(self.size + 2))
@@ -103,7 +102,7 @@ class LineCuts:
         self._difference[:] = 0.0
         return self
 
-    def column(self, last: int, limit: float) -> tuple[Numbers, Floats]:
+    def column(self, last: int, limit: float, reached: Bits) -> tuple[Numbers, Floats]:
         """The loads of the stages that end before a cut point, on each class of processors."""
         for part in range(self._starts[last - 1] if last == 1 else self._starts[last], self._starts[last + 1]):
             row = self._difference[self._received[part]]

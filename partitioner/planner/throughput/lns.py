@@ -35,7 +35,9 @@ class Neighbourhoods:
             self.search.take(result.homes)
             if result.done and len(free) == self.units.count:
                 return
-            self.size = min(self.units.count, self.size + self.size // 4) if result.done else max(10, self.size - self.size // 4)
+            self.size = (
+                min(self.units.count, self.size + self.size // 4) if result.done else max(10, self.size - self.size // 4)
+            )
 
     def _seed(self) -> int:
         """A unit of a processor with the largest load, more or less."""

@@ -19,7 +19,7 @@ class Loads:
         units = park.units
         self.park, self.prices = park, park.prices
         self.home = [-1] * units.count
-        self.seconds: list[list[float]] = units.seconds.tolist()
+        self.seconds = units.rows
         self.memory: list[float] = units.memory.tolist()
         self.flows = [(flow.maker, float(flow.count), flow.size) for flow in units.flows]
         self.touching = units.touching

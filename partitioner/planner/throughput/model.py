@@ -43,7 +43,9 @@ def suits(park: Park) -> bool:
     units = park.units
     wide = len(units.problem.processors)
     tasks = len(units.problem.tasks) if units.contiguous else 0
-    literals = wide * (units.count + 2 * tasks + sum(len(flow.readers) + 1 for flow in units.flows) * (1 if park.by_itself else wide))
+    literals = wide * (
+        units.count + 2 * tasks + sum(len(flow.readers) + 1 for flow in units.flows) * (1 if park.by_itself else wide)
+    )
     return literals <= MOST_LITERALS and not (units.contiguous and units.reach is None)
 
 

@@ -91,7 +91,7 @@ class Annealing:
     def __init__(self, park: Park, homes: Sequence[int], seed: int = 0) -> None:
         self.park, self.units = park, park.units
         self.caps = [each.memory for each in park.units.problem.processors]
-        self.able = [set(each) for each in park.units.able]
+        self.able = park.units.able_sets
         self.movable = [unit for unit, each in enumerate(park.units.able) if len(each) > 1]
         self.random = random.Random(seed)
         self.best, self.least = list(homes), inf

@@ -17,7 +17,7 @@ from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import staged
-from partitioner.planner.throughput.units import Units, blocks, units_of
+from partitioner.planner.throughput.units import Units, units_of
 
 MOST_IDEALS = 2_500
 """Down-closed sets of units up to which the best contiguous stages are found."""
@@ -144,7 +144,7 @@ def _fitting(park: Park, until: float) -> list[int]:
 
 def _topological(park: Park) -> list[int]:
     """The units, each after those that lead to it, as far as they can be put in an order."""
-    whole = blocks(park.units)
+    whole = park.units.blocks
     tasks = (task for block in next(orders(whole)) for task in whole.members[block])
     return list(dict.fromkeys(park.units.unit_of[task] for task in tasks))
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from partitioner.planner.throughput.prices import Alike, Park
 from partitioner.planner.throughput.units import Floats
 
 Numbers = NDArray[np.int64]
+Bits = NDArray[np.bool_]
 
 MOST_STATES = 1_024
 """Ways to have used some of each class of processors; above, processors are used in one order only."""
@@ -35,10 +37,10 @@ class Cuts(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def column(self, last: int, limit: float) -> tuple[Numbers, Floats]:
+    def column(self, last: int, limit: float, reached: Bits) -> tuple[Numbers, Floats]:
         """Where stages that end at ``last`` may begin, and their loads by class; asked for in ascending order, once each.
 
-        Stages with a load above ``limit`` may be left out.
+        Stages with a load above ``limit`` may be left out, and those that begin where ``reached`` is false.
         """
 
     def stage(self, first: int, last: int) -> list[int]:
@@ -83,28 +85,35 @@ def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     return table[:, 0], table[:, 1]
 
 
-def best_stages(cuts: Cuts, classes: Sequence[Alike], limit: float = inf) -> tuple[float, list[tuple[int, int, int]]] | None:
+def best_stages(
+    cuts: Cuts, classes: Sequence[Alike], limit: float = inf, until: float = inf
+) -> tuple[float, list[tuple[int, int, int]]] | None:
     """The stages with the smallest largest load.
 
     Args:
         cuts: where stages may begin and end.
         classes: the processors, those that are alike together.
         limit: only loads up to this one are of interest.
+        until: moment, by the monotonic clock, at which to give up.
 
     Returns:
-        The load, and each stage's first and last cut point and class; ``None`` if there is no answer within the limit.
+        The load, and each stage's first and last cut point and class; ``None`` if there is no answer within the limits.
     """
     states = states_of(classes)
     best = np.full((states.count, cuts.size), inf)
     came = np.full((2, states.count, cuts.size), -1, dtype=np.int32)  # the row and the class; -1: the state before
     best[:, 0] = 0.0 if states.ordered else inf
     best[0, 0] = 0.0
+    reached = np.zeros(cuts.size, dtype=bool)
+    reached[0] = True
     for last in range(1, cuts.size):
-        rows, loads = cuts.column(last, limit)
-        alive = (loads <= limit).any(axis=0) & (best[:, rows] <= limit).any(axis=0)
-        rows, loads = rows[alive], loads[:, alive]
-        if rows.size:
-            _extend(states, best, came, last, rows, loads)
+        if not last % 16 and monotonic() > until:
+            return None
+        rows, loads = cuts.column(last, limit, reached)
+        alive = reached[rows] & (loads <= limit).any(axis=0)
+        if alive.any():
+            _extend(states, best, came, last, rows[alive], loads[:, alive])
+            reached[last] = bool((best[:, last] <= limit).any() and np.isfinite(best[:, last]).any())
     end = int(best[:, -1].argmin())
     if not best[end, -1] <= limit or best[end, -1] == inf:
         return None

@@ -14,7 +14,7 @@ from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.stages import Numbers, best_stages, placed_stages
-from partitioner.planner.throughput.units import Units, blocks
+from partitioner.planner.throughput.units import Units
 from partitioner.planner.timing import largest_load
 
 MOST_POINTS = 1_200
@@ -33,7 +33,7 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> 
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         bound: seconds that no answer can beat, where to begin to look.
     """
-    whole = blocks(units)
+    whole = units.blocks
     park, best, least = park_of(whole), None, inf
     for homes in _answers(park, until, most_ideals, bound):
         tasks = whole.spread_over(homes)
@@ -50,7 +50,7 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float) -> Iterat
     least = inf
     for number, order in enumerate(islice(orders(park.units), ORDERS)):
         if number and monotonic() > until:
-            return
+            break
         found = _along(park, order, bound)
         if found is not None:
             least = min(least, found[0])
@@ -58,7 +58,7 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float) -> Iterat
     few = ideals(park.units, most_ideals) if monotonic() < until else None
     if few is not None:
         cuts = IdealCuts(park, few)
-        best = best_stages(cuts, park.classes, least * (1 - 1e-12))
+        best = best_stages(cuts, park.classes, least * (1 - 1e-12), until)
         if best is not None:
             yield placed_stages(park, cuts, best[1])
 

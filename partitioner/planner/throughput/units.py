@@ -135,6 +135,12 @@ class Units:
             found.append(known[key])
         return found
 
+    @cached_property
+    def able_sets(self) -> list[frozenset[int]]:
+        """`able` as sets; units with the same one share it."""
+        known: dict[int, frozenset[int]] = {}
+        return [known.setdefault(id(each), frozenset(each)) if id(each) not in known else known[id(each)] for each in self.able]
+
     def _nowhere(self, unit: int) -> str:
         names = [self.problem.tasks[task] for task in self.members[unit]]
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -174,6 +180,20 @@ class Units:
                 found[self.unit_of[source]].add(self.unit_of[target])
         return found
 
+    @cached_property
+    def blocks(self) -> Units:
+        """Units that can be put in an order: those on a cycle are one, and those of backward tasks alone are with a neighbour."""
+        return _blocks(self)
+
+    @cached_property
+    def rows(self) -> list[list[float]]:
+        """``seconds`` as lists; processors on which all units take as long have the same one."""
+        known: dict[bytes, list[float]] = {}
+        for row in self.seconds:
+            if (key := row.tobytes()) not in known:
+                known[key] = row.tolist()
+        return [known[row.tobytes()] for row in self.seconds]
+
     def spread_over(self, homes: Sequence[int]) -> list[int]:
         """The processor of each task, from that of each unit."""
         return [homes[unit] for unit in self.unit_of]
@@ -210,24 +230,42 @@ def units_of(problem: Problem, contiguous: bool) -> Units:
     if not contiguous:
         return Units(problem, False, groups)
     if len(problem.tasks) > MOST_FOR_CLOSURE:
-        return blocks(Units(problem, True, groups))
+        return Units(problem, True, groups).blocks
     after, before = _closure(problem)
     groups = _numbered(_hulls(problem, groups, after, before))
     return Units(problem, True, groups, _reach(problem, groups, after, before))
 
 
-def blocks(units: Units) -> Units:
-    """Units that can be put in an order: those on a cycle are one, and those of backward tasks alone are with a neighbour."""
+def _blocks(units: Units) -> Units:
+    followers = [set(each) for each in units.after]
+    for unit, other in _ties(units):
+        followers[unit].add(other)
+        followers[other].add(unit)
+    if _acyclic(followers):
+        return units
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(units.count))
-    graph.add_edges_from((unit, follower) for unit, followers in enumerate(units.after) for follower in followers)
-    graph.add_edges_from(_ties(units))
+    graph.add_edges_from((unit, follower) for unit, each in enumerate(followers) for follower in each)
     block = {unit: number for number, each in enumerate(nx.strongly_connected_components(graph)) for unit in each}
     return Units(units.problem, units.contiguous, _numbered([block[unit] for unit in units.unit_of]))
 
 
+def _acyclic(followers: Sequence[set[int]]) -> bool:
+    waiting = [0] * len(followers)
+    for each in followers:
+        for follower in each:
+            waiting[follower] += 1
+    ready = [unit for unit, count in enumerate(waiting) if not count]
+    for unit in ready:  # grows while it is read
+        for follower in followers[unit]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                ready.append(follower)
+    return len(ready) == len(followers)
+
+
 def _ties(units: Units) -> list[tuple[int, int]]:
-    """Edges both ways between each unit of backward tasks alone and the one that it exchanges most with."""
+    """Each unit of backward tasks alone, and the one that it exchanges most with."""
     if not units.problem.backward:
         return []
     found, backward = [], units.problem.backward
@@ -243,7 +281,7 @@ def _ties(units: Units) -> list[tuple[int, int]]:
             near = [other for other, size in sizes.items() if other not in free]
             if near:
                 other = max(near, key=sizes.__getitem__)
-                found += [(unit, other), (other, unit)]
+                found.append((unit, other))
                 free.discard(unit)
             else:
                 later.append(unit)

@@ -1,0 +1,165 @@
+"""The clock again, in one loop, for searches that ask it ten thousand times: how long an order on given lanes takes.
+
+Says what `partitioner.planner.timing.timed` says, and for every task also what it waited for. What lanes share, what a host
+issues and processors that stand still while they send are left to the clock itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.timing import Busy, timed
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """An order and lanes, and what comes of them.
+
+    Args:
+        seconds: the makespan.
+        order: all tasks.
+        lanes: the lane of each task.
+        start: when each task starts.
+        end: when it ends.
+        ready: when all that it waits for is there.
+        cause: the predecessor that is there last; -1 for none.
+    """
+
+    seconds: float
+    order: list[int]
+    lanes: Sequence[int]
+    start: Sequence[float]
+    end: Sequence[float]
+    ready: Sequence[float]
+    cause: Sequence[int]
+
+
+def uniform(problem: Problem) -> bool:
+    """Whether one lane is as good as another for every task, wherever the others are."""
+    return (
+        len(set(map(id, problem.seconds))) == 1
+        and not any(problem.routes.values())
+        and not any(each.handoff for each in problem.processors)
+        and _plain(problem)
+        and not problem.contiguous
+        and not problem.pin
+        and len(problem.members) == len(problem.tasks)
+        and sum(problem.demand.values()) <= min(each.memory for each in problem.processors)
+    )
+
+
+def _plain(problem: Problem) -> bool:
+    """Whether lanes share nothing, issue for themselves and run while values travel."""
+    kinds = [problem.kinds[each.kind] for each in problem.processors]
+    shared = any(each.lanes > 1 and kind.share is not None for each, kind in zip(problem.processors, kinds, strict=True))
+    return problem.overlap and not shared and all(kind.issue is None for kind in kinds)
+
+
+class Quick:
+    """Times orders of one problem.
+
+    Args:
+        problem: whose tables are laid out once for all.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, count = problem, len(problem.processors)
+        self.uniform, self.plain = uniform(problem), _plain(problem)
+        self.before = [sorted(set(each)) for each in problem.before]
+        self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
+        self.lengths = [
+            [channel.seconds(size) for channel in problem.channels] if len(problem.channels) <= 64 else []
+            for _, size in problem.values
+        ]
+        self.handoff = [each.handoff for each in problem.processors]
+
+    def __call__(self, order: list[int], lanes: Sequence[int]) -> Timed:
+        """What comes of an order and lanes; where lanes are all the same, of the order alone."""
+        if self.uniform:
+            return self.alike(order)
+        if not self.plain:
+            return self.slowly(order, lanes)
+        return self.plainly(order, lanes)
+
+    def alike(self, order: list[int]) -> Timed:
+        """On lanes that are all the same: each task on the one that is free the latest in time, or else the first."""
+        seconds, count = self.problem.seconds[0], len(order)
+        start, end, lanes, wait, cause = [0.0] * count, [0.0] * count, [0] * count, [0.0] * count, [-1] * count
+        free = [(0.0, lane) for lane in range(len(self.problem.lanes))]
+        before = self.before
+        for task in order:
+            ready, last = 0.0, -1
+            for source, _ in before[task]:
+                if end[source] > ready:
+                    ready, last = end[source], source
+            at, lane = free.pop(max(0, bisect_right(free, (ready, inf)) - 1))
+            wait[task], cause[task], lanes[task] = ready, last, lane
+            start[task] = begin = at if at > ready else ready
+            end[task] = until = begin + seconds[task]
+            insort(free, (until, lane))
+        return Timed(max(end), order, lanes, start, end, wait, cause)
+
+    def slowly(self, order: list[int], lanes: Sequence[int]) -> Timed:
+        """By the clock."""
+        clock = timed(self.problem, lanes, order)
+        wait, cause = [0.0] * len(order), [-1] * len(order)
+        for task in order:
+            for source, _ in self.before[task]:
+                if clock.end[source] >= wait[task]:
+                    wait[task], cause[task] = clock.end[source], source
+            if any(lanes[source] != lanes[task] for source, _ in self.before[task]):
+                wait[task] = clock.start[task]
+        return Timed(clock.makespan, order, lanes, clock.start, clock.end, wait, cause)
+
+    def plainly(self, order: list[int], lanes: Sequence[int]) -> Timed:
+        """By the same steps as the clock."""
+        problem, count, places = self.problem, len(order), len(self.problem.processors)
+        start, end, wait, cause = [0.0] * count, [0.0] * count, [0.0] * count, [-1] * count
+        busy = [Busy() for _ in problem.lanes]
+        channels = [Busy() for _ in problem.channels]
+        arrived: dict[tuple[int, int], float] = {}
+        home, handoff, routes, lengths, table = problem.lanes, self.handoff, self.routes, self.lengths, problem.seconds
+        before = problem.before
+        for task in order:
+            lane = lanes[task]
+            here = home[lane]
+            hand = handoff[here]
+            ready, last = 0.0 if lane == 0 else hand, -1
+            for source, value in before[task]:
+                at, there = end[source], lanes[source]
+                if there != lane:
+                    if value >= 0 and home[there] != here:
+                        for channel in routes[home[there] * places + here]:
+                            known = arrived.get((value, channel))
+                            if known is None:
+                                length = lengths[value][channel] if lengths[value] else self.length(value, channel)
+                                begin = channels[channel].gap(at, length)
+                                known = arrived[value, channel] = begin + length
+                                channels[channel].take(begin, known)
+                            if known > at:
+                                at = known
+                    at += hand
+                if at > ready:
+                    ready, last = at, source
+            seconds, line = table[here][task], busy[lane]
+            begin = line.gap(ready, seconds)
+            line.take(begin, begin + seconds)
+            start[task], end[task], wait[task], cause[task] = begin, begin + seconds, ready, last
+        return Timed(self.makespan(end, lanes), order, lanes, start, end, wait, cause)
+
+    def length(self, value: int, channel: int) -> float:
+        """Seconds of a value on a channel."""
+        return self.problem.channels[channel].seconds(self.problem.values[value][1])
+
+    def makespan(self, end: Sequence[float], lanes: Sequence[int]) -> float:
+        """When the last task ends, and the first lane's thread knows of it."""
+        if not any(self.handoff):
+            return max(end)
+        after, home = self.problem.after, self.problem.lanes
+        return max(
+            each if lanes[task] == 0 or after[task] else each + self.handoff[home[lanes[task]]] for task, each in enumerate(end)
+        )

@@ -1,0 +1,57 @@
+"""Which of several ways to compute the same is the fastest here: run side by side, in turns, a handful of times.
+
+round 1   serial  lanes  finer      a machine that slows down for a while slows all of them
+round 2   serial  lanes  finer      the median of the rounds counts
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+ROUNDS = 7
+SHORTEST = 0.02
+"""Seconds that a sample lasts at least: shorter calls are repeated within it."""
+
+BUDGET = 10.0
+"""Seconds after which no further round begins."""
+
+
+def measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of one call of each way, which are called in turns.
+
+    Args:
+        ways: what to call, by name. Each is called twice before anything is timed.
+
+    Returns:
+        The median over the rounds, by name, in the order given.
+    """
+    deadline = time.monotonic() + BUDGET
+    for call in ways.values():
+        call()
+    repeats = {name: max(1, round(SHORTEST / max(_sample(call, 1), 1e-6))) for name, call in ways.items()}
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(ROUNDS):
+        if number and time.monotonic() > deadline:
+            break
+        for name, call in ways.items():
+            samples[name].append(_sample(call, repeats[name]))
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
+def _sample(call: Callable[[], object], repeats: int) -> float:
+    """Seconds of one call, over several; to the end of what an accelerator was given."""
+    _synchronise()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    _synchronise()
+    return (time.perf_counter() - start) / repeats
+
+
+def _synchronise() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -1,0 +1,95 @@
+"""`tune=True`: several plans are run on the examples, and the fastest is kept, whatever was predicted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partitioner import Spec, SpecError, partition
+from partitioner.driver import MATTERS, tuned
+from partitioner.model.call import Call
+from partitioner.runtime.tuning import measured
+from partitioner.spec.discover import build_machine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LANES = ["cpu:0", "cpu:1"]
+X = torch.ones(2, 2)
+
+
+@torch.library.custom_op("partitioner_tests::doze", mutates_args=())
+def doze(x: Tensor, seconds: float) -> Tensor:
+    time.sleep(seconds)
+    return x * 2
+
+
+@doze.register_fake
+def _(x: Tensor, seconds: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Sleepers(nn.Module):
+    """Two branches that take far longer than any roofline says of so few bytes."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return doze(x, self.seconds) + doze(x + 1, self.seconds)
+
+
+def lanes_of(module: nn.Module) -> set[int]:
+    return set(module.placement.lane.values())
+
+
+def test_lanes_that_pay_are_found_where_the_prediction_keeps_one() -> None:
+    """As two convolution towers that gain 1.6x were kept serial: nothing is known of an op before it has been run."""
+    model = Sleepers(0.02).eval()
+    assert len(lanes_of(partition(model, LANES, example_inputs=X, copy=True))) == 1
+    found = partition(model, LANES, example_inputs=X, tune=True)
+    assert len(lanes_of(found)) == 2
+    tried = {each.name: each for each in found._partitioner_programs.tried}
+    assert tried["serial"].measured > 1.6 * min(each.measured for each in tried.values())
+    assert "the fastest on the examples of: serial 4" in str(found) and "(predicted " in str(found)
+    assert torch.equal(found(X), torch.full((2, 2), 6.0))
+
+
+def test_serial_unless_another_is_clearly_faster_and_state_is_as_it_was() -> None:
+    model = Sleepers(0.0).eval()
+    found = partition(model, LANES, example_inputs=X, tune=True)
+    seconds = {each.name: each.measured for each in found._partitioner_programs.tried}
+    faster = min(seconds.values()) * MATTERS < seconds["serial"]
+    assert (found.placement.policy != "single") == faster
+    assert model.calls == 0, "tuning calls the model, and leaves no trace of it"
+    found(X)
+    assert model.calls == 1
+
+
+def test_auto_with_examples_tunes_where_it_cannot_tell() -> None:
+    found = partition(Sleepers(0.02).eval(), LANES, example_inputs=X, policy={"name": "auto", "time_limit": "1s"})
+    assert len(lanes_of(found)) == 2
+    plain = partition(Sleepers(0.02).eval(), LANES, example_inputs=X, policy={"name": "auto", "time_limit": "1s"}, tune=False)
+    assert not plain._partitioner_programs.tried
+
+
+def test_what_cannot_be_tuned_is_refused() -> None:
+    with pytest.raises(SpecError, match="give example_inputs"):
+        partition(Sleepers(0.0), LANES, tune=True)
+    two = build_machine(Spec(), ["cuda:0", "cuda:1"])
+    with pytest.raises(SpecError, match="the devices are cuda:0, cuda:1; name one device"):
+        tuned(Sleepers(0.0), two, Spec(), Call.of((X,), {}))
+
+
+def test_the_median_of_turns_counts() -> None:
+    order: list[str] = []
+    found = measured({"slow": lambda: (order.append("slow"), time.sleep(0.03)), "quick": lambda: order.append("quick")})
+    assert list(found) == ["slow", "quick"] and 0.03 <= found["slow"] < 0.3 and found["quick"] < 0.001
+    turns = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
+    assert turns[:6] == ["slow", "quick", "slow", "quick", "slow", "quick"], "in turns, not one after the other"
