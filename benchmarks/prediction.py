@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Device, Machine
 from partitioner.profile.cache import Cache
 from partitioner.profile.calibrate import compute
-from partitioner.profile.clock import time_of
+from partitioner.profile.clock import Disturbed, Timing, time_of
 from partitioner.profile.profiled import profiled
 
 AIM = 0.15
@@ -44,18 +45,20 @@ Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
     print_machine()
-    rows, errors = [], []
+    rows: list[list[object]] = []
+    errors: dict[str, float] = {}
     for threads in options.threads:
         figures = compute("cpu")
         for name in options.models:
             row, error = compared(name, threads, figures, options)
             rows.append(row)
-            errors.append((f"{name} with {threads}", error))
-            print(f"{name}, {threads} threads: {error:+.0%}", flush=True)
-    head = ["model", "threads", "ops", "timings", "measured ms", "assumed roofline", "calibrated roofline", "measured ops"]
-    print(f"\n{table(head, rows)}")
-    beyond = [f"{name} ({error:+.0%})" for name, error in errors if abs(error) > AIM]
-    print(f"\nmean |error| with measured ops: {statistics.mean(abs(error) for _, error in errors):.1%}")
+            if error is not None:
+                errors[f"{name} with {threads}"] = error
+    head = ["model", "threads", "ops", "measured", "measured ms", "assumed roofline", "calibrated roofline", "measured ops"]
+    print(table(head, rows))
+    mean = f"{statistics.mean(map(abs, errors.values())):.1%}" if errors else "unknown"
+    print(f"\nmean |error| with measured ops: {mean}, of {len(errors)} rows in which others left the cores alone")
+    beyond = [f"{name} ({error:+.0%})" for name, error in errors.items() if abs(error) > AIM]
     print(f"beyond {AIM:.0%}: {', '.join(beyond) or 'none'}")
 
 
@@ -77,8 +80,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def compared(name: str, threads: int, figures: dict[str, float], options: argparse.Namespace) -> tuple[list[object], float]:
-    """One line of the table, and the error with measured ops."""
+def compared(
+    name: str, threads: int, figures: dict[str, float], options: argparse.Namespace
+) -> tuple[list[object], float | None]:
+    """One line of the table, and the error with measured ops; ``None`` if others used the cores meanwhile."""
     torch.manual_seed(0)
     model, args, kwargs = CASES[name]()
     torch.set_num_threads(threads)
@@ -90,20 +95,21 @@ def compared(name: str, threads: int, figures: dict[str, float], options: argpar
         calibrated = replace(assumed, machine=Machine((replace(assumed.machine.devices[0], **figures),)))
         cache = Cache.default() if options.cached else Cache(None)
         measured = profiled(parallel.graph, assumed, options.mode, cache)
-        timing = time_of(lambda: parallel(*args, **kwargs), budget=options.budget)
-    found = [total(costs, parallel, threads) / timing.seconds - 1 for costs in (assumed, calibrated, measured)]
-    timings = len(set(measured.measured.values()))
+        try:
+            timing = time_of(lambda: parallel(*args, **kwargs), budget=options.budget)
+        except Disturbed:
+            timing = Timing(math.nan, math.inf)
     if options.ops:
         show_ops(measured, calibrated, parallel, threads, options.ops)
-    row = [
-        name,
-        threads,
-        len(parallel.graph.ops),
-        timings,
-        f"{timing.seconds * 1e3:.3g}{'' if timing.steady else ' (not steady)'}",
-        *(f"{error:+.0%}" for error in found),
-    ]
-    return row, found[-1]
+    device, count = measured.machine.devices[0], len(parallel.graph.ops)
+    known = sum((op.name, device.name, threads) in measured.measured for op in parallel.graph.ops)
+    found = [total(costs, parallel, threads) / timing.seconds - 1 for costs in (assumed, calibrated, measured)]
+    fair = timing.steady and (options.mode == "auto" or known > 0.9 * count)
+    shown = (
+        "others ran" if math.isnan(timing.seconds) else f"{timing.seconds * 1e3:.3g}{'' if timing.steady else ' (others ran)'}"
+    )
+    errors = ("-" if math.isnan(error) else f"{error:+.0%}" for error in found)
+    return [name, threads, count, known, shown, *errors], found[-1] if fair else None
 
 
 def total(costs: Costs, parallel: Parallel, threads: int) -> float:

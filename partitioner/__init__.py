@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from partitioner.ir.parse import parse
+    from partitioner.lower.planfile import save_plan
     from partitioner.lower.verify import verify
     from partitioner.planning import plan
     from partitioner.runtime.module import Parallel
@@ -55,6 +56,7 @@ __all__ = [
     "parse",
     "partition",
     "plan",
+    "save_plan",
     "verify",
 ]
 
@@ -65,6 +67,7 @@ _HOME = {
     "load_spec": "spec.spec",
     "parse": "ir.parse",
     "plan": "planning",
+    "save_plan": "lower.planfile",
     "verify": "lower.verify",
 }
 

@@ -40,6 +40,7 @@ from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.policies import decided, policy_of
 from partitioner.planner.pose import pose
+from partitioner.planner.replay import Replayed
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
 from partitioner.runtime.admission import Admission
@@ -120,8 +121,12 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = estimate(graph, machine, state)
-    tasks = coarsen(graph, costs, constraints, spec.grain)
-    placement = decided(pose(tasks, costs, machine, constraints), policy)
+    if isinstance(policy, Replayed):
+        policy, tasks = policy.on(graph)
+        placement = policy(pose(tasks, costs, machine, constraints, spec.objective))
+    else:
+        tasks = coarsen(graph, costs, constraints, spec.grain)
+        placement = decided(pose(tasks, costs, machine, constraints, spec.objective), policy)
     program = schedule(tasks, placement, machine)
     for lowering in LOWERINGS:
         program = lowering(program)

@@ -20,11 +20,12 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.trace import graph_of, hold_against_eager, home, on_examples
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.machine import Machine
+from partitioner.ir.machine import Machine, accelerators_first
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.ir.problem import Problem
 from partitioner.lower.modes import with_autocast
+from partitioner.lower.planfile import read_plan
 from partitioner.model.accept import accepted, refuse_mistaken
 from partitioner.model.call import Call, example_call, repeatable
 from partitioner.model.keep import state_kept
@@ -33,6 +34,7 @@ from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
+from partitioner.planner.replay import Replayed
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
 from partitioner.runtime.programs import Made, Programs
@@ -56,6 +58,7 @@ def partition(
     colocate: Any = None,
     grain: Any = None,
     tune: bool | None = None,
+    plan: str | Path | None = None,
     **mistaken: object,
 ) -> Parallel:
     """Partition ``model`` over devices and lanes.
@@ -86,6 +89,8 @@ def partition(
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; they may be told
             by ``print(parallel)``. For lanes of one device. ``None``: where the policy is ``"auto"``, there is an example,
             and the predicted gain is too small to rely on.
+        plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
+            others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         **mistaken: none; a misspelt argument is told by its right name.
 
     Returns:
@@ -110,7 +115,8 @@ def partition(
     """
     refuse_mistaken(mistaken, partition)
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model)
-    document, machine = asked_for(devices, spec, policy=policy, backend=backend, pins=pins, colocate=colocate, grain=grain)
+    fields = {"policy": policy, "backend": backend, "pins": pins, "colocate": colocate, "grain": grain}
+    document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
@@ -128,6 +134,22 @@ def partition(
         _prepare(programs, call, document, check=False)
     programs.tried = tried
     return parallel_of(programs)
+
+
+def replayed(
+    plan: str | Path, devices: Any, spec: Any, fields: Mapping[str, Any], tune: bool | None = None
+) -> tuple[Spec, Machine]:
+    """What is asked for where a saved plan decides: the plan as the policy, and its machine unless another one is named.
+
+    Raises:
+        SpecError: the file is no plan, or something else is to decide, too.
+    """
+    for name, given in (*fields.items(), ("tune", tune)):
+        if given and name != "backend":
+            raise SpecError(f"plan= decides what runs where, and so does {name}=; leave one of them out")
+    saved = read_plan(plan)
+    document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
+    return document, machine if devices is not None or document.devices else accelerators_first(saved.machine())
 
 
 def tuned(model: nn.Module, machine: Machine, spec: Spec, call: Call | None) -> tuple[Spec, tuple[Tried, ...]]:
@@ -261,6 +283,8 @@ def _empty(programs: Programs, spec: Spec) -> Plan | None:
 
 def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:
     """What can be planned without examples. A model that torch.fx cannot see is none the worse for it."""
+    if isinstance(spec.policy, Replayed):
+        return None  # a saved plan is for the graph of a call
     try:
         return make_plan(model, None, machine, spec)
     except (SpecError, PlacementError):

@@ -31,6 +31,7 @@ from partitioner.report import schedule
 from partitioner.report.schedule import table
 from partitioner.spec.taskgraph import read_problem
 from partitioner.spec.taskmachine import read_machine
+from partitioner.spec.topology import cycle, topological
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 GB = 10**9
@@ -118,6 +119,15 @@ def test_a_link_carries_one_value_at_a_time_in_both_directions() -> None:
     """a and b end at 1, and their values of 2 s cross on one link: the second arrives at 5."""
     tasks = [task("a", {"A": 1}, output=2 * GB), task("b", {"B": 1}, output=2 * GB), task("x", {"B": 1}), task("y", {"A": 1})]
     assert ask(graph(*tasks, edges="ax by"), machine(device("A"), device("B"), links=[link("AB", GB)])).makespan == 6
+
+
+@pytest.mark.parametrize("policy", ["list", "search", "exact"])
+def test_a_task_of_no_length_does_not_run_in_the_middle_of_another(policy: str) -> None:
+    """A can run z at 1 and then x until 7, or x until 6 and then z, and y until 11: never both at once."""
+    tasks = [task("b", {"B": 1}), task("z", {"A": 0}), task("y", {"B": 5}), task("x", {"A": 6})]
+    answer = ask(graph(*tasks, edges="bz zy"), machine(device("A"), device("B")), policy=policy, time_limit=1)
+    assert answer.makespan in (7, 11)
+    assert policy == "list" or answer.makespan == 7
 
 
 def test_a_value_is_read_once_by_all_tasks_of_a_device() -> None:
@@ -220,6 +230,25 @@ def test_tasks_in_any_order_and_names_of_any_kind() -> None:
     assert all(line.isprintable() for line in table(answer).splitlines())
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_an_order_or_a_cycle(seed: int) -> None:
+    """Every graph has one or the other, as networkx says."""
+    dice = random.Random(seed)
+    count = dice.randint(1, 12)
+    edges = [(dice.randrange(count), dice.randrange(count)) for _ in range(dice.randint(0, count + 2))]
+    order = topological(count, edges)
+    known: nx.DiGraph[int] = nx.DiGraph(edges)
+    known.add_nodes_from(range(count))
+    assert (len(order) == count) == nx.is_directed_acyclic_graph(known)
+    assert [source for source, target in edges if target in order and order.index(source) >= order.index(target)] == []
+    if len(order) < count:
+        found = cycle(order, count, edges)
+        assert len(set(found)) == len(found)
+        assert set(zip(found, [*found[1:], found[0]], strict=True)) <= set(edges)
+    else:
+        assert order == list(nx.lexicographical_topological_sort(known))
+
+
 def test_a_large_graph_keeps_what_was_written() -> None:
     count, dice = 20_000, random.Random(1)
     tasks = [task(f"t{number}", dice.random(), memory=number, output=number) for number in range(count)]
@@ -284,6 +313,11 @@ def test_a_policy_may_be_a_function_and_is_not_trusted() -> None:
     ):
         with pytest.raises(VerifyError):
             ask(work, both, policy=lambda _, wrong=wrong: wrong)
+    linked = {**both, "links": [link("AB", 1, 0.25)]}
+    early = Assignment("mine", (), [0, 1, 1], [0, 1, 2], (), [0.0, 1.0, 2.0], [1.0, 2.0, 3.0], 3.0)
+    assert ask(work, both, policy=lambda _: early).makespan == 3
+    with pytest.raises(VerifyError, match="task b starts at 1 s, before a ends at 1 s and its value has travelled for 250 ms"):
+        ask(work, linked, policy=lambda _: early)
     with pytest.raises(VerifyError, match="answered with a NoneType"):
         ask(work, both, policy=lambda _: None)
     with pytest.raises(VerifyError, match="comes back to it at c"):
@@ -691,6 +725,15 @@ def test_only_a_graph_in_json_may_be_large(files: Path) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["makespan"] == 20_000
     assert_refused(run("large.yaml", "--machine", "machine.json"), "larger than 1 MiB", "write JSON, which may be larger")
     assert_refused(run("graph.json", "--machine", "large.json"), "larger than 1 MiB, which no machine is")
+
+
+def test_a_document_is_never_executed(files: Path) -> None:
+    code = f"__import__('pathlib').Path({str(files / 'executed')!r}).touch()"
+    (files / "m.yaml").write_text(f'devices: !!python/object/apply:eval ["{code}"]\n')
+    (files / "g.json").write_text(json.dumps({"tasks": [task(code, code)]}))
+    assert_refused(run("graph.json", "--machine", "m.yaml"), "not valid YAML")
+    assert_refused(run("g.json", "--machine", "machine.json"), "is not a duration")
+    assert not (files / "executed").exists()
 
 
 def test_placement_errors_from_the_command(files: Path) -> None:

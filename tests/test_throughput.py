@@ -7,41 +7,48 @@ the definition, and placements of the published form are scored from their JSON.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.throughput import contiguous, spread
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.ideals import IdealCuts, ideals
+from partitioner.planner.throughput.line import LineCuts, rectangles
+from partitioner.planner.throughput.prices import park_of
+from partitioner.planner.throughput.stages import Cuts
 
 SOLVER = find_spec("ortools") is not None
 
 # The definition, again ------------------------------------------------------------------------------------------------
 
 
+def load(problem: Problem, homes: Sequence[int], here: int) -> float:
+    """Of one processor: computing over its lanes, and each passage of a value over a channel that it is an end of."""
+    processor = problem.processors[here]
+    table = problem.kinds[processor.kind].seconds[1]
+    compute = sum(table[task] for task, home in enumerate(homes) if home == here) / processor.lanes
+    sends = receives = 0.0
+    for value, (maker, size) in enumerate(problem.values):
+        theirs = {homes[target] for _, target, carried in problem.edges if carried == value} - {homes[maker]}
+        passed = {channel for there in theirs for channel in problem.routes.get((homes[maker], there), ())}
+        mine = [problem.channels[channel] for channel in passed if here in problem.channels[channel].ends]
+        seconds = sum(channel.latency + size / channel.bandwidth for channel in mine)
+        sends, receives = (sends + seconds, receives) if homes[maker] == here else (sends, receives + seconds)
+    return max(compute, sends, receives) if problem.overlap else compute + sends + receives
+
+
 def cost(problem: Problem, homes: Sequence[int]) -> float:
-    """The largest load: computing over lanes, and each passage of a value over a channel at every end of it."""
-    worst = 0.0
-    for here, processor in enumerate(problem.processors):
-        table = problem.kinds[processor.kind].seconds[1]
-        compute = sum(table[task] for task, home in enumerate(homes) if home == here) / processor.lanes
-        sends = receives = 0.0
-        for value, (maker, size) in enumerate(problem.values):
-            theirs = {homes[target] for _, target, carried in problem.edges if carried == value} - {homes[maker]}
-            passed = {channel for there in theirs for channel in problem.routes.get((homes[maker], there), ())}
-            seconds = sum(
-                problem.channels[c].latency + size / problem.channels[c].bandwidth
-                for c in passed
-                if here in problem.channels[c].ends
-            )
-            sends, receives = (sends + seconds, receives) if homes[maker] == here else (sends, receives + seconds)
-        worst = max(worst, max(compute, sends, receives) if problem.overlap else compute + sends + receives)
-    return worst
+    return max(load(problem, homes, here) for here in range(len(problem.processors)))
 
 
 def faults(problem: Problem, homes: Sequence[int], convex: bool) -> Iterator[str]:
@@ -75,20 +82,19 @@ def is_convex(problem: Problem, homes: Sequence[int]) -> bool:
     )
 
 
-def optimum(problem: Problem, convex: bool) -> float:
-    """The best of all placements; infinite if there is none."""
+def placements(problem: Problem, convex: bool) -> Iterator[list[int]]:
+    """All valid ones."""
     groups = sorted(set(problem.group_of))
-    best = inf
     for choice in product(range(len(problem.processors)), repeat=len(groups)):
         home = dict(zip(groups, choice, strict=True))
         homes = [home[group] for group in problem.group_of]
-        if (
-            not any(faults(problem, homes, False))
-            and (value := cost(problem, homes)) < best
-            and (not convex or is_convex(problem, homes))
-        ):
-            best = value
-    return best
+        if not any(faults(problem, homes, convex)):
+            yield homes
+
+
+def optimum(problem: Problem, convex: bool) -> float:
+    """The best of all placements; infinite if there is none."""
+    return min((cost(problem, homes) for homes in placements(problem, convex)), default=inf)
 
 
 # Small problems with everything in them -------------------------------------------------------------------------------
@@ -161,21 +167,338 @@ def network(chance: random.Random, wide: int) -> tuple[tuple[Channel, ...], dict
     return tuple(channels), routes
 
 
-@pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
-@pytest.mark.parametrize("first", range(0, 120, 20))
-def test_answers_against_all_placements(first: int, convex: bool) -> None:
-    missed = 0
-    for seed in range(first, first + 20):
+def answer(problem: Problem, convex: bool, seconds: float) -> tuple[list[int], float]:
+    return (contiguous if convex else spread)(problem, seconds)
+
+
+# Against all placements -----------------------------------------------------------------------------------------------
+
+
+def check(seeds: range, convex: bool, proves: bool) -> None:
+    """Answers are valid and the best, bounds are below them, and what has no answer raises."""
+    for seed in seeds:
         problem = small(seed)
         best = optimum(problem, convex)
         if best == inf:
-            with pytest.raises(PlacementError):
-                (contiguous if convex else spread)(problem, 1.0)
+            with pytest.raises(PlacementError, match=r"run nowhere|no placement|No placement"):
+                answer(problem, convex, 1.0)
             continue
-        homes, bound = (contiguous if convex else spread)(problem, 1.0)
+        homes, bound = answer(problem, convex, 1.0)
         assert not list(faults(problem, homes, convex)), seed
+        assert cost(problem, homes) == pytest.approx(best, rel=1e-6), seed
         assert bound <= best + 1e-9, f"seed {seed}: a bound of {bound} above the optimum {best}"
-        assert cost(problem, homes) >= best - 1e-9
-        missed += cost(problem, homes) > best * (1 + 1e-6)
-        assert not SOLVER or bound >= best * (1 - 1e-5), f"seed {seed}: {bound} is all that is proven of {best}"
-    assert missed == 0
+        assert not proves or bound >= best * (1 - 1e-5), f"seed {seed}: {bound} is all that is proven of {best}"
+        assert load_bound(replace(problem, contiguous=convex)) <= best + 1e-9, seed
+
+
+@pytest.mark.skipif(not SOLVER, reason="needs ortools")
+@pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
+def test_answers_with_a_solver_are_proven_to_be_the_best(convex: bool) -> None:
+    check(range(120), convex, proves=True)
+
+
+@pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
+def test_answers_without_a_solver_are_the_best(convex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tasks: annealing finds the optimum, and branch and bound proves it."""
+    monkeypatch.setitem(sys.modules, "ortools", None)  # what importing an absent package looks like
+    assert not model.installed()
+    check(range(120, 200), convex, proves=True)
+
+
+def test_the_small_problems_have_everything_in_them() -> None:
+    """Else the tests above would say little: contiguity, memory and groups each change some optima."""
+    problems = [small(seed) for seed in range(200)]
+    assert sum(optimum(each, False) < optimum(each, True) < inf for each in problems) >= 5
+    assert sum(optimum(replace(each, memory=[]), False) < optimum(each, False) for each in problems) >= 5
+    assert sum(optimum(replace(each, group=[], pin={}), False) < optimum(each, False) for each in problems) >= 20
+    assert sum(optimum(replace(each, backward=frozenset()), True) > optimum(each, True) for each in problems) >= 3
+
+
+# Stages ---------------------------------------------------------------------------------------------------------------
+
+
+def hosted(seed: int, count: int = 7, wide: int = 3) -> Problem:
+    """Tasks on accelerators with a link to the host each, and one CPU."""
+    chance = random.Random(seed)
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count) if chance.random() < 0.4]
+    seconds = [chance.uniform(1.0, 5.0) for _ in range(count)]
+    kinds = (Kind("gpu", {1: seconds}), Kind("cpu", {1: [each * chance.uniform(1.0, 4.0) for each in seconds]}))
+    processors = (*(Processor(f"gpu{n}", 0, memory=20.0) for n in range(wide - 1)), Processor("cpu", 1))
+    routes = {(a, b): tuple(n for n in (a, b) if n < wide - 1) for a in range(wide) for b in range(wide) if a != b}
+    return Problem(
+        f"hosted{seed}",
+        tuple(f"t{task}" for task in range(count)),
+        kinds,
+        processors,
+        [(a, b, a) for a, b in pairs],
+        [(task, chance.uniform(0.0, 1.5)) for task in range(count)],
+        tuple(Channel(f"host{number}", 1.0, 0.0, (number,)) for number in range(wide - 1)),
+        routes,
+        memory=[chance.uniform(1.0, 6.0) for _ in range(count)],
+        objective="throughput",
+        overlap=bool(seed % 2),
+    )
+
+
+def in_stages(problem: Problem, homes: Sequence[int]) -> bool:
+    """Whether the processors can be put in an order in which values go forward only."""
+    stage: nx.DiGraph[int] = nx.DiGraph((homes[a], homes[b]) for a, b, _ in problem.edges if homes[a] != homes[b])
+    return nx.is_directed_acyclic_graph(stage)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_stages_are_no_worse_than_the_best_of_all_stages(seed: int) -> None:
+    problem = hosted(seed)
+    best = min((cost(problem, homes) for homes in placements(problem, True) if in_stages(problem, homes)), default=inf)
+    assert best < inf
+    chosen = Chain()(replace(problem, contiguous=True))
+    homes = [problem.lanes[lane] for lane in chosen.lanes]
+    assert not list(faults(problem, homes, True))
+    assert cost(problem, homes) <= best * (1 + 1e-9)
+    assert chosen.cost == pytest.approx(cost(problem, homes))
+    assert chosen.bound <= optimum(problem, True) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_columns_are_the_loads_of_stages(seed: int) -> None:
+    """Along an order by rectangles, over ideals by products of matrices; both against the definition."""
+    problem = hosted(seed)
+    park = park_of(units_of(problem, True))
+    order = list(range(len(problem.tasks)))
+    cuts: list[Cuts] = [LineCuts(park, order, rectangles(park.units, order), np.arange(len(order) + 1))]
+    found = ideals(park.units, 1_000)
+    assert found is not None
+    cuts.append(IdealCuts(park, found))
+    for each in cuts:
+        for last in range(1, each.size):
+            rows, loads = each.column(last, inf, np.ones(each.size, dtype=bool))
+            assert len(rows)
+            for first, column in zip(rows.tolist(), loads.T, strict=True):
+                inside = each.stage(first, last)
+                for kind, alike in zip(column, park.classes, strict=True):
+                    here = alike.processors[0]
+                    homes = [here if task in inside else (here + 1) % 3 for task in order]
+                    full = sum(problem.memory[task] for task in inside) > problem.processors[here].memory
+                    assert kind == (inf if full else pytest.approx(load(problem, homes, here)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ideals_are_all_down_closed_sets(seed: int) -> None:
+    problem = hosted(seed)
+    found = ideals(units_of(problem, True), 1_000)
+    closed = [mask for mask in range(1 << 7) if all(mask >> a & 1 or not mask >> b & 1 for a, b, _ in problem.edges)]
+    assert found is not None and sorted(found) == closed
+    assert ideals(units_of(problem, True), len(closed) - 1) is None
+
+
+def test_stages_of_a_chain_and_of_a_call() -> None:
+    """For latency too, `Chain` gives stages; the times are the clock's, one stage after the other."""
+    edges = [(task, task + 1, ORDER) for task in range(5)]
+    kind = Kind("cpu", {1: [1.0, 2.0, 3.0, 3.0, 2.0, 1.0]})
+    problem = Problem("chain", tuple("abcdef"), (kind,), (Processor("x", 0),) * 3, edges)
+    assert (chosen := Chain()(problem)).cost == 12.0
+    assert sorted({lane: chosen.lanes.count(lane) for lane in chosen.lanes}.values()) == [1, 2, 3]
+    assert max(load(problem, chosen.lanes, each) for each in range(3)) == 5.0  # a b | c | d e f would be 6
+
+
+# Answers that are hard to find ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
+@pytest.mark.parametrize("seed", range(12))
+def test_an_answer_that_fills_all_memory_is_found(seed: int, convex: bool) -> None:
+    """Caps are what one hidden placement needs, to the byte."""
+    chance = random.Random(seed)
+    count, wide = 24, 4
+    sizes = [float(chance.randint(1, 30)) for _ in range(count)]
+    hidden = sorted(chance.randrange(wide) for _ in range(count)) if convex else [chance.randrange(wide) for _ in range(count)]
+    caps = [sum(size for size, home in zip(sizes, hidden, strict=True) if home == here) for here in range(wide)]
+    edges = [(task, task + chance.randint(1, 2), ORDER) for task in range(count - 2)]
+    problem = Problem(
+        "full",
+        tuple(f"t{task}" for task in range(count)),
+        (Kind("cpu", {1: [chance.uniform(1.0, 2.0) for _ in range(count)]}),),
+        tuple(Processor(f"p{here}", 0, memory=cap) for here, cap in enumerate(caps)),
+        edges,
+        memory=sizes,
+        objective="throughput",
+    )
+    homes, bound = answer(problem, convex, 3.0)
+    assert not list(faults(problem, homes, convex))
+    assert bound <= cost(problem, hidden) + 1e-9
+
+
+def test_processors_may_lead_to_each_other() -> None:
+    """a > b and c > d, with a and d pinned to one processor and b and c to the other: contiguous, but no stages."""
+    edges = [(0, 1, ORDER), (2, 3, ORDER)]
+    kind = Kind("cpu", {1: [1.0] * 4})
+    pins = {0: 0, 3: 0, 1: 1, 2: 1}
+    problem = Problem("crossed", tuple("abcd"), (kind,), (Processor("x", 0), Processor("y", 0)), edges, pin=pins)
+    assert contiguous(problem, 1.0)[0] == [0, 1, 1, 0]
+    assert stages(problem) == [0, 1, 1, 0]
+
+
+def test_no_answer_says_why() -> None:
+    kind = Kind("cpu", {1: [1.0] * 3})
+    edges = [(0, 1, ORDER), (1, 2, ORDER)]
+    problem = Problem(
+        "p", tuple("abc"), (kind,), (Processor("x", 0, memory=5), Processor("y", 0)), edges, pin={0: 0, 1: 1, 2: 0}
+    )
+    with pytest.raises(PlacementError, match="no path that leaves a device and comes back"):
+        contiguous(problem, 1.0)
+    assert spread(problem, 1.0)[0] == [0, 1, 0]
+    with pytest.raises(PlacementError, match="a, c can run nowhere together"):
+        spread(replace(problem, group=[0, 1, 0], pin={}, memory=[3.0, 0.0, 3.0], processors=problem.processors[:1] * 2), 1.0)
+
+
+# The published form ---------------------------------------------------------------------------------------------------
+
+
+def published(seed: int, layers: int = 4, wide: int = 2, training: bool = True) -> dict[str, Any]:
+    """A graph in the form of the workloads of Tarnawski et al.: forward layers of nodes, and their backward ones if asked."""
+    chance = random.Random(seed)
+    forward = [[f"{layer}.{number}" for number in range(chance.randint(1, wide))] for layer in range(layers)]
+    names = [name for layer in forward for name in layer]
+    pairs = [(a, b) for early, late in pairwise(forward) for a in early for b in late if chance.random() < 0.8]
+    if training:
+        pairs = [*pairs, *((f"{b}'", f"{a}'") for a, b in pairs), *((a, f"{a}'") for a in names if chance.random() < 0.5)]
+    number = {name: place for place, name in enumerate([*names, *(f"{name}'" for name in names if training)])}
+    costs = {name: round(chance.uniform(0.0, 1.0), 2) for name in number}
+    nodes = []
+    for name, place in number.items():
+        latency = round(chance.uniform(1.0, 3.0), 2)
+        color = {"colorClass": number[name.rstrip("'")]} if training else {}
+        slow = {"cpuLatency": round(4 * latency, 2), "fpgaLatency": latency, "size": 1.0}
+        nodes.append({"id": place, "supportedOnFpga": True, "isBackwardNode": "'" in name, **slow, **color})
+    edges = [{"sourceId": number[a], "destId": number[b], "cost": costs[a]} for a, b in pairs]
+    return {"maxSizePerFPGA": 1e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges}
+
+
+def read(data: dict[str, Any]) -> tuple[Problem, list[int]]:
+    """The problem of such a graph, and the id of each task."""
+    nodes = {node["id"]: node for node in data["nodes"]}
+    dag: nx.DiGraph[int] = nx.DiGraph()
+    dag.add_nodes_from(nodes)
+    dag.add_edges_from((edge["sourceId"], edge["destId"]) for edge in data["edges"])
+    ids = list(nx.lexicographical_topological_sort(dag))
+    number = {each: task for task, each in enumerate(ids)}
+    price = {number[edge["sourceId"]]: edge["cost"] for edge in data["edges"]}
+    value = {maker: place for place, maker in enumerate(price)}
+    fpgas, count = data["maxFPGAs"], data["maxFPGAs"] + data["maxCPUs"]
+    group = [nodes[each].get("colorClass", -1 - each) for each in ids]
+    fpga = [nodes[each]["fpgaLatency"] if nodes[each]["supportedOnFpga"] else inf for each in ids]
+    problem = Problem(
+        "published",
+        tuple(str(each) for each in ids),
+        (Kind("fpga", {1: fpga}), Kind("cpu", {1: [nodes[each]["cpuLatency"] for each in ids]})),
+        tuple(Processor(f"p{n}", int(n >= fpgas), memory=data["maxSizePerFPGA"] if n < fpgas else inf) for n in range(count)),
+        [(number[e["sourceId"]], number[e["destId"]], value[number[e["sourceId"]]]) for e in data["edges"]],
+        list(price.items()),
+        tuple(Channel(f"host{n}", 1.0, 0.0, (n,)) for n in range(fpgas)),
+        {(a, b): tuple(n for n in (a, b) if n < fpgas) for a in range(count) for b in range(count) if a != b},
+        memory=[nodes[each]["size"] for each in ids],
+        group=group,
+        backward=frozenset(number[each] for each in ids if nodes[each]["isBackwardNode"]),
+        objective="throughput",
+        overlap=False,
+    )
+    return problem, ids
+
+
+def score(data: dict[str, Any], home: dict[int, int]) -> float:
+    """The largest load, from the file: the cost of each node that is read elsewhere, and of each that is read from elsewhere."""
+    fpgas = data["maxFPGAs"]
+    loads = [0.0] * (fpgas + data["maxCPUs"])
+    for node in data["nodes"]:
+        loads[home[node["id"]]] += node["fpgaLatency"] if home[node["id"]] < fpgas else node["cpuLatency"]
+    cut = [edge for edge in data["edges"] if home[edge["sourceId"]] != home[edge["destId"]]]
+    sent = {(home[edge["sourceId"]], edge["sourceId"]): edge["cost"] for edge in cut}
+    taken = {(home[edge["destId"]], edge["sourceId"]): edge["cost"] for edge in cut}
+    for (here, _), price in [*sent.items(), *taken.items()]:
+        loads[here] += price if here < fpgas else 0.0
+    return max(loads)
+
+
+@pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_graphs_of_the_published_form_are_placed_best(training: bool, convex: bool) -> None:
+    for seed in range(6):
+        data = published(seed, training=training)
+        problem, ids = read(data)
+        best = min(score(data, dict(zip(ids, homes, strict=True))) for homes in placements(problem, convex))
+        homes, bound = answer(problem, convex, 1.0)
+        assert not list(faults(problem, homes, convex))
+        assert score(data, dict(zip(ids, homes, strict=True))) == pytest.approx(best, rel=1e-6)
+        assert bound <= best + 1e-9
+
+
+def test_larger_graphs_of_the_published_form() -> None:
+    """Contiguous answers are valid others too, so the best of those is no worse; both lie above their bounds, within their time."""
+    problem, ids = read(data := published(1, layers=30, wide=4))
+    began = monotonic()
+    (kept, above), (free, below) = contiguous(problem, 3.0), spread(problem, 3.0)
+    assert monotonic() - began < 6.0 + 6.0  # the machine may be busy
+    assert not list(faults(problem, kept, True)) and not list(faults(problem, free, False))
+    loads = [score(data, dict(zip(ids, homes, strict=True))) for homes in (kept, free)]
+    assert loads[1] <= loads[0] * (1 + 1e-9)
+    assert below <= loads[1] and above <= loads[0]
+    assert loads[1] <= below * 1.1
+
+
+# Bounds and large problems --------------------------------------------------------------------------------------------
+
+
+def test_a_bound_of_work_that_is_shared_out_by_speed() -> None:
+    """Two kinds that are each better at something: the best shares, 100 units of each task, are a linear program by hand."""
+    ours, theirs = Kind("a", {1: [1.0] * 50 + [3.0] * 50}), Kind("b", {1: [2.0] * 50 + [1.0] * 50})
+    processors = (Processor("x", 0), Processor("y", 1), Processor("z", 1))
+    problem = Problem("shares", tuple(f"t{n}" for n in range(100)), (ours, theirs), processors, [])
+    # x takes s of the first 50, y and z the rest of them and the others: s = ((50 - s) * 2 + 50) / 2, so s = 37.5.
+    assert load_bound(problem) == pytest.approx(37.5, rel=1e-3)
+    assert load_bound(problem) <= 37.5
+
+
+def test_a_bound_of_one_task_and_what_it_must_have_or_pay_for() -> None:
+    """A long task reads eight values that each cost more than to make them there."""
+    count, edges = 9, [(task, 8, task) for task in range(8)]
+    kind = Kind("gpu", {1: [1.0] * 8 + [4.0]})
+    channels = tuple(Channel(f"host{n}", 1.0, 0.0, (n,)) for n in range(4))
+    routes = {(a, b): (a, b) for a in range(4) for b in range(4) if a != b}
+    processors = tuple(Processor(f"gpu{n}", 0) for n in range(4))
+    values = [(task, 5.0) for task in range(8)]
+    problem = Problem("star", tuple("abcdefghi"), (kind,), processors, edges, values, channels, routes, overlap=False)
+    assert len(problem.tasks) == count
+    assert load_bound(problem) == pytest.approx(12.0)  # all on one; a share of the work would be 3
+
+
+def chained(count: int, wide: int, seed: int) -> Problem:
+    chance = random.Random(seed)
+    return Problem(
+        "long",
+        tuple(f"t{task}" for task in range(count)),
+        (Kind("gpu", {1: [chance.uniform(0.5, 1.5) for _ in range(count)]}),),
+        tuple(Processor(f"gpu{number}", 0) for number in range(wide)),
+        [(task, task + 1, task) for task in range(count - 1)],
+        [(task, chance.uniform(0.0, 0.1)) for task in range(count)],
+        tuple(Channel(f"host{number}", 1.0, 0.0, (number,)) for number in range(wide)),
+        {(a, b): (a, b) for a in range(wide) for b in range(wide) if a != b},
+        objective="throughput",
+        overlap=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "wide"), [(3_000, 16), pytest.param(100_000, 128, marks=pytest.mark.slow)], ids=["3000", "100000"]
+)
+def test_a_long_chain_is_cut_nearly_as_well_as_can_be(count: int, wide: int) -> None:
+    """No load can be below a share of the work; each stage has whole tasks and a passage at either end besides."""
+    problem = chained(count, wide, 0)
+    began = monotonic()
+    homes = stages(problem, 2.0)
+    assert monotonic() - began < 20.0  # some 3 s where nothing else runs
+    assert list(dict.fromkeys(homes)) == [
+        homes[place] for place in range(count) if not place or homes[place] != homes[place - 1]
+    ]
+    share = sum(problem.kinds[0].seconds[1]) / wide
+    loads = [sum(problem.kinds[0].seconds[1][task] for task in range(count) if homes[task] == here) for here in range(wide)]
+    assert max(loads) <= share + 1.5 + 0.2

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from partitioner.cli.calibrate import calibrate_command
 from partitioner.cli.console import USAGE, complain, guarded, terminal, working, write
+from partitioner.cli.diff import diff_command
 from partitioner.cli.plan import plan_command
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ Depths = Annotated[str | None, typer.Option("--depth", metavar="RANGE", help="Sh
 FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="table, json, dot or mermaid.")]
 Output = Annotated[str | None, typer.Option(metavar="FILE", help="Write to a file instead of standard output.")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not run the model to compare its trace with it.")]
+SavePlan = Annotated[
+    str | None,
+    typer.Option("--save-plan", metavar="FILE", help="Also write the plan as JSON, for partition(plan=FILE) and diff."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -76,6 +81,7 @@ def inspect_command(
     depth: Depths = None,
     format_name: FormatName = "table",
     output: Output = None,
+    save_plan: SavePlan = None,
     no_check: NoCheck = False,
     debug: Debug = False,
 ) -> None:
@@ -88,7 +94,12 @@ def inspect_command(
 
         draw = choice("format", format_name, FORMATS)
         wanted = None if depth is None else parse_depths(depth)
-        found = inspect(_plan(target, inputs, devices, policy, spec, check=not no_check))
+        plan = _plan(target, inputs, devices, policy, spec, check=not no_check)
+        if save_plan is not None:
+            from partitioner.lower.planfile import write_plan
+
+            write_plan(plan, save_plan)
+        found = inspect(plan)
         shown = found if wanted is None else found.only(wanted)
         write(draw(shown, Screen() if output is not None else Screen(*terminal())), output)
 
@@ -121,6 +132,7 @@ def verify_command(
 
 
 app.command("plan")(plan_command)
+app.command("diff")(diff_command)
 app.command("calibrate")(calibrate_command)
 
 

@@ -22,7 +22,7 @@ class Answer:
     Args:
         problem: tasks and devices.
         assignment: what the policy decided, by number.
-        seconds: how long the policy took.
+        seconds: how long planning took, once the question had been read.
     """
 
     problem: Problem

@@ -25,8 +25,8 @@ class Assignment:
         threads: of each task, where it is not a lane's share of its processor; 0 where it is. Empty: nowhere.
         start: predicted seconds from the start of the call.
         end: likewise.
-        cost: what the objective makes small, in seconds: the makespan, or the largest load.
-        bound: seconds that no answer to the problem can beat; proven.
+        cost: what the objective makes small: the makespan or the largest load in seconds, or the most bytes of a processor.
+        bound: what no answer to the problem can beat, likewise; proven.
         reasons: why each task is where it is, for reports; empty where nobody said.
         note: one reason for all of it, such as why everything is serial.
     """

@@ -76,14 +76,13 @@ class Costs:
         """Seconds of one op on one lane of ``device``, with ``threads`` threads where that is a CPU."""
         if not self.measured:
             return roofline(self.ops[op], device, threads)
-        widths = self.widths.get(device.name, (1,))
-        width = max((each for each in widths if each <= threads), default=widths[0])
-        seconds = self.measured.get((op, device.name, width))
-        if seconds is None:
-            return roofline(self.ops[op], device, threads) * self.factors.get(device.name, 1.0)
-        if width == threads:
-            return seconds
-        return seconds * thread_speedup(self.ops[op], width) / thread_speedup(self.ops[op], threads)
+        if (exact := self.measured.get((op, device.name, threads))) is not None:
+            return exact
+        for width in sorted(self.widths.get(device.name, ()), key=lambda width: (width > threads, abs(width - threads))):
+            seconds = self.measured.get((op, device.name, width))
+            if seconds is not None:
+                return seconds * (thread_speedup(self.ops[op], width) / thread_speedup(self.ops[op], threads))
+        return roofline(self.ops[op], device, threads) * self.factors.get(device.name, 1.0)
 
     def time(self, ops: Iterable[str], device: Device, threads: int = 1) -> float:
         """Seconds of several ops, one after the other."""

@@ -61,7 +61,7 @@ class OpMemory:
         saved: the storages, of its arguments and its result, that its backward needs.
         kept: bytes of other storages that its backward needs, such as the mask of a dropout.
         backward: bytes that its backward takes at most, beyond what was there when that began.
-        gradients: the values that it gives a gradient to, each with the bytes that this takes; 0 where it is that of the result.
+        gradients: the values that it gives a gradient to, each with the bytes that this takes; 0 where it is the result's.
         trains: the parameters that it gives a gradient to, by qualified name.
     """
 

@@ -6,7 +6,7 @@
       ...
 
 A task is a number, 0 to n - 1, and every table is indexed by it. A problem is built from a graph (`planner/pose.py`) or read
-from a file (`planner/taskgraph.py`), and answered by an `Assignment`.
+from a file (`spec/taskgraph.py`), and answered by an `Assignment`.
 
 *Processor*: a device as the planner sees it, with one or more lanes, each of which runs one task at a time.
 *Channel*: what carries values and is busy meanwhile: a link, or one device's link to the host.
@@ -27,7 +27,7 @@ from typing import Literal
 
 import networkx as nx
 
-Objective = Literal["latency", "throughput"]
+Objective = Literal["latency", "throughput", "memory"]
 
 ORDER, ISSUE = -1, -2
 """In the place of a value: an edge over which nothing passes; one that, on accelerators, orders only what the host issues."""
@@ -111,7 +111,8 @@ class Problem:
         pin: by group (by task where there are no groups) the number of the processor that it must have.
         labels: what each task does, for people and policies that look at it: the names of its ops. Empty: nobody said.
         backward: tasks of a backward pass, which `contiguous` leaves out.
-        objective: ``latency``: when the last task ends. ``throughput``: the largest load of a processor.
+        objective: ``latency``: when the last task ends. ``throughput``: the largest load of a processor. ``memory``: the most
+            bytes that one holds.
         contiguous: no path of tasks leaves a processor and comes back.
         overlap: whether a processor computes while it sends or receives.
     """

@@ -1,18 +1,33 @@
-"""Reads a printed program from a file, and refuses what no rule of the verifier can speak about."""
+"""Files: printed programs, of which is refused what no rule of the verifier can speak about, and documents of plans.
+
+Both are text that is parsed and checked, and never run. A document is JSON that `ir/saved.py` describes; whatever is wrong in
+one is told by its path in the document.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from partitioner.errors import PartitionerError
+from pydantic import ValidationError
+
+from partitioner.errors import PartitionerError, SpecError
 from partitioner.ir.parse import parse
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
+from partitioner.ir.saved import SavedPlan
+from partitioner.ir.saving import saved
+from partitioner.ir.units import quote
 from partitioner.lower.rules import Case, undeclared
 
 _LARGEST = 2**28
+MOST_FAULTS = 10
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,4}))?", re.ASCII)
 """The form of a torch device. Whether torch knows the type is no question of the plan's."""
 
@@ -36,11 +51,7 @@ def read_program(text: str) -> Program:
         ProgramError: it cannot be read, is no program, or names lanes, values or devices that it does not declare.
     """
     try:
-        with Path(text).open("rb") as file:
-            data = file.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
-            raise ValueError("it is larger than any program")
-        content = data.decode("utf-8")
+        content = _content(Path(text))
     except (OSError, ValueError) as error:
         raise ProgramError(f"{text}: cannot be read as text: {error}") from error
     if not content.lstrip().startswith("program "):
@@ -62,3 +73,107 @@ def _dangling(program: Program) -> Iterator[str]:
         if not _DEVICE.fullmatch(lane.torch_device):
             yield f"lane {lane.name} is on {lane.torch_device!r}, which is no torch device"
     yield from (fault.message for fault in undeclared(Case(program)))
+
+
+def _content(path: Path) -> str:
+    """The text of a file of ordinary kind and size."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block, and /dev/zero never ends
+        raise ValueError("it is a directory or a device")
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError("it is larger than any plan")
+    return data.decode("utf-8")
+
+
+# Documents of plans ---------------------------------------------------------------------------------------------------
+
+
+def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model: str = "") -> SavedPlan:
+    """Write plans of one model to a JSON file, which takes the place of another one only once it is whole.
+
+    Args:
+        plans: a plan, or several that were made for one machine.
+        path: the file.
+        model: the name of the model's class; the first graph's name if left out.
+
+    Raises:
+        SpecError: there are no plans, one was made without knowing any shape, or the file cannot be written.
+    """
+    found = [plans] if isinstance(plans, Plan) else list(plans)
+    if not found:
+        raise SpecError("there is no plan to save yet: call the model once, or give example_inputs")
+    for plan in found:
+        if not plan.graph.observed:
+            raise SpecError(f"the plan of {plan.graph.name} is provisional, for no shapes are known; give an example input")
+    document = saved(found, model)
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(document.text(), encoding="ascii", newline="\n")
+        part.replace(target)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
+        raise SpecError(f"{quote(str(path))}: cannot be written: {error}") from error
+    return document
+
+
+def save_plan(parallel: Any, path: str | os.PathLike[str]) -> None:
+    """Write the plans of all programs that a partitioned module has made so far to one JSON file.
+
+    ``partition(model, plan=path)`` applies them, on another machine of the same shape too.
+
+    Args:
+        parallel: what `partition` gave. Each kind of call (shapes, modes) has a program of its own; make those calls before.
+        path: the file.
+
+    Raises:
+        SpecError: it is no partitioned module, has no program yet, or the file cannot be written.
+    """
+    programs = getattr(parallel, "_partitioner_programs", None)
+    if programs is None:
+        raise SpecError(f"save_plan takes what partition() gave, and this is a {type(parallel).__name__}")
+    plans = [piece.plan for piece in programs.pieces] or [programs.provisional][: programs.provisional is not None]
+    write_plan(plans, path, type(programs.original).__name__)
+
+
+def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
+    """The document in a file that `write_plan` wrote, or somebody edited.
+
+    Args:
+        path: a JSON file of at most 256 MiB.
+
+    Raises:
+        SpecError: the only error. It tells the first faults, each with its path in the document.
+    """
+    where = quote(str(path))
+    try:
+        content = _content(Path(path))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{where}: cannot be read as text: {error}") from error
+    try:
+        json.loads(content, object_pairs_hook=_mapping)
+        return SavedPlan.model_validate_json(content)
+    except ValidationError as error:
+        faults = [_fault(each) for each in error.errors(include_url=False, include_context=False, include_input=False)]
+    except RecursionError:
+        faults = ["it is nested too deeply; a plan has five levels"]
+    except ValueError as error:
+        faults = [f"no JSON: {error}"]
+    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    raise SpecError("\n  ".join([f"{where}: not the document of a plan:", *faults[:MOST_FAULTS], *more]))
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> None:
+    """Refuses a key that is written twice, of which readers keep the last without a word."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {quote(key)} is written twice in one mapping")
+        seen.add(key)
+
+
+def _fault(error: Any) -> str:
+    place = ".".join(map(str, error["loc"])) or "the document"
+    return f"{quote(place)[1:-1]}: {str(error['msg']).removeprefix('Value error, ')}"

@@ -26,10 +26,22 @@ def scheduled(
     """
     clock = timed(problem, lanes, order, threads)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
-    cost = clock.makespan if problem.objective == "latency" else largest_load(problem, [problem.lanes[lane] for lane in lanes])
+    cost = clock.makespan if problem.objective == "latency" else _cost(problem, [problem.lanes[lane] for lane in lanes])
     assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"
     least = min(bound, cost)
     return Assignment(policy, problem.tasks, lanes, issued, threads, clock.start, clock.end, cost, least, reasons, note)
+
+
+def _cost(problem: Problem, homes: Sequence[int]) -> float:
+    return largest_load(problem, homes) if problem.objective == "throughput" else max(held(problem, homes), default=0.0)
+
+
+def held(problem: Problem, homes: Sequence[int]) -> list[float]:
+    """The bytes that each processor holds, when each task runs on the one given."""
+    found = [0.0] * len(problem.processors)
+    for need, home in zip(problem.memory, homes, strict=False):
+        found[home] += need
+    return found
 
 
 def placed(

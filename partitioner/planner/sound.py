@@ -4,7 +4,8 @@
       task b starts at 0.5 s, before a ends at 1 s
       gpu0 holds 20 GiB, and its memory is 16 GiB
 
-What is not looked at is when values travel: `planner/timing.py` says that, and it is the only clock.
+A task waits for what it reads to pass each channel on its way. In which order values pass a channel is not looked at:
+`planner/timing.py` says that, and it is the only clock.
 """
 
 from __future__ import annotations
@@ -108,8 +109,10 @@ def _times(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[s
     for source, target, value in problem.edges:
         if place[source] > place[target]:
             yield f"{problem.tasks[target]} is issued before {problem.tasks[source]}, which it waits for"
-        if value != ISSUE and answer.start[target] < answer.end[source] - slack:
-            yield _early(problem, answer, target, source)
+        way = problem.routes.get((homes[source], homes[target]), ()) if value >= 0 else ()
+        seconds = sum(problem.channels[number].seconds(problem.values[value][1]) for number in way) if way else 0.0
+        if value != ISSUE and answer.start[target] < answer.end[source] + seconds - slack:
+            yield _early(problem, answer, target, source, seconds)
     last: dict[int, int] = {}
     for task in sorted(range(len(problem.tasks)), key=lambda task: (answer.start[task], answer.end[task])):
         before = last.setdefault(answer.lanes[task], task)
@@ -118,9 +121,10 @@ def _times(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[s
         last[answer.lanes[task]] = task
 
 
-def _early(problem: Problem, answer: Assignment, task: int, before: int) -> str:
+def _early(problem: Problem, answer: Assignment, task: int, before: int, seconds: float = 0.0) -> str:
     start, end = format_duration(answer.start[task]), format_duration(answer.end[before])
-    return f"task {problem.tasks[task]} starts at {start}, before {problem.tasks[before]} ends at {end}"
+    moved = f" and its value has travelled for {format_duration(seconds)}" if seconds else ""
+    return f"task {problem.tasks[task]} starts at {start}, before {problem.tasks[before]} ends at {end}{moved}"
 
 
 def _cost(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:

@@ -25,7 +25,7 @@ MOST_GAPS = 32
 
 
 class Busy:
-    """The intervals in which a resource is taken. Those that touch are one."""
+    """The intervals in which a resource is taken. Those that touch are one; one of no length is a point that none may cross."""
 
     __slots__ = ("ends", "starts")
 
@@ -47,9 +47,13 @@ class Busy:
 
     def take(self, start: float, end: float) -> None:
         """Note that the resource is taken from ``start`` to ``end``."""
-        if end <= start:
-            return
         starts, ends = self.starts, self.ends
+        if end <= start:
+            place = bisect_right(starts, start)
+            if not place or ends[place - 1] < start:
+                starts.insert(place, start)
+                ends.insert(place, start)
+            return
         if not ends or start > ends[-1]:
             starts.append(start)
             ends.append(end)

@@ -12,17 +12,20 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from partitioner.ir.machine import Device, Machine
-from partitioner.profile.clock import threads, time_of
+from partitioner.profile.clock import Disturbed, threads, time_of
 from partitioner.profile.handoff import Handoff, between_streams, between_threads
 from partitioner.profile.hardware import cores, present, title
 
-_PRODUCTS = (512, 1024)
-_SUMS = (1 << 18, 1 << 21, 1 << 24)
+_PRODUCTS = {True: (512, 1024), False: (2048, 4096)}
+_SUMS = {True: (1 << 18, 1 << 21, 1 << 24), False: (1 << 24, 1 << 26)}
+"""Sides of square matrices, and numbers in a tensor: on a CPU, and on an accelerator, which needs more to be busy."""
+
 _LARGE_COPY = 1 << 26
 
 
@@ -36,7 +39,7 @@ class DeviceFigures:
         rates: FLOP/s by what was computed, on one lane.
         bandwidths: bytes/s by the size of the tensors in bytes, on one lane.
         handoff: what it costs to record, to wait, and to go on elsewhere.
-        speedups: how much faster all threads are than one, by what was computed; empty for an accelerator.
+        speedups: how much faster all threads are than one, by what was computed; without what others did not allow to time.
     """
 
     device: Device
@@ -115,12 +118,14 @@ def _device(device: Device) -> DeviceFigures:
 
 def _work(place: str) -> Iterator[tuple[str, Callable[[], object], int]]:
     """What is computed: its name, a call, its FLOPs."""
-    for size in _PRODUCTS:
+    here = torch.device(place).type == "cpu"
+    for size in _PRODUCTS[here]:
         a, b = torch.rand(size, size, device=place), torch.rand(size, size, device=place)
         yield f"{size} x {size} matrix product", lambda a=a, b=b: a @ b, 2 * size**3  # type: ignore[misc]
-    image, weight = torch.rand(1, 64, 56, 56, device=place), torch.rand(64, 64, 3, 3, device=place)
-    flops = 2 * 64 * 64 * 9 * 56 * 56
-    yield "3 x 3 convolution of 64 channels, 56 x 56", lambda: torch.conv2d(image, weight, padding=1), flops
+    batch = 1 if here else 64
+    image, weight = torch.rand(batch, 64, 56, 56, device=place), torch.rand(64, 64, 3, 3, device=place)
+    flops = 2 * batch * 64 * 64 * 9 * 56 * 56
+    yield f"3 x 3 convolution of {batch} x 64 x 56 x 56", lambda: torch.conv2d(image, weight, padding=1), flops
 
 
 def _rates(place: str) -> dict[str, float]:
@@ -130,7 +135,7 @@ def _rates(place: str) -> dict[str, float]:
 def _bandwidths(place: str) -> dict[int, float]:
     """Of sums of two tensors, which read two and write one."""
     found = {}
-    for count in _SUMS:
+    for count in _SUMS[torch.device(place).type == "cpu"]:
         a, b = torch.rand(count, device=place), torch.rand(count, device=place)
         found[4 * count] = 3 * 4 * count / time_of(lambda a=a, b=b: a + b, place).seconds  # type: ignore[misc]
     return found
@@ -169,14 +174,14 @@ def _speedups(most: int) -> dict[str, float]:
         cases.append((f"{size} x {size} matrix product", lambda a=a, b=b: a @ b))  # type: ignore[misc]
     for channels, side in ((16, 14), (16, 32), (32, 56)):
         image, weight = torch.rand(1, channels, side, side), torch.rand(channels, channels, 3, 3)
-        name = f"3 x 3 convolution of {channels} channels, {side} x {side}"
+        name = f"3 x 3 convolution of 1 x {channels} x {side} x {side}"
         cases.append((name, lambda image=image, weight=weight: torch.conv2d(image, weight, padding=1)))  # type: ignore[misc]
     found = {}
     with torch.inference_mode():
         for name, call in cases:
             with threads(1):
                 one = time_of(call).seconds
-            with threads(most):
+            with threads(most), suppress(Disturbed):  # others use the cores: then nothing is known of it
                 found[name] = one / time_of(call).seconds
     return found
 

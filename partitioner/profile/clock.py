@@ -4,10 +4,10 @@ A short call is repeated within a round. Where something has to be done before e
 timed alone. On an accelerator events say when the device began and ended, and calls that follow each other overlap the host's
 work with the device's, as they do in a program.
 
-Time for which a single thread waited for a core is no part of its call. Several threads wait for each other too, so there a round
-in which any of them waited for a core is taken again. What is left of others only ever adds to a time, so the lower quartile is
-what counts. A timing whose quartiles lie far apart, or that no round without others supports, is not steady: it is used, for there
-is none better, but should not be kept.
+Time for which a single thread waited for a core is no part of its call. Several threads wait for each other too, so there a
+round in which any of them waited for a core is taken again. What is left of others only ever adds to a time, so the lower
+quartile is what counts. A timing whose quartiles lie far apart, or that rests on one short round, is not steady: it is used,
+for there is none better, but should not be kept.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ BUDGET = 0.1
 Call = Callable[[], object]
 
 
+class Disturbed(Exception):
+    """Others used the cores in every round."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one call, and how many times as long the upper quartile of the rounds is as the lower one."""
@@ -62,6 +66,9 @@ def time_of(call: Call, place: str = "cpu", before: Call | None = None, budget: 
         before: done before each call, and not timed.
         budget: seconds that all rounds may take together; at least one is taken.
 
+    Raises:
+        Disturbed: several threads never had their cores for themselves.
+
     Example:
         >>> 0.001 <= time_of(lambda: time.sleep(0.001)).seconds < 0.1
         True
@@ -81,8 +88,10 @@ def time_of(call: Call, place: str = "cpu", before: Call | None = None, budget: 
         if time.perf_counter() - start > PATIENCE * max(budget, trip):
             break
     alone = [each.seconds for each in found if each.alone]
+    if not alone:
+        raise Disturbed
     if len(alone) < 2:
-        return Timing(min(each.seconds for each in found), 1.0 if guess > budget and alone else math.inf)
+        return Timing(alone[0], 1.0 if guess > budget else math.inf)
     low, _, high = statistics.quantiles(alone, n=4, method="inclusive")
     return Timing(low, high / max(low, 1e-12))
 

@@ -1,8 +1,8 @@
 """How long others have kept this process from running: threads that were ready and had no core.
 
-Linux adds it up for each thread in ``/proc/self/task/<thread>/schedstat``. On a machine with other work it tells the seconds of
-an op from those of its neighbours, which no clock does: with two busy neighbours on two cores, an op on two threads that meet at a
-barrier was measured at 150 times its time.
+Linux adds it up for each thread in ``/proc/self/task/<thread>/schedstat``. On a machine with other work it tells the seconds
+of an op from those of its neighbours, which no clock does: with two busy neighbours on two cores, an op on two threads that
+meet at a barrier was measured at 150 times its time.
 
 Source: the Linux kernel's documentation, scheduler/sched-stats.
 """

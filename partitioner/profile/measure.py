@@ -1,31 +1,20 @@
-"""Seconds of the ops of a traced graph, each distinct one timed once with each number of threads that a lane may get.
-
-An op is called as a backend calls it: the same function, in its mode, on tensors like those that it was traced with. In a model
-weights come from where the ops between two calls have left them: from the first cache in a small model, from memory in a large
-one. So before each timed call as many other bytes pass through the caches, and then the inputs are written anew, as the op
-before does. (A matrix-vector product that finds its weights in a cache was measured three times as fast as one that does not.)
-"""
+"""Seconds of the ops of a traced graph, each distinct one timed once with each number of threads that a lane may get."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device
-from partitioner.model.modes import casts_kept, under
-from partitioner.model.node import call_node
 from partitioner.profile.cache import Cache
-from partitioner.profile.clock import BUDGET, Timing, threads, time_of
+from partitioner.profile.call import time_op, undisturbed
+from partitioner.profile.clock import BUDGET, Disturbed, Timing
 from partitioner.profile.hardware import caches, environment
 from partitioner.profile.signature import Unmeasurable, signature
-from partitioner.profile.tensors import Arguments, arguments
 
 LARGE_STATE = 1 << 17
 """Bytes of an op's state from which it matters whether they come from the last cache or from memory."""
@@ -37,6 +26,10 @@ FLOOD = 2
 """How often a cache is filled with other data until nothing is left in it of what was there."""
 
 
+MOST_DISTURBED = 3
+"""Ops in a row that others keep from running until no more are tried with as many threads."""
+
+
 @dataclass(frozen=True)
 class Found:
     """What was measured on one device.
@@ -45,11 +38,13 @@ class Found:
         seconds: by op name and number of threads.
         failed: why ops could not be measured, by op name.
         timed: how many timings were taken; the others came from the cache.
+        busy: by number of threads, how many ops could not be timed with so many, for others used the cores.
     """
 
     seconds: Mapping[tuple[str, int], float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     timed: int = 0
+    busy: Mapping[int, int] = field(default_factory=dict)
 
 
 def measure(graph: Graph, names: Iterable[str], device: Device, cache: Cache, budget: float = BUDGET) -> Found:
@@ -63,29 +58,64 @@ def measure(graph: Graph, names: Iterable[str], device: Device, cache: Cache, bu
         budget: seconds to spend on each distinct op with each number of threads.
     """
     nodes = {node.name: node for node in graph.fx.nodes}
-    groups, refused = _groups(graph, names, nodes, overflown(graph, device.torch_device))
+    groups, failed = _groups(graph, names, nodes, overflown(graph, device.torch_device))
     place = environment(device.torch_device)
-    known, new, failed = cache.load(place), dict[str, Timing](), dict[str, str]()
+    session = _Session(graph, nodes, device, cache.load(place), budget)
     try:
-        with _undisturbed(device.torch_device):
+        with undisturbed(device.torch_device):
             for width in widths(device):
-                for (text, flood), ops in groups.items():
-                    key = _key(text, flood, width)
-                    if key in known or text in failed:
-                        continue
-                    op = graph.by_name[ops[0]]
-                    try:
-                        new[key] = _time(nodes[op.name], op, graph, device, width, flood, budget)
-                    except Exception as error:  # whatever an op may raise on values that are not the model's
-                        failed[text] = (
-                            str(error) if isinstance(error, Unmeasurable) else f"{type(error).__name__} when called alone"
-                        )
+                session.time(groups, width)
     finally:
-        cache.store(place, {key: timing.seconds for key, timing in new.items() if timing.steady})
-    known |= {key: timing.seconds for key, timing in new.items()}
-    keys = {(op, width): _key(*which, width) for which, ops in groups.items() for op in ops for width in widths(device)}
-    reasons = {op: failed[text] for (text, _), ops in groups.items() if text in failed for op in ops}
-    return Found({each: known[key] for each, key in keys.items() if key in known}, {**refused, **reasons}, len(new))
+        cache.store(place, {key: timing.seconds for key, timing in session.new.items() if timing.steady})
+    seconds = {
+        (op, width): session.known[key]
+        for which, ops in groups.items()
+        for width in widths(device)
+        if (key := _key(*which, width)) in session.known
+        for op in ops
+    }
+    failed |= {op: session.failed[text] for (text, _), ops in groups.items() if text in session.failed for op in ops}
+    called = [op for ops in groups.values() for op in ops if op not in failed]
+    busy = Counter(width for width in widths(device) for op in called if (op, width) not in seconds)
+    return Found(seconds, failed, len(session.new), busy)
+
+
+class _Session:
+    """What is known so far on one device.
+
+    Attributes:
+        known: seconds, those from the cache included.
+        new: what was timed now.
+        failed: why ops cannot be called alone, by signature.
+    """
+
+    def __init__(
+        self, graph: Graph, nodes: Mapping[str, torch.fx.Node], device: Device, known: dict[str, float], budget: float
+    ) -> None:
+        self.graph, self.nodes, self.device, self.budget = graph, nodes, device, budget
+        self.known, self.new = known, dict[str, Timing]()
+        self.failed: dict[str, str] = {}
+
+    def time(self, groups: Mapping[tuple[str, int], list[str]], width: int) -> None:
+        """Time what is not known yet with so many threads, as long as others let it."""
+        disturbed = 0
+        for (text, flood), (name, *_) in groups.items():
+            key = _key(text, flood, width)
+            if key in self.known or text in self.failed:
+                continue
+            try:
+                self.new[key] = time_op(
+                    self.nodes[name], self.graph.by_name[name], self.graph, self.device, width, flood, self.budget
+                )
+                self.known[key], disturbed = self.new[key].seconds, 0
+            except Disturbed:
+                disturbed += 1
+                if disturbed == MOST_DISTURBED:
+                    return
+            except Unmeasurable as error:
+                self.failed[text] = str(error)
+            except Exception as error:  # whatever an op may raise on values that are not the model's
+                self.failed[text] = f"{type(error).__name__} when called alone"
 
 
 def _key(text: str, flood: int, width: int) -> str:
@@ -133,82 +163,17 @@ def _groups(
     return dict(groups), refused
 
 
-def _time(node: torch.fx.Node, op: Op, graph: Graph, device: Device, width: int, flood: int, budget: float) -> Timing:
-    """Seconds of one op with so many threads."""
-    place = torch.device(device.torch_device)
-    with ExitStack() as blocks:
-        if place.type == "cpu":
-            blocks.enter_context(threads(width))
-        else:
-            blocks.enter_context(place)
-            blocks.enter_context(torch.get_device_module(place).device(place))
-        blocks.enter_context(casts_kept())
-        blocks.enter_context(nullcontext() if op.mode is None else under(*op.mode.flags))
-        given = _callable(node, graph, place)
-        writes = any(access.write and access.resource != op.name for access in op.accesses)
-        before = _Before(given, flood, writes, device.torch_device) if flood or writes else None
-        return time_of(lambda: call_node(node, given.args, given.kwargs), device.torch_device, before, budget)
-
-
-def _callable(node: torch.fx.Node, graph: Graph, place: torch.device) -> Arguments:
-    """Arguments with which a node can be called: a leaf that has a gradient may not be written, and a model writes none."""
-    given = arguments(node, graph.states, place)
-    try:
-        call_node(node, given.args, given.kwargs)
-    except RuntimeError:
-        given = arguments(node, graph.states, place, grad=False)
-        call_node(node, given.args, given.kwargs)
-    return given
-
-
-class _Before:
-    """What is done before each timed call: what is written gets its values back, caches are filled, inputs are fresh."""
-
-    def __init__(self, given: Arguments, flood: int, writes: bool, place: str) -> None:
-        tensors = (*given.fresh, *given.state)
-        self.kept = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors] if writes else []
-        self.fresh = [tensor.detach() for tensor in given.fresh]
-        self.flood = torch.ones(flood // 4, device=place) if flood else None
-
-    def __call__(self) -> None:
-        for tensor, values in self.kept:
-            tensor.copy_(values)
-        if self.flood is not None:
-            self.flood.mul_(1)
-            for tensor in self.fresh:
-                _touch(tensor)
-
-
-def _touch(tensor: torch.Tensor) -> None:
-    """Write a tensor's memory as the op that makes it would."""
-    flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-    flat.copy_(flat.clone())
-
-
-@contextmanager
-def _undisturbed(place: str) -> Iterator[None]:
-    """Random generators, fakes and modes of whoever traces are left alone; nothing is recorded of what is drawn."""
-    device = torch.device(place)
-    indices = [] if device.type == "cpu" else [device.index or 0]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with _disable_current_modes(), torch.random.fork_rng(indices, device_type=kind):
-        yield
-
-
-def told(failed: Mapping[str, str]) -> tuple[str, ...]:
+def told(found: Found) -> tuple[str, ...]:
     """Why ops were not measured, a line for each reason.
 
-    >>> told({"a": "it calls a graph", "b": "it calls a graph"})
+    >>> told(Found(failed={"a": "it calls a graph", "b": "it calls a graph"}))
     ('not measured: 2 ops, for it calls a graph (a, b)',)
     """
-    lines = []
+    failed = found.failed
+    busy = found.busy.items()
+    lines = [f"not measured: {count} ops with {width} threads, for others used the cores" for width, count in busy]
     for reason, count in Counter(failed.values()).most_common():
         names = [name for name in failed if failed[name] == reason]
         shown = ", ".join(names[:3]) + (", ..." if count > 3 else "")
         lines.append(f"not measured: {count} op{'s' * (count > 1)}, for {reason} ({shown})")
     return tuple(lines)
-
-
-def as_costs(found: Found, device: str) -> dict[tuple[str, str, int], Any]:
-    """Measured seconds under the name of a device, as `Costs` has them."""
-    return {(op, device, width): seconds for (op, width), seconds in found.seconds.items()}

@@ -13,7 +13,7 @@ from partitioner.profile.cache import Cache
 from partitioner.profile.choose import matters
 from partitioner.profile.clock import BUDGET
 from partitioner.profile.hardware import environment, present
-from partitioner.profile.measure import Found, as_costs, measure, told
+from partitioner.profile.measure import Found, measure, told
 
 Mode = Literal["auto", "all"]
 
@@ -49,8 +49,8 @@ def profiled(
         same = environment(device.torch_device), device.lanes, device.cores
         if same not in once:
             once[same] = measure(graph, names, device, cache, budget)
-            notes += [line for line in told(once[same].failed) if line not in notes]
-        measured |= as_costs(once[same], device.name)
+            notes += [line for line in told(once[same]) if line not in notes]
+        measured |= {(op, device.name, width): seconds for (op, width), seconds in once[same].seconds.items()}
     found = replace(costs, measured=measured, notes=tuple(notes))
     return replace(
         found, factors={device.name: factor for device in costs.machine.devices if (factor := _factor(found, device))}

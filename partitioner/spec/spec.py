@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -173,6 +173,11 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default="by_level",
         description="who decides where ops run: a name in POLICIES, or {name: exact, time_limit: 10s}; "
         "built in: by_level, list, fit, chain, exact, search, auto, single",
+    )
+    objective: Literal["latency", "throughput", "memory"] = Field(
+        default="latency",
+        description="what plans make small: latency, the time of one call; throughput, the largest load of a device; "
+        "memory, the most bytes of state on one device",
     )
     backend: Text = Field(
         default="auto",

@@ -4,9 +4,9 @@
                {"name": "left", "seconds": {"cpu": 0.030, "gpu": 0.004}, "memory": "1GiB", "group": "towers"}],
      "edges": [["load", "left"]]}
 
-A number in ``seconds`` holds for every kind of device; a kind that is missing cannot run the task. What a task puts out goes
-to each task that an edge leads to; without ``output`` that is a message of no bytes, which still takes a link's latency. An
-edge that is written twice is one edge.
+A number in ``seconds`` holds for every kind of device; a kind that is missing cannot run the task, and one that no device has
+is passed over unless it looks like a misspelling. What a task puts out goes to each task that an edge leads to; without
+``output`` that is a message of no bytes, which still takes a link's latency. An edge that is written twice is one edge.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ def _by_processor(problem: Problem, seconds: Table, turned: bool) -> Table:
                 way = move(value) if turned else move(value).T
                 far = (way + far).min(axis=1)
             np.maximum(reach[other], far, out=reach[other])
-    return reach.T
+    found: Table = reach.T
+    return found
 
 
 def _priced(cost: Table, capacity: Table) -> Table:
@@ -127,7 +128,7 @@ def _priced(cost: Table, capacity: Table) -> Table:
     """
     cost, capacity = _merged(cost, capacity)
     price = np.full(len(cost), 1.0 / capacity.sum())
-    best = (cost * price[:, None]).min(axis=0)
+    best: Table = (cost * price[:, None]).min(axis=0)
     if len(cost) == 1:
         return best
     turns = int(min(150, max(3, 40_000_000 / cost.size)))
@@ -149,7 +150,7 @@ def _merged(cost: Table, capacity: Table) -> tuple[Table, Table]:
     number: dict[bytes, int] = {}
     place = [number.setdefault(row.tobytes(), len(number)) for row in cost]
     first = [place.index(each) for each in range(len(number))]
-    return cost[first], np.bincount(place, weights=capacity)
+    return cost[first], np.bincount(place, weights=capacity).astype(float)
 
 
 def _alone(seconds: Table, lanes: Table) -> Iterator[Table]:

@@ -80,7 +80,7 @@ class _Even:
 
     def moves(self, task: int, processor: int) -> list[tuple[int, int]]:
         """Channels and values that passing to and from tasks that have been placed takes, beside what has passed already."""
-        problem, found = self.problem, set()
+        problem, found = self.problem, set[tuple[int, int]]()
         for source, value in problem.before[task]:
             if value >= 0 and source in self.where:
                 found.update((each, value) for each in problem.routes.get((self.where[source], processor), ()))

@@ -20,6 +20,9 @@ from partitioner.planner.latency.sites import Site, alike
 MOST_STEPS_APART = 20_000
 """Groups times sites up to which equal sites are numbered by their first groups."""
 
+MOST_PLACES = 500_000
+"""Tasks times processors up to which homes alone are looked for."""
+
 
 def solver_module() -> Any:
     """CP-SAT's Python module.
@@ -132,12 +135,13 @@ class Places:
 
 def any_homes(problem: Problem, seconds: float = 10.0) -> dict[int, int] | None:
     """A processor for every group that keeps every rule; ``None`` if there is none, or none was found in time."""
+    if len(problem.tasks) * len(problem.processors) > MOST_PLACES:
+        return None
     single = [Site((number,), (number,)) for number in range(len(problem.processors))]
     places = Places(problem, single)
-    solver = solver_module().CpSolver()
+    module = solver_module()
+    solver = module.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 2
-    solver.solve(places.cp)
-    if solver.status_name() not in ("OPTIMAL", "FEASIBLE"):
+    if solver.solve(places.cp) not in (module.OPTIMAL, module.FEASIBLE):
         return None
     return {group: site for (group, site), var in places.at.items() if solver.value(var)}

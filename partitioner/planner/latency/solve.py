@@ -72,7 +72,7 @@ def _hint(model: Schedule, known: Found) -> None:
 def _seen(module: Any, model: Schedule, known: Found) -> Any:
     """A callback that puts every solution on the clock, and keeps the best."""
 
-    class Seen(module.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+    class Seen(module.CpSolverSolutionCallback):  # type: ignore[misc]
         best = known
 
         def on_solution_callback(self) -> None:

@@ -34,7 +34,7 @@ class Chain:
     """
 
     time_limit: float = 2.0
-    most_ideals: int = 2_500
+    most_ideals: int = 4_000
 
     def __call__(self, problem: Problem) -> Assignment:
         """Place every task.

@@ -10,15 +10,24 @@ processors takes such segments, for example because of pins, groups are packed o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
+from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
-from partitioner.planner.assigned import placed
+from partitioner.planner.assigned import held, placed
 from partitioner.planner.latency.packing import certificate
+
+MOST_CUTS, BLOCKS_PER_PROCESSOR = 1000, 32
+"""Places for cuts that are looked at, in all, and of one processor's memory at least."""
+
+SECONDS, CLOSE = 5.0, 1e-3
+"""Time for the way to the smallest peak, and the part of it that is not worth another step."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,11 @@ class Fit:
         Raises:
             PlacementError: the groups do not fit; says how much is missing.
         """
-        groups = sorted(problem.members, key=lambda group: problem.members[group][0])
+        if problem.objective == "memory":
+            return _smallest(problem)
         usable = _usable(problem)
-        for count in range(1, len(usable) + 1):
-            home = _segments(problem, groups, usable[:count])
+        for count in range(_fewest(problem, usable), len(usable) + 1):
+            home = _segments(problem, usable[:count])
             if home is not None:
                 return self._answer(problem, home, count)
         home = certificate(problem)
@@ -54,49 +64,103 @@ def _usable(problem: Problem) -> list[int]:
     return sorted(range(len(problem.processors)), key=lambda each: (each not in pinned, -problem.processors[each].memory, each))
 
 
-def _segments(problem: Problem, groups: list[int], processors: list[int]) -> dict[int, int] | None:
+def _fewest(problem: Problem, usable: list[int]) -> int:
+    """Processors without which the memory cannot suffice, however groups are shared out."""
+    need = sum(problem.demand.values())
+    for count, each in enumerate(usable, 1):
+        need -= problem.processors[each].memory
+        if need <= 0:
+            return count
+    return len(usable) + 1
+
+
+def _smallest(problem: Problem) -> Assignment:
+    """The smallest peak: the least memory of every processor for which there are segments, by bisection."""
+    demand = problem.demand.values()
+    least = max(max(demand, default=0.0), sum(demand) / len(problem.processors))
+    best = certificate(problem)
+    if best is None:
+        raise PlacementError(_missing(problem))
+    low, high = least, max(held(problem, [best[group] for group in problem.group_of]))
+    until, tried = monotonic() + SECONDS, low
+    while high > low * (1 + CLOSE) and monotonic() < until:
+        capped = tuple(replace(each, memory=min(each.memory, tried)) for each in problem.processors)
+        smaller = replace(problem, processors=capped)
+        home = _segments(smaller, range(len(capped))) or certificate(smaller)
+        if home is None:
+            low = tried
+        else:
+            best, high = home, max(held(problem, [home[group] for group in problem.group_of]))
+        tried = (low + high) / 2
+    return placed(problem, "fit", [best[group] for group in problem.group_of], bound=least, note="the smallest peak found")
+
+
+def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | None:
     """Consecutive groups for each of ``processors``, which are taken in the order of their numbers."""
+    groups = sorted(problem.members, key=lambda group: problem.members[group][0])
     if problem.contiguous and any(_scattered(problem, group) for group in groups):
         return None
-    ordered = sorted(processors)
-    able = {group: set(problem.able(group)) for group in groups} if problem.pin or len(problem.kinds) > 1 else {}
-    crossing = _crossing(problem, groups)
-    # best[i]: (bytes over cuts, sum of squared fills, starts of the segments) of the first i groups on the processors so far
-    best: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (len(groups) + 1)
+    ordered, crossing = sorted(processors), _crossing(problem, groups)
+    cuts = _cuts(problem, groups, crossing)
+    blocks = [groups[start:end] for start, end in pairwise(cuts)]
+    over = [crossing[cut] for cut in cuts[1:-1]] + [0.0]
+    # best[i]: (bytes over cuts, sum of squared fills, starts of the segments) of the first i blocks on the processors so far
+    best: Best = [None] * (len(blocks) + 1)
     best[0] = (0.0, 0.0, ())
     for processor in ordered:
-        best = _extended(problem, groups, best, processor, able, crossing)
-    found = best[len(groups)]
+        best = _extended(problem, blocks, over, best, processor)
+    found = best[len(blocks)]
     if found is None:
         return None
-    starts = [*found[2], len(groups)]
-    return {group: ordered[number] for number in range(len(ordered)) for group in groups[starts[number] : starts[number + 1]]}
+    bounds = [cuts[start] for start in (*found[2], len(blocks))]
+    return {group: ordered[number] for number, (start, end) in enumerate(pairwise(bounds)) for group in groups[start:end]}
 
 
 Best = list[tuple[float, float, tuple[int, ...]] | None]
 
 
-def _extended(
-    problem: Problem, groups: list[int], best: Best, processor: int, able: dict[int, set[int]], crossing: list[float]
-) -> Best:
-    """The best cuts with one processor more, which takes none, one or several groups."""
+def _cuts(problem: Problem, groups: list[int], crossing: list[float]) -> list[int]:
+    """Positions at which segments may end. Of very many, in each stretch that over which the fewest bytes pass."""
+    count = len(groups)
+    if count <= MOST_CUTS:
+        return list(range(count + 1))
+    width = -(-count // MOST_CUTS)
+    most = min((each.memory for each in problem.processors), default=inf) / BLOCKS_PER_PROCESSOR
+    found, held_so_far = [0], 0.0
+    for start in range(0, count, width):
+        held_so_far += sum(problem.demand[group] for group in groups[start : start + width])
+        stretch = range(max(start, 1), min(start + width, count))
+        if stretch and (held_so_far > most or len(found) <= start // width):
+            found.append(min(stretch, key=crossing.__getitem__))
+            held_so_far = 0.0
+    return [*found, count]
+
+
+def _extended(problem: Problem, blocks: list[list[int]], over: list[float], best: Best, processor: int) -> Best:
+    """The best cuts with one processor more, which takes none, one or several blocks."""
     memory = problem.processors[processor].memory
+    need = [sum(problem.demand[group] for group in block) for block in blocks]
+    wrong = [any(processor not in _able(problem, group) for group in block) for block in blocks]
     found: Best = [None if each is None else (each[0], each[1], (*each[2], number)) for number, each in enumerate(best)]
     for start, state in enumerate(best):
         if state is None:
             continue
         used = 0.0
-        for end in range(start + 1, len(groups) + 1):
-            group = groups[end - 1]
-            used += problem.demand[group]
-            if used > memory or (able and processor not in able[group]):
+        for end in range(start + 1, len(blocks) + 1):
+            used += need[end - 1]
+            if used > memory or wrong[end - 1]:
                 break
             fill = used / memory if 0 < memory < inf else 0.0
-            cost = (state[0] + (crossing[end] if end < len(groups) else 0.0), state[1] + fill * fill)
+            cost = (state[0] + over[end - 1], state[1] + fill * fill)
             known = found[end]
             if known is None or cost < known[:2]:
                 found[end] = (*cost, (*state[2], start))
     return found
+
+
+def _able(problem: Problem, group: int) -> Sequence[int]:
+    """`Problem.able`, where there is a choice."""
+    return problem.able(group) if problem.pin or len(problem.kinds) > 1 else range(len(problem.processors))
 
 
 def _crossing(problem: Problem, groups: list[int]) -> list[float]:
@@ -108,7 +172,7 @@ def _crossing(problem: Problem, groups: list[int]) -> list[float]:
         last = max((position[problem.group_of[reader]] for reader in readers), default=at)
         if last > at:
             change[at + 1] += size
-            change[last + 1 if last + 1 < len(change) else last] -= size
+            change[last + 1] -= size
     total, found = 0.0, []
     for each in change:
         total += each

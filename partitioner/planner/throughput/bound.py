@@ -12,8 +12,9 @@ import networkx as nx
 import numpy as np
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import Alike, Park, park_of
-from partitioner.planner.throughput.units import Floats, units_of
+from partitioner.planner.throughput.units import Floats
 
 SAFE = 1.0 - 1e-9
 """Keeps a bound that was found with floating-point numbers below the true one."""

@@ -79,7 +79,11 @@ class IdealCuts:
         numbers = np.flatnonzero(sends.any(axis=0) | receives.any(axis=0))
         flows = [park.units.flows[number] for number in numbers]
         self._made = within[:, [flow.maker for flow in flows]].astype(float)
-        read = np.array([within[:, list(flow.readers)].sum(axis=1) for flow in flows]).reshape(len(flows), -1).T
+        read = (
+            np.array([within[:, list(flow.readers)].sum(axis=1) for flow in flows])
+            .reshape(len(flows), -1 if flows else len(within))
+            .T
+        )
         self._all = (read == [len(flow.readers) for flow in flows]).astype(float)
         self._of = np.repeat(np.arange(len(flows)), [len(flow.readers) for flow in flows])
         times = np.concatenate([np.arange(len(flow.readers)) for flow in flows] or [np.zeros(0, dtype=int)])
@@ -90,15 +94,16 @@ class IdealCuts:
         self._sends, self._receives = sends[:, numbers], receives[:, numbers[self._of]]
 
     def _moving(self, last: int) -> Floats:
-        """What stages that end with an ideal send and receive: by side, class and first ideal. Found for some ideals at once."""
+        """What stages that end with an ideal send and receive: by side, class and first ideal. Found for some at once."""
         block, place = divmod(last, TOGETHER)
         if self._moved[0] != block:
             ends = slice(block * TOGETHER, (block + 1) * TOGETHER)
             made, more = self._made[ends], self._more[ends]
             right = (np.hstack([made, -made * self._all[ends]]), np.hstack([more, -made[:, self._of] * more]))
             prices = (np.tile(self._sends, 2), np.tile(self._receives, 2))
+            none = np.zeros((min(ends.stop, self.size), len(made)))
             product = [
-                [left[: ends.stop] @ (each * cost).T for cost in table]
+                [left[: ends.stop] @ (each * cost).T if cost.any() else none for cost in table]
                 for left, each, table in zip(self._left, right, prices, strict=True)
             ]
             self._moved = (block, np.array(product))

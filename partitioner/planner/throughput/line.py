@@ -21,7 +21,7 @@ from partitioner.planner.throughput.units import Floats, Units
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
-    """Stages ``[i, j)`` that pay for a flow: first and last ``i``, first and last ``j``, the flow, and 1 where it is received."""
+    """Stages ``[i, j)`` that pay for a flow: first and last ``i``, first and last ``j``, the flow, 1 if received."""
 
     first_low: Numbers
     first_high: Numbers
@@ -122,6 +122,6 @@ class LineCuts:
         return list(self.order[int(self.points[first]) : int(self.points[last])])
 
 
-def _prefix(table: Floats | np.ndarray) -> Floats:  # type: ignore[type-arg]
+def _prefix(table: Floats | Bits) -> Floats:
     """Sums of the first 0, 1, 2, ... entries of each row."""
     return np.concatenate([np.zeros((len(table), 1)), np.cumsum(table, axis=1)], axis=1)

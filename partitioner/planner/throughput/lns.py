@@ -28,7 +28,7 @@ class Neighbourhoods:
         self.size = min(self.units.count, 40)
 
     def run(self, model: Model, until: float) -> None:
-        """Search neighbourhoods until a moment, by the monotonic clock, or until one of everything has been searched through."""
+        """Search neighbourhoods until a moment, by the monotonic clock, or until everything has been searched through."""
         while (left := until - monotonic()) > 0.05:
             free = self._region() if self.random.random() < 0.5 else self._processors()
             result = model.solve(min(left, TURN), self.search.best, free, self.random.getrandbits(30), below=self.search.least)

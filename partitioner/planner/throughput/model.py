@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from math import ceil, floor, inf, isfinite
 from typing import Any
 
@@ -191,7 +192,7 @@ class Model:
     def _tell_apart(self) -> None:
         """A processor gets its first of the heaviest units only after those before it that are alike have theirs."""
         for alike in self.park.interchangeable:
-            for before, after in zip(alike, alike[1:], strict=False):
+            for before, after in pairwise(alike):
                 earlier: list[Any] = []
                 for unit in self._ranked:
                     if after in self.x[unit]:

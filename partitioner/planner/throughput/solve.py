@@ -9,17 +9,19 @@ from time import monotonic
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.throughput import model
+from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, Found
 from partitioner.planner.throughput.first import by_size, greedy
+from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import staged
-from partitioner.planner.throughput.units import Units, units_of
+from partitioner.planner.throughput.units import Units
 
-MOST_IDEALS = 2_500
+MOST_IDEALS = 4_000
 """Down-closed sets of units up to which the best contiguous stages are found."""
 
 ROUNDS, MOST_ROUNDS = 4, 200
@@ -144,7 +146,7 @@ def _fitting(park: Park, until: float) -> list[int]:
 
 def _topological(park: Park) -> list[int]:
     """The units, each after those that lead to it, as far as they can be put in an order."""
-    whole = park.units.blocks
+    whole = blocks(park.units)
     tasks = (task for block in next(orders(whole)) for task in whole.members[block])
     return list(dict.fromkeys(park.units.unit_of[task] for task in tasks))
 

@@ -9,6 +9,7 @@ from time import monotonic
 
 import numpy as np
 
+from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.ideals import IdealCuts, ideals
 from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
 from partitioner.planner.throughput.orders import orders
@@ -33,7 +34,7 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> 
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         bound: seconds that no answer can beat, where to begin to look.
     """
-    whole = units.blocks
+    whole = blocks(units)
     park, best, least = park_of(whole), None, inf
     for homes in _answers(park, until, most_ideals, bound):
         tasks = whole.spread_over(homes)

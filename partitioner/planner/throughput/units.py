@@ -1,8 +1,7 @@
 """What the throughput objective sees of a problem: units of tasks that share a processor, and what flows between them.
 
-    tasks   a  b  c  d      groups {a, d}, and no path may leave a processor and come back:
-            a > b > d       b lies between a and d, so a, b and d are one unit; c is another
-            a > c
+    tasks   a > b > c    units  {a, c}, which share a group, and {b}
+            a > d               and {d}
 
 A *flow* is all values that one unit makes and the same other units read; it is priced as one.
 """
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,9 +21,6 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 
 Floats = NDArray[np.float64]
-
-MOST_FOR_CLOSURE = 12_000
-"""Tasks of a problem for which who reaches whom is held as bits: a bit for each pair, and twice that."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +78,15 @@ class Units:
         """How many units there are."""
         return len(self.members)
 
+    def _summed(self, table: Sequence[float]) -> Floats:
+        """What each unit's tasks have together."""
+        return np.bincount(self.unit_of, np.asarray(table, dtype=float), self.count).astype(np.float64)
+
     @cached_property
     def memory(self) -> Floats:
         """Bytes of each unit."""
-        return np.bincount(self.unit_of, self.problem.memory or None, self.count) * float(bool(self.problem.memory))
+        held = self.problem.memory or [0.0] * len(self.unit_of)
+        return self._summed(held)
 
     @cached_property
     def seconds(self) -> Floats:
@@ -97,7 +97,7 @@ class Units:
         for number, each in enumerate(problem.processors):
             table = problem.seconds[number]
             if id(table) not in tables:
-                tables[id(table)] = np.bincount(self.unit_of, np.asarray(table, float), self.count)
+                tables[id(table)] = self._summed(table)
             found[number] = tables[id(table)] / each.lanes
             found[number, self.memory > each.memory] = inf
         for unit, pinned in pins.items():
@@ -181,11 +181,6 @@ class Units:
         return found
 
     @cached_property
-    def blocks(self) -> Units:
-        """Units that can be put in an order: those on a cycle are one, and those of backward tasks alone are with a neighbour."""
-        return _blocks(self)
-
-    @cached_property
     def rows(self) -> list[list[float]]:
         """``seconds`` as lists; processors on which all units take as long have the same one."""
         known: dict[bytes, list[float]] = {}
@@ -211,138 +206,6 @@ class Units:
         for unit, home in enumerate(homes):
             sets[home].append(unit)
         return all(self.reach.convex(units) for units in sets.values())
-
-
-def units_of(problem: Problem, contiguous: bool) -> Units:
-    """The units of a problem: its groups and, for contiguity, everything on a path between two tasks of one of them.
-
-    Args:
-        problem: what is placed.
-        contiguous: whether a processor's forward tasks must be convex, whatever ``problem.contiguous`` says.
-
-    >>> from partitioner.ir.problem import Kind, Problem, Processor
-    >>> cpu, edges = Kind("cpu", {1: [1.0, 1.0, 1.0, 1.0]}), [(0, 1, -1), (0, 2, -1), (1, 3, -1)]
-    >>> problem = Problem("p", ("a", "b", "c", "d"), (cpu,), (Processor("x", 0),) * 2, edges, group=[0, 1, 2, 0])
-    >>> units_of(problem, contiguous=False).unit_of, units_of(problem, contiguous=True).unit_of
-    ([0, 1, 2, 0], [0, 0, 1, 0])
-    """
-    groups = _numbered(problem.group_of)
-    if not contiguous:
-        return Units(problem, False, groups)
-    if len(problem.tasks) > MOST_FOR_CLOSURE:
-        return Units(problem, True, groups).blocks
-    after, before = _closure(problem)
-    groups = _numbered(_hulls(problem, groups, after, before))
-    return Units(problem, True, groups, _reach(problem, groups, after, before))
-
-
-def _blocks(units: Units) -> Units:
-    followers = [set(each) for each in units.after]
-    for unit, other in _ties(units):
-        followers[unit].add(other)
-        followers[other].add(unit)
-    if _acyclic(followers):
-        return units
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(units.count))
-    graph.add_edges_from((unit, follower) for unit, each in enumerate(followers) for follower in each)
-    block = {unit: number for number, each in enumerate(nx.strongly_connected_components(graph)) for unit in each}
-    return Units(units.problem, units.contiguous, _numbered([block[unit] for unit in units.unit_of]))
-
-
-def _acyclic(followers: Sequence[set[int]]) -> bool:
-    waiting = [0] * len(followers)
-    for each in followers:
-        for follower in each:
-            waiting[follower] += 1
-    ready = [unit for unit, count in enumerate(waiting) if not count]
-    for unit in ready:  # grows while it is read
-        for follower in followers[unit]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                ready.append(follower)
-    return len(ready) == len(followers)
-
-
-def _ties(units: Units) -> list[tuple[int, int]]:
-    """Each unit of backward tasks alone, and the one that it exchanges most with."""
-    if not units.problem.backward:
-        return []
-    found, backward = [], units.problem.backward
-    free = {unit for unit, tasks in enumerate(units.members) if backward.issuperset(tasks)}
-    waiting = sorted(free)
-    while waiting:
-        later = []
-        for unit in waiting:
-            sizes: defaultdict[int, float] = defaultdict(float)
-            for flow in (units.flows[number] for number in units.touching[unit]):
-                for other in (flow.maker, *flow.readers):
-                    sizes[other] += flow.size if other not in free and set(units.able[other]) <= set(units.able[unit]) else -1.0
-            near = [other for other, size in sizes.items() if other not in free]
-            if near:
-                other = max(near, key=sizes.__getitem__)
-                found.append((unit, other))
-                free.discard(unit)
-            else:
-                later.append(unit)
-        waiting = later if len(later) < len(waiting) else []
-    return found
-
-
-def _numbered(labels: Sequence[int]) -> list[int]:
-    """Labels as 0, 1, 2, ... in the order in which they first come."""
-    number: dict[int, int] = {}
-    return [number.setdefault(label, len(number)) for label in labels]
-
-
-def _closure(problem: Problem) -> tuple[list[int], list[int]]:
-    """The forward tasks that each forward task leads to, and those that lead to it, as bits."""
-    count, backward = len(problem.tasks), problem.backward
-    after, before = [0] * count, [0] * count
-    for task in range(count):
-        for source, _ in problem.before[task]:
-            if source not in backward and task not in backward:
-                before[task] |= before[source] | 1 << source
-    for task in reversed(range(count)):
-        for target in problem.after[task]:
-            if target not in backward and task not in backward:
-                after[task] |= after[target] | 1 << target
-    return after, before
-
-
-def _hulls(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> list[int]:
-    """Groups grown by what lies between their tasks, until nothing does."""
-    label = list(groups)
-    tasks: dict[int, set[int]] = {}
-    for task, group in enumerate(label):
-        tasks.setdefault(group, set()).add(task)
-    waiting = [group for group, members in tasks.items() if len(members) > 1]
-    while waiting:
-        group = waiting.pop()
-        if group not in tasks:
-            continue
-        own = leads = led = 0
-        for task in tasks[group] - problem.backward:
-            own, leads, led = own | 1 << task, leads | after[task], led | before[task]
-        between = leads & led & ~own
-        for other in {label[task] for task in bits(between)} - {group}:
-            for task in tasks[other]:
-                label[task] = group
-            tasks[group] |= tasks.pop(other)
-        if between:
-            waiting.append(group)
-    return label
-
-
-def _reach(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> Reach:
-    count = max(groups, default=-1) + 1
-    own, leads, led = [0] * count, [0] * count, [0] * count
-    for task, unit in enumerate(groups):
-        if task not in problem.backward:
-            own[unit] |= 1 << task
-            leads[unit] |= after[task]
-            led[unit] |= before[task]
-    return Reach(own, leads, led)
 
 
 def bits(mask: int) -> list[int]:

@@ -1,0 +1,160 @@
+"""What one call of an op takes, measured by PyTorch itself: the op runs forward and backward on fakes, and a meter counts.
+
+No memory is used and no kernel runs. What a kernel takes inside of itself, such as the workspace of a convolution, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partitioner.frontend.analysis.looks import number_of, tensors_in
+from partitioner.model.storage import storage_key, storage_span
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that ops make while it is entered, as long as they live. Fakes count as if they were real.
+
+    >>> with Meter() as meter:
+    ...     for _ in range(3):
+    ...         x = torch.ones(256)
+    >>> meter.now, meter.peak
+    (1024, 2048)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: dict[int, int] = {}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            self.count(tensor)
+        return result
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor from now on until it is gone."""
+        key = storage_key(tensor)
+        if key in self.live or key < 0:
+            return
+        storage = tensor.untyped_storage()
+        size = int(number_of(storage.nbytes()))
+        self.live[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key).atexit = False
+
+    def _gone(self, key: int) -> None:
+        self.now -= self.live.pop(key)
+
+    def start(self) -> int:
+        """Begin to look for a peak; the bytes that live now."""
+        self.peak = self.now
+        return self.now
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one call takes. Arguments and results are the tensors in them, by number.
+
+    Args:
+        workspace: bytes at most while it runs, beyond what it leaves.
+        kept: bytes of storages that are no argument's and no result's, and live until backward.
+        saved_arguments, saved_results: those whose storages live until backward.
+        backward: bytes at most while backward runs, beyond what was there when it began.
+        gradients: for each argument, the bytes of its gradient, 0 if it has the storage of a result's; -1 if it gets none.
+        differentiable: for each result, whether it has a history.
+    """
+
+    workspace: int = 0
+    kept: int = 0
+    saved_arguments: frozenset[int] = frozenset()
+    saved_results: frozenset[int] = frozenset()
+    backward: int = 0
+    gradients: tuple[int, ...] = ()
+    differentiable: tuple[bool, ...] = ()
+
+
+@dataclass
+class _Backward:
+    """A call's history, once nothing else holds on to its arguments and results.
+
+    Nodes of autograd hold what they saved: whose storages still live was saved.
+    """
+
+    arguments: list[int]
+    results: list[int]
+    histories: list[GradientEdge | None]
+    into: list[GradientEdge | None]
+    given: list[torch.Tensor]  # the gradients of results that have a history
+    differentiable: tuple[bool, ...]
+    others: set[int]  # storages that have nothing to do with the call
+
+
+def take(call: Callable[[Sequence[torch.Tensor]], Any], arguments: Callable[[], list[torch.Tensor]], meter: Meter) -> Taken:
+    """Measure a call, and its backward if it has one.
+
+    Args:
+        call: of the tensors that ``arguments`` makes; its result holds tensors.
+        arguments: makes fakes; those that get a gradient have a history.
+        meter: entered.
+    """
+    history, workspace = _forward(call, arguments, meter)
+    grads = {storage_key(tensor) for tensor in history.given}
+    saved = meter.live.keys() - history.others - grads
+    kept = sum(meter.live[key] for key in saved - {*history.arguments, *history.results})
+    backward, gradients = _backward(history, grads, meter)
+    return Taken(
+        workspace,
+        kept,
+        frozenset(number for number, key in enumerate(history.arguments) if key in saved),
+        frozenset(number for number, key in enumerate(history.results) if key in saved),
+        backward,
+        gradients,
+        history.differentiable,
+    )
+
+
+def _forward(
+    call: Callable[[Sequence[torch.Tensor]], Any], arguments: Callable[[], list[torch.Tensor]], meter: Meter
+) -> tuple[_Backward, int]:
+    """Call; the history that is left of it, and the bytes that it took beyond what it leaves."""
+    given = arguments()
+    into = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in given]
+    keys = [storage_key(tensor) for tensor in given]
+    others = meter.live.keys() - set(keys)
+    start = meter.start()
+    results = list(tensors_in(call(given)))
+    peak = meter.peak - start
+    made = [storage_key(tensor) for tensor in results]
+    flags = tuple(tensor.requires_grad for tensor in results)
+    histories = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in results]
+    left = meter.now - start
+    gradients = [torch.empty_like(tensor) for tensor in results if tensor.requires_grad]
+    return _Backward(keys, made, histories, into, gradients, flags, others), peak - left
+
+
+def _backward(history: _Backward, grads: set[int], meter: Meter) -> tuple[int, tuple[int, ...]]:
+    """Bytes of the backward at most, and of each argument's gradient."""
+    wanted = [number for number, edge in enumerate(history.into) if edge is not None]
+    sizes = [-1] * len(history.into)
+    if not wanted or not history.given:
+        return 0, tuple(sizes)
+    start = meter.start()
+    outputs = [edge for edge in history.histories if edge is not None]
+    inputs = [edge for edge in history.into if edge is not None]
+    found = torch.autograd.grad(outputs, inputs, history.given, allow_unused=True)
+    seen = set(grads)
+    for number, gradient in zip(wanted, found, strict=True):
+        if gradient is not None:
+            key = storage_key(gradient)
+            sizes[number] = 0 if key in seen else meter.live.get(key, storage_span(gradient)[1])
+            seen.add(key)
+    return meter.peak - start, tuple(sizes)
