@@ -1,12 +1,12 @@
-"""What others would do with the same problem: a processor for each task, and then the same list order and the same clock for all.
+"""What others would do with the same problem: a processor for each task, and then one list order and one clock for all.
 
-Min-cut partitioners get groups as vertices, weighed by their seconds, their bytes or both: of several weightings the best answer
-that fits counts. HEFT and round robin are written from their definitions. Each respects memory as far as its idea allows;
-`fits` says whether it did.
+Min-cut partitioners get groups as vertices, weighed by their seconds, their bytes or both: of several weightings the best
+answer that fits counts. HEFT and round robin are written from their definitions. Each respects memory as far as its idea
+allows; `fits` says whether it did.
 
 Sources: Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM J. Sci. Comput.
-20(1), 1998 (METIS); Schlag et al., "High-quality hypergraph partitioning", ACM JEA 27, 2023 (KaHyPar); Topcuoglu, Hariri and Wu,
-IEEE TPDS 13(3), 2002 (HEFT).
+20(1), 1998 (METIS); Schlag et al., "High-quality hypergraph partitioning", ACM JEA 27, 2023 (KaHyPar); Topcuoglu, Hariri and
+Wu, IEEE TPDS 13(3), 2002 (HEFT).
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _move(problem: Problem, value: int, here: int, there: int) -> float:
 
 
 def _mean_move(problem: Problem, value: int) -> float:
-    pairs = len(problem.processors) ** 2
-    return sum(_move(problem, value, here, there) for here, there in problem.routes) / pairs
+    """Between two processors that are not the same."""
+    return sum(_move(problem, value, here, there) for here, there in problem.routes) / max(1, len(problem.routes))
 
 
 def _gap(busy: Sequence[tuple[float, float]], ready: float, seconds: float) -> float:
@@ -162,7 +162,7 @@ def metis(problem: Problem, weights: Sequence[int]) -> list[int]:
         sizes += [1 + round(size / 1024) for size in edges.values()]
         starts.append(len(ends))
     _, parts = pymetis.part_graph(
-        len(problem.processors), xadj=starts, adjncy=ends, vweights=list(weights), eweights=sizes, recursive=False
+        len(problem.processors), pymetis.CSRAdjacency(starts, ends), vweights=list(weights), eweights=sizes, recursive=False
     )
     return list(parts)
 
@@ -207,7 +207,7 @@ def _passed(problem: Problem) -> list[tuple[list[int], float]]:
 
 
 def cut(problem: Problem, by: Cut) -> Homes:
-    """Of the answers of a min-cut partitioner for several weightings of the groups, the quickest that fits; else the least full."""
+    """Of a min-cut partitioner's answers for several weightings of the groups, the quickest that fits; else the least full."""
     best: tuple[bool, float, Homes] | None = None
     for share in SHARES if any(problem.memory) else SHARES[:1]:
         parts = by(problem, _weights(problem, share))

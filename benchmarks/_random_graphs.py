@@ -1,16 +1,17 @@
 """Random task graphs with known optima, and a constraint model that proves them: it shares nothing with the planner's.
 
-In the manner of the Standard Task Graph set (Tobita and Kasahara, J. Scheduling 5, 2002): 50 to 100 tasks of whole seconds, on 2 to
-16 equal processors, nothing moved. Beside them graphs cut out of a schedule without gaps, whose length is the optimum because every
-processor is busy all the time, and small ones on unequal processors with links that carry one value at a time.
+In the manner of the Standard Task Graph set (Tobita and Kasahara, J. Scheduling 5, 2002): 50 to 100 tasks of whole seconds, on
+2 to 16 equal processors, nothing moved. Beside them graphs cut out of a schedule without gaps, whose length is the optimum
+because every processor is busy all the time, and small ones on unequal processors with links that carry one value at a time.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import permutations, product
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise, permutations, product
 from typing import Any
 
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
@@ -32,7 +33,7 @@ def layered(draw: random.Random, tasks: int) -> Pairs:
         layers.append(range(number, number + width))
         number += width
     pairs = set()
-    for above, below in zip(layers, layers[1:], strict=False):
+    for above, below in pairwise(layers):
         for task in below:
             pairs |= {(source, task) for source in draw.sample(above, min(len(above), draw.randint(1, 3)))}
     return pairs
@@ -55,7 +56,7 @@ def series_parallel(draw: random.Random, tasks: int) -> Pairs:
         parts = [split(one, two, not series) for one, two in zip([first, *cuts], [*cuts, last], strict=True)]
         if not series:
             return [task for part in parts for task in part[0]], [task for part in parts for task in part[1]]
-        for one, two in zip(parts, parts[1:], strict=False):
+        for one, two in pairwise(parts):
             pairs.update(product(one[1], two[0]))
         return parts[0][0], parts[-1][1]
 
@@ -80,7 +81,7 @@ def on_equal_processors(family: str, seed: int, processors: int) -> Problem:
 
 
 def cut_from_a_schedule(seed: int, processors: int) -> tuple[Problem, float]:
-    """A graph and its optimum: each processor's whole time is cut into tasks, and edges lead from what ends to what starts later.
+    """A graph and its optimum: each processor's whole time is cut into tasks; edges lead from what ends to what starts later.
 
     >>> problem, optimum = cut_from_a_schedule(0, 4)
     >>> sum(problem.kinds[0].seconds[1]) == 4 * optimum
@@ -192,13 +193,13 @@ def _unequal_model(model: Any, problem: Problem, starts: list[Any], horizon: int
             )
     for value, (maker, size) in enumerate(problem.values):
         readers = [target for _, target, read in problem.edges if read == value]
-        for one, two, goes, start, seconds in _passages(model, problem, size, horizon):
-            busy[f"link {one} {two}"].append(model.new_optional_interval_var(start, seconds, start + seconds, goes, ""))
+        for one, two, goes, start, length in _passages(model, problem, size, horizon):
+            busy[f"link {one} {two}"].append(model.new_optional_interval_var(start, length, start + length, goes, ""))
             model.add(start >= ends[maker]).only_enforce_if(goes)
             for reader in readers:
                 model.add(starts[reader] >= ends[maker])
                 model.add_implication(on[maker][one], goes).only_enforce_if(on[reader][two])
-                model.add(starts[reader] >= start + seconds).only_enforce_if([on[maker][one], on[reader][two]])
+                model.add(starts[reader] >= start + length).only_enforce_if([on[maker][one], on[reader][two]])
     for each in busy.values():
         model.add_no_overlap(each)
     return ends
@@ -209,3 +210,29 @@ def _passages(model: Any, problem: Problem, size: float, horizon: int) -> Iterat
     for (one, two), (channel,) in problem.routes.items():
         seconds = int(problem.channels[channel].seconds(size))
         yield one, two, model.new_bool_var(""), model.new_int_var(0, horizon, ""), seconds
+
+
+Known = tuple[Problem, float, bool]
+"""A problem, its optimum, and whether it is proven; if it is not, a bound."""
+
+
+def kinds_of_graph(sizes: Sequence[int], seeds: int, limit: float) -> Iterator[tuple[str, str, Iterator[Known]]]:
+    """Everything in this file: a name, the numbers of processors, and problems that are made as they are asked for.
+
+    Args:
+        sizes: numbers of equal processors.
+        seeds: graphs of each kind and size.
+        limit: seconds that the proof of each optimum may take.
+    """
+
+    def proven(make: Callable[[int, int], Problem], processors: Sequence[int]) -> Iterator[Known]:
+        for problem in (make(seed, count) for count in processors for seed in range(seeds)):
+            yield (problem, *optimum(problem, limit))
+
+    counts = ", ".join(map(str, sizes))
+    for family in FAMILIES:
+        yield family, counts, proven(partial(on_equal_processors, family), sizes)
+    cut = (cut_from_a_schedule(seed, count) for count in sizes for seed in range(seeds))
+    yield "cut from a schedule", counts, ((problem, known, True) for problem, known in cut)
+    for family in FAMILIES:
+        yield f"{family}, unequal, links", "2, 3", proven(partial(with_links, family), (2, 3))

@@ -28,8 +28,8 @@ TICK = 1e-9
 def score(raw: Document, placement: Placement) -> float:
     """The largest load of a device, in the file's unit of time.
 
-    An accelerator computes its nodes, sends once what a node of its own makes for others, and receives once what it reads of each
-    other node. A CPU core only computes.
+    An accelerator computes its nodes, sends once what a node of its own makes for others, and receives once what it reads of
+    each other node. A CPU core only computes.
 
     >>> nodes = [{"id": 1, "cpuLatency": 9.0, "fpgaLatency": 2.0}, {"id": 2, "cpuLatency": 7.0, "fpgaLatency": 3.0}]
     >>> score({"nodes": nodes, "edges": [{"sourceId": 1, "destId": 2, "cost": 1.0}]}, {1: "fpga0", 2: "fpga1"})
@@ -52,7 +52,7 @@ def score(raw: Document, placement: Placement) -> float:
 
 
 def placement_faults(raw: Document, placement: Placement, contiguous: bool) -> list[str]:
-    """What is wrong with a placement: devices that are not there, memory, colour classes, contiguity, what an FPGA cannot run."""
+    """What is wrong with a placement: a device that is not there or cannot run a node, memory, colour classes, contiguity."""
     fpgas = {f"fpga{number}" for number in range(raw["maxFPGAs"])}
     cpus = {f"cpu{number}" for number in range(raw["maxCPUs"])}
     faults, used = [], defaultdict[str, float](float)

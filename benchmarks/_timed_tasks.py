@@ -1,7 +1,7 @@
 """A profile that runs: a module whose layers sleep for as long as the profile says, partitioned over lanes and timed.
 
-A sleeping thread needs no core, so four lanes can be tried on two cores; what is left of a speedup is what planning, threads and
-hand-offs leave of it. The planner's roofline knows nothing of sleeping, so a policy of the user's gives it the profile's seconds.
+A sleeping thread needs no core, so four lanes can be tried on two cores: planning, threads and hand-offs decide what is left
+of a speedup. The planner's roofline knows nothing of sleeping, so a policy of the user's gives it the profile's seconds.
 """
 
 from __future__ import annotations

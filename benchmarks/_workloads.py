@@ -1,7 +1,7 @@
 """The public planning workloads as they lie in their files, and as what the planner takes: a task graph, a machine, a Problem.
 
-Two sets: the graphs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (Tarnawski et al., NeurIPS 2020), with
-`PUBLISHED` results beside them, and the per-layer profiles of PipeDream (Narayanan et al., SOSP 2019).
+Two sets: the graphs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (Tarnawski et al., NeurIPS 2020),
+with `PUBLISHED` results beside them, and the per-layer profiles of PipeDream (Narayanan et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def profile_file(workloads: Path, name: str) -> Profile:
 def profile_of(name: str, text: str) -> Profile:
     r"""A profile in PipeDream's form: a line for each layer, an indented one for each edge.
 
-    >>> lines = ["n2 -- ReLU -- forward_compute_time=0.5, size=1", "n1 -- Conv -- forward_compute_time=2.0, size=1", "\tn1 -- n2"]
+    >>> lines = ["n2 -- ReLU -- forward_compute_time=0.5", "n1 -- Conv -- forward_compute_time=2.0", "\tn1 -- n2"]
     >>> profile_of("tiny", "\n".join(lines))
     Profile(name='tiny', layers=('n1 Conv', 'n2 ReLU'), milliseconds=(2.0, 0.5), edges=((0, 1),))
     """

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import print_machine, table
-from _random_graphs import FAMILIES, cut_from_a_schedule, on_equal_processors, optimum, with_links
+from _random_graphs import Known, kinds_of_graph
 from _scorers import placement_faults, schedule_faults, score
 from _timed_tasks import executed
 from _workloads import PUBLISHED, graph_of, machine_of, profile_file, throughput_file
@@ -209,33 +209,13 @@ def _executed(options: argparse.Namespace, name: str, lanes: int) -> list[object
 def random_graphs(options: argparse.Namespace) -> None:
     """How much longer than the optimum schedules are."""
     head = ["graphs", "processors", "with a proven optimum", "`list` above it", "`auto` above it", "worst `auto`", "faults"]
-    found: list[tuple[float, float]] = []
-    show(head, [tried(kind[0], partial(_above, *kind, found)) for kind in _kinds_of_graph(options)])
+    sizes, limit = ((2, 8), 2.0) if options.quick else ((2, 4, 8, 16), 10.0)
+    kinds, found = kinds_of_graph(sizes, options.seeds, limit), list[tuple[float, float]]()
+    show(head, [tried(kind[0], partial(_above, *kind, found)) for kind in kinds])
     if found:
         mean = [statistics.fmean(column) for column in zip(*found, strict=True)]
-        print(
-            f"\nall {len(found)}: `list` {mean[0]:.3%} (aim 0.8%), `auto` {mean[1]:.4%} (aim 0.05%) above the optimum on average"
-        )
-
-
-Known = tuple[Problem, float, bool]
-
-
-def _kinds_of_graph(options: argparse.Namespace) -> Iterator[tuple[str, str, Iterator[Known]]]:
-    """A name, the numbers of processors, and problems with their optima or, if these are not proven, bounds."""
-    sizes, limit = (2, 8) if options.quick else (2, 4, 8, 16), 2.0 if options.quick else 10.0
-
-    def proven(make: Callable[[int, int], Problem], processors: Sequence[int]) -> Iterator[Known]:
-        for problem in (make(seed, count) for count in processors for seed in range(options.seeds)):
-            yield (problem, *optimum(problem, limit))
-
-    counts = ", ".join(map(str, sizes))
-    for family in FAMILIES:
-        yield family, counts, proven(partial(on_equal_processors, family), sizes)
-    cut = (cut_from_a_schedule(seed, count) for count in sizes for seed in range(options.seeds))
-    yield "cut from a schedule", counts, ((problem, known, True) for problem, known in cut)
-    for family in FAMILIES:
-        yield f"{family}, unequal, links", "2, 3", proven(partial(with_links, family), (2, 3))
+        aims = f"`list` {mean[0]:.3%} (aim 0.8%), `auto` {mean[1]:.4%} (aim 0.05%)"
+        print(f"\nall {len(found)}: {aims} above the optimum on average")
 
 
 def _above(name: str, processors: str, problems: Iterator[Known], found: list[tuple[float, float]]) -> list[object]:

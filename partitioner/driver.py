@@ -35,6 +35,7 @@ from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
 from partitioner.planner.replay import Replayed
+from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
 from partitioner.runtime.programs import Made, Programs
@@ -59,6 +60,7 @@ def partition(
     grain: Any = None,
     tune: bool | None = None,
     plan: str | Path | None = None,
+    weights: str | Path | None = None,
     **mistaken: object,
 ) -> Parallel:
     """Partition ``model`` over devices and lanes.
@@ -91,6 +93,8 @@ def partition(
             and the predicted gain is too small to rely on.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
+        weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
+            model is planned without them, and each tensor then goes from its file straight to its device.
         **mistaken: none; a misspelt argument is told by its right name.
 
     Returns:
@@ -114,13 +118,15 @@ def partition(
         True
     """
     refuse_mistaken(mistaken, partition)
-    model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model)
+    model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
     fields = {"policy": policy, "backend": backend, "pins": pins, "colocate": colocate, "grain": grain}
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
     tried: tuple[Tried, ...] = ()
+    if weights is not None:
+        return parallel_of(_loaded(model, call, machine, document, weights, check))
     if tune:
         document, tried = tuned(model, machine, document, call)
     programs = _programs(model, machine, document)
@@ -150,6 +156,20 @@ def replayed(
     saved = read_plan(plan)
     document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
     return document, machine if devices is not None or document.devices else accelerators_first(saved.machine())
+
+
+def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, weights: str | Path, check: bool) -> Programs:
+    """The programs of a model that lies on the meta device, once its weights lie where its plan wants them."""
+    if call is None:
+        raise SpecError("weights= puts each tensor where the plan of a call wants it; give example_inputs")
+    plan = on_examples(model, lambda: make_plan(model, call.on("meta"), machine, spec))
+    materialise(model, weights, state_devices(plan), machine.lanes[0].torch_device)
+    programs = _programs(model, machine, spec)
+    if programs.place is None:
+        _prepare(programs, call, spec, check)
+    else:
+        programs.provisional, programs.place = plan, None
+    return programs
 
 
 def tuned(model: nn.Module, machine: Machine, spec: Spec, call: Call | None) -> tuple[Spec, tuple[Tried, ...]]:

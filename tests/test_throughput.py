@@ -13,6 +13,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise, product
 from math import inf
+from time import monotonic
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -20,7 +22,8 @@ import pytest
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
-from partitioner.planner.throughput import contiguous, spread
+from partitioner.planner.policies.chain import Chain
+from partitioner.planner.throughput import contiguous, load_bound, model, spread, stages
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.ideals import IdealCuts, ideals
 from partitioner.planner.throughput.line import LineCuts, rectangles
@@ -194,7 +197,7 @@ def check(seeds: range, convex: bool, proves: bool) -> None:
 @pytest.mark.skipif(not SOLVER, reason="needs ortools")
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
 def test_answers_with_a_solver_are_proven_to_be_the_best(convex: bool) -> None:
-    check(range(120), convex, proves=True)
+    check(range(80), convex, proves=True)
 
 
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
@@ -202,16 +205,16 @@ def test_answers_without_a_solver_are_the_best(convex: bool, monkeypatch: pytest
     """Few tasks: annealing finds the optimum, and branch and bound proves it."""
     monkeypatch.setitem(sys.modules, "ortools", None)  # what importing an absent package looks like
     assert not model.installed()
-    check(range(120, 200), convex, proves=True)
+    check(range(80, 130), convex, proves=True)
 
 
 def test_the_small_problems_have_everything_in_them() -> None:
     """Else the tests above would say little: contiguity, memory and groups each change some optima."""
-    problems = [small(seed) for seed in range(200)]
-    assert sum(optimum(each, False) < optimum(each, True) < inf for each in problems) >= 5
-    assert sum(optimum(replace(each, memory=[]), False) < optimum(each, False) for each in problems) >= 5
-    assert sum(optimum(replace(each, group=[], pin={}), False) < optimum(each, False) for each in problems) >= 20
-    assert sum(optimum(replace(each, backward=frozenset()), True) > optimum(each, True) for each in problems) >= 3
+    problems = [small(seed) for seed in range(60)]
+    assert sum(optimum(each, False) < optimum(each, True) < inf for each in problems) >= 3
+    assert sum(optimum(replace(each, memory=[]), False) < optimum(each, False) for each in problems) >= 3
+    assert sum(optimum(replace(each, group=[], pin={}), False) < optimum(each, False) for each in problems) >= 10
+    assert sum(optimum(replace(each, backward=frozenset()), True) > optimum(each, True) for each in problems) >= 1
 
 
 # Stages ---------------------------------------------------------------------------------------------------------------
@@ -294,11 +297,12 @@ def test_ideals_are_all_down_closed_sets(seed: int) -> None:
 def test_stages_of_a_chain_and_of_a_call() -> None:
     """For latency too, `Chain` gives stages; the times are the clock's, one stage after the other."""
     edges = [(task, task + 1, ORDER) for task in range(5)]
-    kind = Kind("cpu", {1: [1.0, 2.0, 3.0, 3.0, 2.0, 1.0]})
+    kind = Kind("cpu", {1: [1.0, 2.0, 2.0, 4.0, 1.0, 3.0]})
     problem = Problem("chain", tuple("abcdef"), (kind,), (Processor("x", 0),) * 3, edges)
-    assert (chosen := Chain()(problem)).cost == 12.0
-    assert sorted({lane: chosen.lanes.count(lane) for lane in chosen.lanes}.values()) == [1, 2, 3]
-    assert max(load(problem, chosen.lanes, each) for each in range(3)) == 5.0  # a b | c | d e f would be 6
+    chosen = Chain()(problem)
+    assert chosen.cost == 13.0
+    assert not list(faults(problem, chosen.lanes, True))
+    assert cost(problem, chosen.lanes) == 5.0  # a b c | d | e f, or with e in the middle
 
 
 # Answers that are hard to find ----------------------------------------------------------------------------------------
@@ -323,7 +327,7 @@ def test_an_answer_that_fills_all_memory_is_found(seed: int, convex: bool) -> No
         memory=sizes,
         objective="throughput",
     )
-    homes, bound = answer(problem, convex, 3.0)
+    homes, bound = answer(problem, convex, 0.5)
     assert not list(faults(problem, homes, convex))
     assert bound <= cost(problem, hidden) + 1e-9
 
@@ -406,7 +410,7 @@ def read(data: dict[str, Any]) -> tuple[Problem, list[int]]:
 
 
 def score(data: dict[str, Any], home: dict[int, int]) -> float:
-    """The largest load, from the file: the cost of each node that is read elsewhere, and of each that is read from elsewhere."""
+    """The largest load, from the file: the cost of each node that is read elsewhere, and of each that comes from elsewhere."""
     fpgas = data["maxFPGAs"]
     loads = [0.0] * (fpgas + data["maxCPUs"])
     for node in data["nodes"]:
@@ -433,7 +437,7 @@ def test_graphs_of_the_published_form_are_placed_best(training: bool, convex: bo
 
 
 def test_larger_graphs_of_the_published_form() -> None:
-    """Contiguous answers are valid others too, so the best of those is no worse; both lie above their bounds, within their time."""
+    """Contiguous answers are valid for the other question too, so its best is no worse. In time, and above the bounds."""
     problem, ids = read(data := published(1, layers=30, wide=4))
     began = monotonic()
     (kept, above), (free, below) = contiguous(problem, 3.0), spread(problem, 3.0)
@@ -496,9 +500,7 @@ def test_a_long_chain_is_cut_nearly_as_well_as_can_be(count: int, wide: int) -> 
     began = monotonic()
     homes = stages(problem, 2.0)
     assert monotonic() - began < 20.0  # some 3 s where nothing else runs
-    assert list(dict.fromkeys(homes)) == [
-        homes[place] for place in range(count) if not place or homes[place] != homes[place - 1]
-    ]
+    assert sum(here != there for here, there in pairwise(homes)) == wide - 1
     share = sum(problem.kinds[0].seconds[1]) / wide
     loads = [sum(problem.kinds[0].seconds[1][task] for task in range(count) if homes[task] == here) for here in range(wide)]
     assert max(loads) <= share + 1.5 + 0.2

@@ -15,8 +15,8 @@ from partitioner.errors import InputError, SpecError
 from partitioner.model.state import all_state
 
 
-def accepted(model: Any) -> nn.Module:
-    """What can be partitioned: a plain module, with parameters that exist.
+def accepted(model: Any, *, loaded: bool = True) -> nn.Module:
+    """What can be partitioned: a plain module, with parameters that exist, and have values unless ``loaded`` is false.
 
     Raises:
         InputError: it is something else.
@@ -36,11 +36,11 @@ def accepted(model: Any) -> nn.Module:
     lazy = [name for name, value in state.items() if nn.parameter.is_lazy(value)]
     if lazy:
         raise InputError(f"{lazy[0]} has no shape yet, because its module is lazy; call the model once before partition()")
-    meta = [name for name, value in state.items() if value.is_meta]
+    meta = [name for name, value in state.items() if value.is_meta and loaded]
     if meta:
         raise InputError(
-            f"{meta[0]} is on the meta device and has no values. Load the model first: model.to_empty(device='cpu'), then "
-            "load_state_dict(...); or only plan, with `python -m partitioner inspect model.py`"
+            f"{meta[0]} is on the meta device and has no values. Give weights='model.safetensors', or load the model: "
+            "model.to_empty(device='cpu'), then load_state_dict(...); or only plan it: `python -m partitioner inspect model.py`"
         )
     inner = [
         name or "the model" for name, part in model.named_modules() if getattr(part, "_compiled_call_impl", None) is not None

@@ -33,7 +33,7 @@ def pose(
     kinds, number = _kinds(tasks, costs, machine)
     processors = tuple(
         Processor(
-            each.name, number[each.name], each.lanes, inf if each.memory is None else each.memory, each.cores, each.handoff
+            each.name, number[each.name], each.lanes, inf if each.memory is None else each.memory, _cores(each), each.handoff
         )
         for each in machine.devices
     )
@@ -73,11 +73,16 @@ def _kinds(tasks: TaskGraph, costs: Costs, machine: Machine) -> tuple[tuple[Kind
 
 
 def _kind(tasks: tuple[Task, ...], costs: Costs, device: Device) -> Kind:
-    widths = sorted({device.threads_per_lane, device.cores})
+    widths = sorted({max(1, _cores(device) // device.lanes), _cores(device)})
     seconds = {width: [lane_seconds(costs, task.ops, device, width) for task in tasks] for width in widths}
     host = device.kind != "cpu"
     issue = [issue_seconds(costs, task.ops, device) for task in tasks] if host else None
     return Kind(device.kind, seconds, issue, [share(costs, task.ops, device) for task in tasks])
+
+
+def _cores(device: Device) -> int:
+    """The threads of all lanes of a CPU together."""
+    return device.cores if device.kind == "cpu" else 1
 
 
 def _edges(tasks: TaskGraph, values: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:

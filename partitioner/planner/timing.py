@@ -158,13 +158,16 @@ class Clock:
     def _fit(self, task: int, lane: int, ready: float) -> tuple[float, float]:
         processor = self._home[lane]
         seconds, issue, share = self.seconds(task, processor), self._issue[processor], self._share[processor]
-        if issue is not None:
-            ready = max(ready, self.issuer)
-            seconds = max(seconds, self.issuer + issue[task] - ready)
-        start = self.lanes[lane].gap(ready, seconds)
-        while share is not None and (later := self._shares[processor].later(start, start + seconds, share[task])) > start:
-            start = self.lanes[lane].gap(later, seconds)
-        return start, start + seconds
+        issued = 0.0 if issue is None else self.issuer + issue[task]
+        start = ready if issue is None else max(ready, self.issuer)
+        while True:
+            needed = max(seconds, issued - start)
+            later = self.lanes[lane].gap(start, needed)
+            if share is not None:
+                later = self._shares[processor].later(later, later + needed, share[task])
+            if later <= start:
+                return start, start + needed
+            start = later
 
     def _ready(self, task: int, lane: int, commit: bool) -> float:
         """When all that a task waits for is on its lane."""
@@ -211,6 +214,8 @@ class Clock:
         return [self.channels[channel], *(busy for busy, home in zip(self.lanes, self._home, strict=True) if home in ends)]
 
     def _gap(self, channel: int, ready: float, seconds: float) -> float:
+        if self.problem.overlap:
+            return self.channels[channel].gap(ready, seconds)
         held, start = self._held(channel), ready
         while (later := max(busy.gap(start, seconds) for busy in held)) > start:
             start = later

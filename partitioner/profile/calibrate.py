@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from partitioner.ir.machine import Device, Machine
-from partitioner.profile.clock import Disturbed, threads, time_of
+from partitioner.profile.clock import DISTURBED, Disturbed, threads, time_of
 from partitioner.profile.handoff import Handoff, between_streams, between_threads
 from partitioner.profile.hardware import cores, present, title
+from partitioner.profile.interference import waited
 
 _PRODUCTS = {True: (512, 1024), False: (2048, 4096)}
 _SUMS = {True: (1 << 18, 1 << 21, 1 << 24), False: (1 << 24, 1 << 26)}
@@ -62,10 +63,17 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of a machine; as text, a spec in YAML."""
+    """What was measured of a machine; as text, a spec in YAML.
+
+    Args:
+        devices: in the machine's order.
+        links: of each ordered pair of devices.
+        disturbed: the part of the time that threads waited for a core, which others had.
+    """
 
     devices: tuple[DeviceFigures, ...]
     links: tuple[LinkFigures, ...]
+    disturbed: float = 0.0
 
     def __str__(self) -> str:
         return "\n".join(_lines(self)) + "\n"
@@ -78,8 +86,10 @@ def calibrate(machine: Machine) -> Calibration:
         machine: whose devices and numbers of lanes are kept. Those that are not there are left out.
     """
     there = [device for device in machine.devices if present(device.torch_device)]
+    start, waiting = time.perf_counter(), waited(whole=True)
+    devices = tuple(map(_device, there))
     links = tuple(_link(source, target) for source in there for target in there if source is not target)
-    return Calibration(tuple(map(_device, there)), links)
+    return Calibration(devices, links, max(0.0, waited(whole=True) - waiting) / (time.perf_counter() - start))
 
 
 def compute(place: str) -> dict[str, float]:
@@ -214,6 +224,8 @@ def _link(source: Device, target: Device) -> LinkFigures:
 def _lines(found: Calibration) -> Iterator[str]:
     yield "# What `python -m partitioner calibrate` measured. Every figure is of one lane."
     yield f"# python {platform.python_version()}, torch {torch.__version__}, {platform.system()}, {cores()} cores"
+    if found.disturbed > DISTURBED:
+        yield f"# WARNING: others had the cores for {found.disturbed:.0%} of the time; measure again when none do."
     yield "devices:"
     for figures in found.devices:
         yield from _device_lines(figures)

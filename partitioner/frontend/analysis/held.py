@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.kernels import linear_outside
 from partitioner.frontend.analysis.looks import form_of, number_of, tensors_in, value_of
 from partitioner.frontend.analysis.meter import Meter, Taken, take
 from partitioner.frontend.rewrite.modes import is_switch
@@ -25,6 +26,8 @@ from partitioner.model.modes import under
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import sizes
 from partitioner.model.storage import storage_key
+
+_LINEAR = torch.nn.functional.linear
 
 
 def memory_of(traced: Traced, *, training: bool, optimizer: Optimizer = OPTIMIZERS["none"]) -> Memory:
@@ -150,7 +153,7 @@ class _Held:
             args, kwargs = fill((node.args, node.kwargs), lambda source: values.get(source, value_of(source)))
             args, kwargs = tree_map(number_of, (args, kwargs))
             with self._mode(node):
-                return call_node(node, args, kwargs)
+                return linear_outside(*args, **kwargs) if node.target is _LINEAR else call_node(node, args, kwargs)
 
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(self.training), self.fake, Meter() as meter:

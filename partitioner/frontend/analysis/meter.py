@@ -1,6 +1,6 @@
 """What one call of an op takes, measured by PyTorch itself: the op runs forward and backward on fakes, and a meter counts.
 
-No memory is used and no kernel runs. What a kernel takes inside of itself, such as the workspace of a convolution, is not seen.
+No memory is used and no kernel runs. What a kernel takes inside of itself is not seen, and told by `kernels.py` where it is known.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partitioner.frontend.analysis.kernels import hidden_bytes, stored_bytes
 from partitioner.frontend.analysis.looks import number_of, tensors_in
 from partitioner.model.storage import storage_key, storage_span
 
@@ -35,17 +36,19 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        stored = stored_bytes(func, args)
         for tensor in tensors_in(result):
-            self.count(tensor)
+            self.count(tensor, stored)
+        self.peak = max(self.peak, self.now + hidden_bytes(func, args, result))
         return result
 
-    def count(self, tensor: torch.Tensor) -> None:
-        """Count the storage of a tensor from now on until it is gone."""
+    def count(self, tensor: torch.Tensor, empty: int = 0) -> None:
+        """Count the storage of a tensor from now on until it is gone; of an empty one as if it took so many bytes."""
         key = storage_key(tensor)
         if key in self.live or key < 0:
             return
         storage = tensor.untyped_storage()
-        size = int(number_of(storage.nbytes()))
+        size = int(number_of(storage.nbytes())) or empty
         self.live[key] = size
         self.now += size
         self.peak = max(self.peak, self.now)

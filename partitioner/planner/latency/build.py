@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
-from partitioner.ir.problem import Problem
+from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.timing import Clock
 
@@ -34,13 +35,16 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
         PlacementError: a task fits nowhere any more.
     """
     clock = Clock(problem)
-    when, place, home = clock.when, clock.place, problem.lanes
+    when, place, home, table, ended = clock.when, clock.place, problem.lanes, problem.seconds, clock.end
     lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
-    handoff, after = [each.handoff for each in problem.processors], problem.after
+    handoff, after, before = [each.handoff for each in problem.processors], problem.after, problem.before
     for task in order:
-        best, chosen, free = float("inf"), -1, 0.0
+        best, chosen, free = inf, -1, 0.0
+        floor = max([ended[source] for source, value in before[task] if value != ISSUE], default=0.0)
         for processor in feasible.processors(task):
             extra = later[task][processor] if later else 0.0
+            if floor + table[processor][task] + extra > best:
+                continue  # it would end later even if it could start at once
             hand = handoff[processor] if not after[task] else 0.0
             for lane in lanes_of[processor]:
                 end = when(task, lane)[1] + extra

@@ -68,7 +68,7 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
     options: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
     name = str(options.pop("name", ""))
     make = POLICIES.get(name) or _offered(name)
-    if not is_dataclass(make):
+    if not (isinstance(make, type) and is_dataclass(make)):
         if options:
             raise SpecError(f"policy {quote(name)} has no options, and was given {', '.join(options)}")
         return make  # type: ignore[return-value]

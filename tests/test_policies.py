@@ -1,0 +1,128 @@
+"""Who may be asked to place a model: names, options, functions, other packages; and that what they promise is what runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from partitioner import Spec, SpecError, partition
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.assigned import placed
+from partitioner.planner.policies import POLICIES, OrSerial, Single, decided, policy_of
+from partitioner.planner.policies.by_level import ByLevel
+from partitioner.planner.policies.exact import Exact
+from partitioner.planner.policies.list import List
+from partitioner.planner.pose import pose
+from partitioner.planner.simulate import simulate
+from partitioner.planner.widen import widened
+from programs import LAYOUTS, lower, random_constraints, random_costs, random_graph, random_machine, random_tasks, scheduled
+
+X = torch.ones(2, 4)
+
+
+def chosen(policy: object) -> object:
+    found = policy_of(policy)  # type: ignore[arg-type]
+    return found.policy if isinstance(found, OrSerial) else found
+
+
+def test_a_name_with_options() -> None:
+    assert chosen({"name": "exact", "time_limit": "2s", "seed": 3}) == Exact(time_limit=2.0, seed=3)
+    assert chosen(Spec(policy={"name": "exact", "time_limit": 0.5}).policy) == Exact(time_limit=0.5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("lists", "policy 'lists' is not known. Known: auto, by_level, .* Did you mean list?"),
+        (
+            {"name": "exact", "time_limt": 1},
+            'policy "exact" has no option "time_limt"; its options are .* Did you mean time_limit?',
+        ),
+        ({"name": "single", "seed": 1}, 'policy "single" has no option "seed"; it has none'),
+        ({"name": "exact", "time_limit": "soon"}, '"soon" is not a duration'),
+        ({"name": "exact", "seed": []}, 'policy "exact": seed: .*valid integer'),
+        ({"time_limit": 1}, "policy '' is not known"),
+    ],
+)
+def test_what_is_wrong_is_told(asked: object, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        policy_of(asked)  # type: ignore[arg-type]
+
+
+def last_lane(problem: Problem) -> Assignment:
+    """A policy of a user's own."""
+    return placed(problem, "mine", [len(problem.processors) - 1] * len(problem.tasks), note="because")
+
+
+def test_a_function_decides_and_nothing_overrules_it() -> None:
+    parallel = partition(nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy=last_lane)
+    assert parallel.placement.policy == "mine" and "because" in str(parallel)
+
+
+def test_another_package_may_offer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point, as torch.compile finds its backends."""
+    (tmp_path / "theirs.py").write_text("from partitioner.planner.policies.single import Single\n\nwhole = Single()\n")
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[partitioner.policies]\nwhole = theirs:whole\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert policy_of("whole") is sys.modules["theirs"].whole
+    with pytest.raises(SpecError, match="policy 'half' is not known"):
+        policy_of("half")
+
+
+@pytest.mark.parametrize("policy", [ByLevel(), List(), Single()], ids=lambda policy: type(policy).__name__)
+@given(rng=st.randoms(use_true_random=False))
+def test_what_is_promised_is_what_the_program_takes(policy: object, rng: Random) -> None:
+    """On lanes of one device, where no copy is made: the simulator, which sees events, finds the time that the policy saw."""
+    layouts = [layout for layout in LAYOUTS if len(layout) == 1]
+    graph, machine = random_graph(rng), random_machine(rng, layouts)
+    costs = random_costs(rng, graph, machine)
+    constraints = random_constraints(rng, graph, machine)
+    tasks = random_tasks(rng, graph, costs, constraints)
+    problem = pose(tasks, costs, machine, constraints)
+    placement = decided(problem, policy)  # type: ignore[arg-type]
+    makespan = simulate(lower(scheduled(tasks, placement, costs)), costs, tasks, placement).makespan
+    if any(value == ISSUE for _, _, value in problem.edges):
+        assert makespan <= placement.cost * (1 + 1e-9), "the clock lets a draw on an accelerator wait for the kernel before it"
+    else:
+        assert makespan == pytest.approx(placement.cost)
+
+
+@given(rng=st.randoms(use_true_random=False))
+def test_threads_are_given_where_nothing_runs_beside(rng: Random) -> None:
+    """By what must come before what: a task with all cores has no task of another lane that neither precedes nor follows it."""
+    graph, machine = random_graph(rng), random_machine(rng, [("cpu",)])
+    costs = random_costs(rng, graph, machine)
+    constraints = random_constraints(rng, graph, machine)
+    problem = pose(random_tasks(rng, graph, costs, constraints), costs, machine, constraints)
+    answer = widened(problem, List()(problem))
+    after = {task: set(problem.after[task]) for task in range(len(problem.tasks))}
+    last: dict[int, int] = {}
+    for task in answer.order:
+        if (before := last.get(answer.lanes[task])) is not None:
+            after[before].add(task)
+        last[answer.lanes[task]] = task
+    for task in reversed(answer.order):
+        after[task] |= {later for one in after[task] for later in after[one]}
+    for task, threads in enumerate(answer.threads):
+        free = [other for other in after if other != task and other not in after[task] and task not in after[other]]
+        assert not (threads and free), f"{task} has {threads} threads, and {free} may run at the same time"
+    assert answer.bound <= answer.cost * (1 + 1e-9)
+
+
+def test_every_name_answers() -> None:
+    for name in POLICIES:
+        options = {"time_limit": 0.2} if name in ("auto", "exact", "search") else {}
+        parallel = partition(
+            nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy={"name": name, **options}, tune=False
+        )
+        assert torch.equal(parallel(X), parallel._partitioner_programs.original(X))
