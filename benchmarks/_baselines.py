@@ -32,10 +32,12 @@ IMBALANCE = 0.05
 
 
 def answer_of(problem: Problem, name: str, homes: Sequence[int]) -> Assignment:
-    """The tasks on their processors' first lanes, the most urgent first."""
+    """The tasks on their processors' first lanes, the most urgent first: the longest way to the end, with all that is moved."""
     rank = [0.0] * len(problem.tasks)
     for task in reversed(range(len(problem.tasks))):
-        rank[task] = problem.seconds[homes[task]][task] + max((rank[after] for after in problem.after[task]), default=0.0)
+        rank[task] += problem.seconds[homes[task]][task]
+        for source, value in problem.before[task]:
+            rank[source] = max(rank[source], rank[task] + _move(problem, value, homes[source], homes[task]))
     order = sorted(range(len(problem.tasks)), key=lambda task: (-rank[task], task))
     return scheduled(problem, name, [problem.first_lane[home] for home in homes], order)
 
@@ -93,7 +95,12 @@ def round_robin(problem: Problem) -> Homes:
 
 
 def heft(problem: Problem) -> Homes:
-    """Upward rank with average costs, then the processor on which a task ends first, in a gap if there is one.
+    """The processors of `heft_schedule`."""
+    return heft_schedule(problem)[0]
+
+
+def heft_schedule(problem: Problem) -> tuple[Homes, list[float]]:
+    """Upward rank with average costs, then the processor on which a task ends first, in a gap if there is one; when each ends.
 
     As published: links are taken to carry any number of values at once.
     """
@@ -119,7 +126,7 @@ def heft(problem: Problem) -> Homes:
         room.take(task, homes[task])
         busy[homes[task]].append((ends[task] - problem.seconds[homes[task]][task], ends[task]))
         busy[homes[task]].sort()
-    return homes
+    return homes, ends
 
 
 def _move(problem: Problem, value: int, here: int, there: int) -> float:

@@ -31,18 +31,20 @@ from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
+from partitioner.lower.room import with_room
 from partitioner.lower.runs import schedule
-from partitioner.lower.verify import verify_memory, verify_plan
+from partitioner.lower.verify import verify_memory
 from partitioner.model.call import Call
 from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
 from partitioner.planner.cost import estimate
-from partitioner.planner.policies import decided, policy_of
+from partitioner.planner.policies import Policy, decided, policy_of
 from partitioner.planner.pose import pose
 from partitioner.planner.replay import Replayed
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
+from partitioner.profile.profiled import profiled
 from partitioner.runtime.admission import Admission
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.programs import Made
@@ -120,21 +122,24 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     policy, graph = policy_of(spec.policy), traced.graph
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
-    costs = estimate(graph, machine, state)
+    costs = profiled(graph, estimate(graph, machine, state), spec.profile)
+    decide: Policy
     if isinstance(policy, Replayed):
-        policy, tasks = policy.on(graph)
-        placement = policy(pose(tasks, costs, machine, constraints, spec.objective))
+        decide, tasks = policy.on(graph)
     else:
-        tasks = coarsen(graph, costs, constraints, spec.grain)
-        placement = decided(pose(tasks, costs, machine, constraints, spec.objective), policy)
-    program = schedule(tasks, placement, machine)
-    for lowering in LOWERINGS:
-        program = lowering(program)
-    plan = Plan(graph, machine, costs, tasks, placement, program, state)
-    verify_plan(plan)
+        decide, tasks = partial(decided, policy=policy), coarsen(graph, costs, constraints, spec.grain)
+
+    def make(smaller: Machine) -> Plan:
+        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective))
+        program = schedule(tasks, placement, machine)
+        for lowering in LOWERINGS:
+            program = lowering(program)
+        return Plan(graph, machine, costs, tasks, placement, program, state)
+
+    plan = with_room(machine, make)
     if not graph.observed:
         return plan
-    makespan = simulate(program, costs, tasks, placement).makespan
+    makespan = simulate(plan.program, costs, tasks, plan.placement).makespan
     return replace(plan, serial=serial_seconds(costs, machine.devices[0]), makespan=makespan)
 
 

@@ -58,6 +58,7 @@ def partition(
     pins: Any = None,
     colocate: Any = None,
     grain: Any = None,
+    profile: str | None = None,
     tune: bool | None = None,
     plan: str | Path | None = None,
     weights: str | Path | None = None,
@@ -88,6 +89,8 @@ def partition(
         pins: ops whose device is given, as in `Spec`: ``[{"match": "encoder.*", "device": "cuda:0"}]``.
         colocate: lists of globs, as in `Spec`; the ops that match any glob of one list share a device.
         grain: seconds of the shortest task worth a launch of its own, or text such as ``"100us"``.
+        profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
+            ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; they may be told
             by ``print(parallel)``. For lanes of one device. ``None``: where the policy is ``"auto"``, there is an example,
             and the predicted gain is too small to rely on.
@@ -119,7 +122,7 @@ def partition(
     """
     refuse_mistaken(mistaken, partition)
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
-    fields = {"policy": policy, "backend": backend, "pins": pins, "colocate": colocate, "grain": grain}
+    fields = {"policy": policy, "backend": backend, "pins": pins, "colocate": colocate, "grain": grain, "profile": profile}
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)

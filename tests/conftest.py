@@ -12,6 +12,9 @@ from collections.abc import Iterator
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# What ops were measured to take is remembered for the next run of a user, and must not be for that of a test.
+os.environ["PARTITIONER_CACHE"] = ""
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

@@ -222,10 +222,9 @@ def published_example() -> Problem:
 
 
 def test_heft_finds_the_schedule_of_its_paper() -> None:
-    problem = published_example()
-    homes = _baselines.heft(problem)
+    homes, ends = _baselines.heft_schedule(published_example())
     assert homes == [2, 0, 2, 1, 2, 1, 2, 0, 1, 1]
-    assert _baselines.answer_of(problem, "heft", homes).cost == pytest.approx(80.0)
+    assert max(ends) == 80.0
 
 
 def bag(count: int, **more: Any) -> Problem:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,6 +20,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from typer.testing import CliRunner
 
 from partitioner.cli.main import app
@@ -45,14 +48,7 @@ NOTHING = Cache(None)
 BUDGET = 0.002
 
 
-def _burn() -> None:
-    while True:
-        pass
-
-
 def _busy(call: Callable[[], object]) -> float:
-    import time
-
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -140,17 +136,15 @@ def test_time_spent_waiting_for_a_core_is_none_of_the_calls() -> None:
     if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/schedstat").exists():
         pytest.skip("the system does not tell for how long threads waited")
     allowed = os.sched_getaffinity(0)
-    context = multiprocessing.get_context("fork")
-    rival = context.Process(target=_burn, daemon=True)
     with threads(1):
         tensor = torch.rand(512, 512)
         try:
             os.sched_setaffinity(0, {min(allowed)})
-            rival.start()
+            rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             together = sum(_busy(lambda: tensor @ tensor) for _ in range(20))
             timing = time_of(lambda: tensor @ tensor, budget=0.3)
-            rival.terminate()
-            rival.join()
+            rival.kill()
+            rival.wait()
             apart = time_of(lambda: tensor @ tensor, budget=0.3)
         finally:
             os.sched_setaffinity(0, allowed)
@@ -188,8 +182,6 @@ def test_measured_times_tell_large_ops_from_small_ones() -> None:
 
 
 def test_a_timing_is_that_of_the_call_alone() -> None:
-    import time
-
     timing = time_of(lambda: time.sleep(0.002), before=lambda: time.sleep(0.004), budget=0.1)
     assert 0.002 <= timing.seconds < 0.004
 
@@ -206,6 +198,15 @@ def test_a_model_is_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
     assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == modes
+
+
+def test_whoever_traces_on_fakes_gets_real_times() -> None:
+    """Models whose state lies on several devices are traced under a mode in which every new tensor is a fake."""
+    graph = traced(Net(), X)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        costs = profiled(graph, costs_of(graph, Device("cpu", "cpu")), "all", NOTHING, BUDGET)
+        assert isinstance(torch.ones(1), FakeTensor)
+    assert {op for op, _, _ in costs.measured} == {op.name for op in graph.ops} and not costs.notes
 
 
 @torch.library.custom_op("partitioner_test::counted", mutates_args=())
@@ -412,19 +413,17 @@ def test_estimates_know_the_dtype_that_is_computed_in() -> None:
 # The cache ------------------------------------------------------------------------------------------------------------
 
 
-def _store(folder: str, number: int) -> None:
-    for index in range(10):
-        Cache(Path(folder)).store("here", {f"{number}.{index}": 1.0 + number})
-
-
 def test_processes_that_measure_at_once_keep_each_others_figures(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_store, args=(str(tmp_path), number)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert Cache(tmp_path).load("here") == {f"{n}.{index}": 1.0 + n for n in range(4) for index in range(10)}
+    code = """
+import sys
+from pathlib import Path
+from partitioner.profile.cache import Cache
+for index in range(20):
+    Cache(Path(sys.argv[1])).store("here", {f"{sys.argv[2]}.{index}": 1.0 + int(sys.argv[2])})
+"""
+    workers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(number)]) for number in range(4)]
+    assert [worker.wait() for worker in workers] == [0] * 4
+    assert Cache(tmp_path).load("here") == {f"{n}.{index}": 1.0 + n for n in range(4) for index in range(20)}
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ""}, "half-written files are left"
 
 

@@ -78,13 +78,14 @@ class OpMemory:
         """Whether backward goes through it."""
         return bool(self.gradients or self.trains)
 
-    def scaled(self, factor: float) -> OpMemory:
-        """The same for values ``factor`` times as large."""
+    def scaled(self, factor: float, fixed: int) -> OpMemory:
+        """The same for values ``factor`` times as large, while ``fixed`` bytes of backward, gradients of parameters, stay."""
+        fixed = min(fixed, self.backward)
         return replace(
             self,
             workspace=round(self.workspace * factor),
             kept=round(self.kept * factor),
-            backward=round(self.backward * factor),
+            backward=fixed + round((self.backward - fixed) * factor),
             gradients=tuple((name, round(size * factor)) for name, size in self.gradients),
         )
 
@@ -128,7 +129,9 @@ class Memory:
             replace(each, bytes=round(each.bytes * factors.get(each.name, 1.0))) if each.origin != "state" else each
             for each in self.storages
         )
-        ops = {name: each.scaled(factors[name]) if name in factors else each for name, each in self.ops.items()}
+        ops = dict(self.ops)
+        for name in factors.keys() & ops.keys():
+            ops[name] = ops[name].scaled(factors[name], sum(self.state[each].gradient for each in ops[name].trains))
         return replace(self, storages=tuple(storages), ops=ops)
 
     def __str__(self) -> str:

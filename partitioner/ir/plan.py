@@ -68,6 +68,8 @@ class Plan:
         if self.serial and self.makespan:
             gain = f"{self.serial / self.makespan:.2f}x as fast as one device"
             figures = ", on assumed hardware figures" if self.machine.assumed else ""
+            if self.costs.measured:
+                figures = f", {self.costs.share_measured(self.machine.devices[0]):.0%} of it from measured ops"
             lines.append(f"  expected{figures}: {format_duration(self.makespan)} a call, {gain}")
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:

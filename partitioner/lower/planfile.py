@@ -115,7 +115,7 @@ def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
             part.unlink(missing_ok=True)
-        raise SpecError(f"{quote(str(path))}: cannot be written: {error}") from error
+        raise SpecError(f"{json.dumps(str(path))}: cannot be written: {error}") from error
     return document
 
 
@@ -147,7 +147,7 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     Raises:
         SpecError: the only error. It tells the first faults, each with its path in the document.
     """
-    where = quote(str(path))
+    where = json.dumps(str(path))
     try:
         content = _content(Path(path))
     except (OSError, ValueError) as error:

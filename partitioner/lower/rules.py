@@ -12,6 +12,7 @@ from functools import cached_property
 
 from partitioner.ir.access import TOKENS, conflict
 from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_in_order, stale_uses, storage_users
+from partitioner.ir.footprint import Footprint
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.order import Order, happens_before
 from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, inputs_of, outputs_of
@@ -37,12 +38,14 @@ class Case:
         tasks: what it was made from, for the rule ``graph``.
         memory: cap in bytes by torch device; the rule ``capacity`` skips what is not there.
         resident: bytes of parameters and buffers by torch device.
+        footprints: what is taken on each torch device at most, where that is known op by op; it counts then.
     """
 
     program: Program
     tasks: TaskGraph | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
     resident: Mapping[str, int] = field(default_factory=dict)
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
     @cached_property
     def order(self) -> Order:
@@ -194,13 +197,15 @@ def freeing(case: Case) -> Iterator[Fault]:
 
 
 def capacity(case: Case) -> Iterator[Fault]:
-    """Parameters and live values fit into each device's memory, in issue order."""
+    """What stays and what lives for a while fit into each device's memory, in issue order."""
     peaks = peak_bytes(case.program)
     for name, cap in case.memory.items():
-        resident, peak = case.resident.get(name, 0), peaks.get(name, (0, -1))
-        if resident + peak[0] > cap:
-            needs = f"{format_size(resident)} of state and {format_size(peak[0])} of live values"
-            yield Fault("capacity", f"{name} needs {needs}, and has {format_size(cap)}", (peak[1],) if peak[1] >= 0 else ())
+        state, (live, at) = case.resident.get(name, 0), peaks.get(name, (0, -1))
+        if name in case.footprints:
+            state, live = case.footprints[name].state, case.footprints[name].total - case.footprints[name].state
+        if state + live > cap:
+            needs = f"{format_size(state)} of state and {format_size(live)} of live values"
+            yield Fault("capacity", f"{name} needs {needs}, and has {format_size(cap)}", (at,) if at >= 0 else ())
 
 
 def graph(case: Case) -> Iterator[Fault]:

@@ -204,6 +204,8 @@ class _View:
         yield from self.plan.graph.notes
         if not self.shapes_known:
             yield _UNKNOWN
+        elif self.plan.costs.measured:
+            yield f"Times rest on what was {'; '.join(self.plan.costs.basis)}."
         elif self.plan.machine.assumed:
             yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
         first = self.plan.machine.devices[0]

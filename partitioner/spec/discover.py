@@ -73,7 +73,13 @@ def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = Non
     entries = found or _chosen(spec, discover() if devices is None else _listed(devices))
     bare = Machine(tuple(_device(entry) for entry in entries))
     _check_names(spec, bare)
-    return replace(bare, links=_links(spec, bare, entries))
+    return replace(_capped(bare, spec), links=_links(spec, bare, entries))
+
+
+def _capped(machine: Machine, spec: Spec) -> Machine:
+    """The machine under ``max_memory``, which overrides what its devices say of themselves."""
+    limits = {find_device(machine, word): limit for word, limit in spec.max_memory.items()}
+    return replace(machine, devices=tuple(replace(one, memory=limits.get(one, one.memory)) for one in machine.devices))
 
 
 def find_device(machine: Machine, text: str) -> Device | None:
@@ -214,6 +220,7 @@ def _check_names(spec: Spec, machine: Machine) -> None:
     A link of a device that was not chosen is no fault: it has nothing to carry.
     """
     words = [(f"pins[{index}].device", pin.device) for index, pin in enumerate(spec.pins)]
+    words += [(f"max_memory[{quote(word)}]", word) for word in spec.max_memory]
     if not spec.devices:
         words += [(f"links[{index}].source", link.source) for index, link in enumerate(spec.links)]
         words += [(f"links[{index}].target", link.target) for index, link in enumerate(spec.links)]

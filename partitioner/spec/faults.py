@@ -42,6 +42,7 @@ def disagreements(document: Mapping[str, object]) -> Iterator[InitErrorDetails]:
                 if complete and isinstance(text, str) and _resolve(text, known) is None:
                     yield _fault((key, index, end), text, f"is no device of this spec{_hint(text, known)}")
     yield from _bad_links(document, known)
+    yield from _bad_caps(document, known if complete else {})
 
 
 def _written_twice(devices: list[tuple[str, str] | None]) -> Iterator[InitErrorDetails]:
@@ -74,6 +75,18 @@ def _bad_links(document: Mapping[str, object], known: Mapping[str, str]) -> Iter
             yield _fault(("links", index, "target"), target, "is the link's source; a link joins two devices")
         elif seen[way] > 1:
             yield _fault(("links", index), f"{way[0]} -> {way[1]}", "is linked twice; remove one")
+
+
+def _bad_caps(document: Mapping[str, object], known: Mapping[str, str]) -> Iterator[InitErrorDetails]:
+    """A cap of no device, and a second cap of one device. Without devices, words are told apart as torch devices."""
+    caps = document.get("max_memory")
+    seen: dict[str, str] = {}
+    for word in caps if isinstance(caps, Mapping) else ():
+        device = _resolve(word, known) or _canonical(word) if isinstance(word, str) else None
+        if isinstance(word, str) and known and _resolve(word, known) is None:
+            yield _fault(("max_memory", word), word, f"is no device of this spec{_hint(word, known)}")
+        elif device is not None and seen.setdefault(device, word) != word:
+            yield _fault(("max_memory", word), word, f"is {quote(seen[device])} again; keep one")
 
 
 def _fault(path: tuple[str | int, ...], value: object, text: str) -> InitErrorDetails:

@@ -30,6 +30,7 @@ from pydantic import (
 
 from partitioner.errors import SpecError
 from partitioner.ir import units
+from partitioner.ir.optimizer import OPTIMIZERS, optimizer_named
 from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
 from partitioner.spec.document import read_document
@@ -54,6 +55,9 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
 Hardware = Annotated[
     str, BeforeValidator(lambda text: hardware_named(text).name), WithJsonSchema({"type": "string", "examples": list(HARDWARE)})
+]
+OptimizerName = Annotated[
+    str, BeforeValidator(lambda text: optimizer_named(text).name), WithJsonSchema({"type": "string", "enum": list(OPTIMIZERS)})
 ]
 # Programs are printed and parsed again, so a name is one word of them; ``<name>/<index>`` is a lane.
 Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
@@ -179,6 +183,10 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="what plans make small: latency, the time of one call; throughput, the largest load of a device; "
         "memory, the most bytes of state on one device",
     )
+    profile: Literal["auto", "all"] | None = Field(
+        default=None,
+        description="whether ops are timed before a plan is made: auto, those that make up most of the time; all; null, none",
+    )
     backend: Text = Field(
         default="auto",
         description="what runs the program, a name in BACKENDS; built in: auto, reference, threads, streams",
@@ -190,6 +198,19 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     grain: Duration | None = Field(
         default=None,
         description="seconds of the shortest task worth a launch of its own, such as 100us; null to derive it",
+    )
+
+    max_memory: Mapping[Text, Size] = Field(
+        default={}, description="bytes a plan may use of a device, by its name or as a torch device, such as cuda:0: 20GiB"
+    )
+    training: bool | None = Field(
+        default=None,
+        strict=True,
+        description="whether memory has room for a backward: gradients, what backward needs, the optimizer's state; "
+        "null for whether gradients are enabled in the call",
+    )
+    optimizer: OptimizerName = Field(
+        default="none", description="the optimizer whose state has room on the devices while training, such as adamw"
     )
 
     @model_validator(mode="after")

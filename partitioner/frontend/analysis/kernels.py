@@ -1,8 +1,8 @@
 """What PyTorch's kernels on the CPU take inside of themselves, which no fake shows: oneDNN's copies of what it convolves.
 
-oneDNN computes on tensors whose channels lie in blocks of 8 or 16. Of plain ones it makes such copies, and of its result a plain
-copy; formulas follow the order in which it does that, and were held against the allocator. The workspace of its LSTM, and the
-factors of that, are fitted. A kernel that is not here is taken to need nothing.
+oneDNN computes on tensors whose channels lie in blocks of 8 or 16. Of plain ones it makes such copies, but for images of three
+channels, and of its result a plain copy; formulas follow the order in which it does that, and were held against the allocator.
+The factors of the workspace of its LSTM are fitted. A kernel that is not here is taken to need nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch
 from partitioner.frontend.analysis.looks import number_of
 
 aten = torch.ops.aten
+
+FEWEST_CHANNELS = 4
+"""An input of fewer channels is convolved as it lies."""
 
 
 def hidden_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
@@ -43,7 +46,7 @@ def stored_bytes(func: Any, args: Sequence[Any]) -> int:
     if func is not aten.mkldnn_rnn_layer.default or not args[15]:
         return 0
     steps, batch, width, hidden = _recurrent(args)
-    return steps * batch * (8 * hidden + 7 * max(width, hidden)) * args[0].element_size()
+    return steps * batch * (8 * hidden + 7 * max(width, hidden)) * _itemsize(args[0])
 
 
 def _convolution(args: Sequence[Any], result: Any) -> int:
@@ -55,7 +58,8 @@ def _convolution(args: Sequence[Any], result: Any) -> int:
                 return kernel
             inputs, outputs = _blocked(x, groups), _blocked(result, groups)
             grown = kernel * inputs * outputs // max(1, taken * given)
-            return max(inputs + grown + outputs - given, outputs)
+            plain = number_of(x.shape[1]) < FEWEST_CHANNELS
+            return max((0 if plain else inputs) + grown + outputs - given, outputs)
         case "Slow2d" | "SlowDilated2d":
             return _columns(x, weight, result)
     return 0
@@ -76,7 +80,7 @@ def _convolution_backward(args: Sequence[Any], result: Any) -> int:
 
 def _recurrent_layer(args: Sequence[Any], result: Any) -> int:
     steps, batch, _, hidden = _recurrent(args)
-    return 4 * hidden * steps * batch * args[0].element_size() + sum(map(_bytes, args[1:5]))
+    return 4 * hidden * steps * batch * _itemsize(args[0]) + sum(map(_bytes, args[1:5]))
 
 
 HIDDEN: Mapping[Any, Callable[[Sequence[Any], Any], int]] = {
@@ -95,11 +99,15 @@ def _backend(*args: Any) -> str:
 def _recurrent(args: Sequence[Any]) -> tuple[int, int, int, int]:
     """Steps, batch, width of the input and of the state."""
     steps, batch, width = map(number_of, args[0].shape)
-    return steps, batch, width, number_of(args[9])
+    return steps, batch, width, number_of(args[10])
+
+
+def _itemsize(tensor: torch.Tensor) -> int:
+    return tensor.element_size()
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return int(math.prod(map(number_of, tensor.shape))) * tensor.element_size()
+    return int(math.prod(map(number_of, tensor.shape))) * _itemsize(tensor)
 
 
 def _blocked(tensor: torch.Tensor, groups: int) -> int:
@@ -118,9 +126,10 @@ def _channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def _columns(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int:
     """Bytes of the matrix of all windows (im2col), which a kernel of one element does not need."""
-    window = math.prod(map(number_of, weight.shape[1:]))
-    places = math.prod(map(number_of, result.shape)) // max(1, number_of(result.shape[1]))
-    return window * places * x.element_size() if math.prod(map(number_of, weight.shape[2:])) > 1 else 0
+    window = int(math.prod(map(number_of, weight.shape[1:])))
+    places = int(math.prod(map(number_of, result.shape))) // max(1, int(number_of(result.shape[1])))
+    single = int(math.prod(map(number_of, weight.shape[2:]))) == 1
+    return 0 if single else window * places * _itemsize(x)
 
 
 def linear_outside(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What one call of an op takes, measured by PyTorch itself: the op runs forward and backward on fakes, and a meter counts.
 
-No memory is used and no kernel runs. What a kernel takes inside of itself is not seen, and told by `kernels.py` where it is known.
+No memory is used and no kernel runs. What a kernel takes inside of itself is not seen; `kernels.py` tells it where it is known.
 """
 
 from __future__ import annotations

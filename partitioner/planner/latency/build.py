@@ -35,27 +35,27 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
         PlacementError: a task fits nowhere any more.
     """
     clock = Clock(problem)
-    when, place, home, table, ended = clock.when, clock.place, problem.lanes, problem.seconds, clock.end
+    when, place, home, table, ended, busy = clock.when, clock.place, problem.lanes, problem.seconds, clock.end, clock.lanes
     lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
     handoff, after, before = [each.handoff for each in problem.processors], problem.after, problem.before
     for task in order:
-        best, chosen, free = inf, -1, 0.0
-        floor = max([ended[source] for source, value in before[task] if value != ISSUE], default=0.0)
+        ready = max([ended[source] for source, value in before[task] if value != ISSUE], default=0.0)
+        ways: list[tuple[float, int]] = []
         for processor in feasible.processors(task):
+            seconds = table[processor][task]
             extra = later[task][processor] if later else 0.0
-            if floor + table[processor][task] + extra > best:
-                continue  # it would end later even if it could start at once
-            hand = handoff[processor] if not after[task] else 0.0
-            for lane in lanes_of[processor]:
-                end = when(task, lane)[1] + extra
-                if hand and lane:
-                    end += hand
-                if end > best:
-                    continue
-                taken = clock.lanes[lane].ends
-                last = taken[-1] if taken else -1.0
-                if end < best or last > free:  # of lanes on which it ends at one time, that which would wait the shortest
-                    best, chosen, free = end, lane, last
+            ways += [(busy[lane].gap(ready, seconds) + seconds + extra, lane) for lane in lanes_of[processor]]
+        ways.sort()  # by when it would end if all that it reads were there at once
+        best, chosen, free = inf, ways[0][1], 0.0
+        for least, lane in ways:
+            if least > best:
+                break
+            end = when(task, lane)[1] + (later[task][home[lane]] if later else 0.0)
+            if lane and not after[task]:
+                end += handoff[home[lane]]
+            last = busy[lane].ends[-1] if busy[lane].ends else -1.0
+            if end < best or (end == best and last > free):  # of lanes that are equal so far, that which waits the shortest
+                best, chosen, free = end, lane, last
         feasible.assign(task, home[chosen])
         place(task, chosen)
     return clock

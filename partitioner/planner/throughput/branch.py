@@ -52,7 +52,7 @@ class Branching:
             return Found(None, False)
         best: list[int] | None = None
         untried, saved = [self._choices(0, below)], [list(self.loads.slots)]
-        for step in range(STEPS):
+        for step in range(max(STEPS, 4 * self.units.count)):
             if not step % 64 and monotonic() > until:
                 return Found(best, False)
             while untried and not untried[-1]:

@@ -21,8 +21,8 @@ from typing import Any
 
 from partitioner.planner.throughput.prices import Park
 
-FINEST = 1 << 40
-"""Ticks of the largest load at most."""
+FINE, COARSE = 1 << 40, 30_000
+"""Ticks of the largest load: so many that rounding does not matter, and so few that many units take equally long."""
 
 MOST_LITERALS = 400_000
 """Size of a model that CP-SAT still gets somewhere with in a minute."""
@@ -68,16 +68,17 @@ class Model:
         most: seconds that an answer may take; infinite where any answer will do.
         least: seconds that no answer can beat; proven.
         apart: whether of answers that differ by the names of processors only one is looked at (`canonical`).
+        resolution: ticks of ``most``; fewer make proofs quicker, and bounds lower by less than a tick for each unit and flow.
     """
 
-    def __init__(self, park: Park, most: float, least: float = 0.0, apart: bool = True) -> None:
+    def __init__(self, park: Park, most: float, least: float = 0.0, apart: bool = True, resolution: int = FINE) -> None:
         from ortools.sat.python import cp_model
 
         self.park, self.units, self.problem = park, park.units, park.units.problem
         self.model: Any = cp_model.CpModel()
         terms = 2 + self.units.count + 2 * len(self.units.flows)
         top = most if isfinite(most) else self._worst()
-        self.ticks = min(FINEST, terms * 1_000_000) / top if top > 0 else 1.0
+        self.ticks = min(resolution, terms * 1_000_000) / top if top > 0 else 1.0
         self.x = self._places()
         self.slots: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
         self._compute()

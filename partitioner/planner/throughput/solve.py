@@ -15,6 +15,7 @@ from partitioner.planner.throughput.branch import Branching, Found
 from partitioner.planner.throughput.first import by_size, greedy
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
+from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
@@ -26,6 +27,9 @@ MOST_IDEALS = 4_000
 
 ROUNDS, MOST_ROUNDS = 4, 200
 """Rounds of annealing before anything is proven, and where there is nothing else to do."""
+
+PATIENCE = 5.0
+"""Seconds that are spent at least before it is said that nothing fits."""
 
 CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
@@ -83,6 +87,8 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
         PlacementError: none was found that fits.
     """
     units, until = units_of(problem, contiguous=True), monotonic() + seconds
+    if not units.count:
+        return []
     park = park_of(units)
     bound = bound_of(park)
     homes = staged(units, until, most_ideals, bound)
@@ -121,7 +127,9 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     if not park.units.contiguous:
         answers.append(greedy(park))
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
-    return min(found, key=lambda homes: Annealing(park, homes).least) if found else _fitting(park, until)
+    if len(found) < 2:
+        return found[0] if found else _fitting(park, until)
+    return min(found, key=lambda homes: Loads(park, homes).largest)
 
 
 def _fitting(park: Park, until: float) -> list[int]:
@@ -130,6 +138,7 @@ def _fitting(park: Park, until: float) -> list[int]:
     Raises:
         PlacementError: there is none, or none was found.
     """
+    until = max(until, monotonic() + PATIENCE)
     searches: list[Callable[[], Found]] = [
         lambda: Branching(park, _topological(park)).search(until, first=True),
         lambda: Branching(park, by_size(park)).search(until, first=True),
@@ -169,13 +178,18 @@ def _none(park: Park, what: str) -> str:
 
 
 def _proven(search: Annealing, bound: float, until: float) -> float:
-    """Search on with CP-SAT, over everything for a proof, then over some of it for better answers; the bound that is proven."""
-    if search.least <= bound * (1 + CLOSE) or monotonic() > until:
-        return bound
-    whole = model.Model(search.park, search.least, bound)
-    found = whole.solve((until - monotonic()) / 2, whole.canonical(search.best))
-    search.take(found.homes)
-    bound = max(bound, found.bound)
-    if not found.done and search.least > bound * (1 + CLOSE):
-        Neighbourhoods(search).run(model.Model(search.park, search.least, bound, apart=False), until)
+    """Search on with CP-SAT, over everything for a proof, then over some of it for better answers; the bound that is proven.
+
+    In coarse ticks first: where units take equally long, far fewer placements differ. In fine ones if that has come to an end.
+    """
+    for resolution in (model.COARSE, model.FINE):
+        if search.least <= bound * (1 + CLOSE) or monotonic() > until:
+            return bound
+        whole = model.Model(search.park, search.least, bound, resolution=resolution)
+        found = whole.solve((until - monotonic()) / 2, whole.canonical(search.best))
+        search.take(found.homes)
+        bound = max(bound, found.bound)
+        if not found.done:
+            Neighbourhoods(search).run(model.Model(search.park, search.least, bound, apart=False), until)
+            return bound
     return bound
