@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from _common import Ratio, Way, alternate
@@ -84,13 +85,15 @@ class Executed:
 
     Args:
         tasks: in which its layers were gathered.
-        predicted: serial seconds over the makespan that the policy promised, hand-offs included.
+        work: seconds that all layers sleep.
+        promised: the makespan that the policy promised, hand-offs included.
         serial: seconds of the module in eager mode on one thread, round by round.
         lanes: likewise of the partitioned module.
     """
 
     tasks: int
-    predicted: float
+    work: float
+    promised: float
     serial: Sequence[float]
     lanes: Sequence[float]
 
@@ -98,6 +101,16 @@ class Executed:
     def speedup(self) -> Ratio:
         """Serial over partitioned, round by round."""
         return Ratio.of(self.serial, self.lanes)
+
+    @property
+    def predicted(self) -> float:
+        """The speedup that the policy promised."""
+        return self.work / self.promised
+
+    @property
+    def late(self) -> tuple[float, float]:
+        """By what part of what was planned each side took longer, serial and lanes: sleep that ends late, ops, hand-offs."""
+        return median(self.serial) / self.work - 1, median(self.lanes) / self.promised - 1
 
 
 def executed(profile: Profile, lanes: int, policy: Callable[[Problem], Assignment], scale: float, rounds: int) -> Executed:
@@ -128,7 +141,7 @@ def executed(profile: Profile, lanes: int, policy: Callable[[Problem], Assignmen
             found = alternate(ways, rounds, shortest=0.0)
     finally:
         torch.set_num_threads(before)
-    return Executed(len(answers[0].tasks), sum(model.seconds) / answers[0].cost, found["serial"], found["lanes"])
+    return Executed(len(answers[0].tasks), sum(model.seconds), answers[0].cost, found["serial"], found["lanes"])
 
 
 def op_seconds(graph: torch.fx.Graph) -> dict[str, float]:

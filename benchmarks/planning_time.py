@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from partitioner import compile as flow
 from partitioner import partition
 from partitioner.frontend.analysis import build
+from partitioner.lower import room
 from partitioner.runtime.programs import Piece
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
@@ -126,7 +127,7 @@ STAGES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "place": ((flow, "decided"),),
     "schedule": ((flow, "schedule"),),
     **dict.fromkeys(LOWERINGS, ()),
-    "verify": ((flow, "verify_plan"),),
+    "verify": ((room, "verify_plan"),),
     "emit": (),
 }
 """The functions whose time is a stage's. Those without any are entries of tables, and wrapped there."""

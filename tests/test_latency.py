@@ -24,10 +24,12 @@ from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Problem, Process
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.build import mirrored
-from partitioner.planner.latency.homes import closed
+from partitioner.planner.latency.homes import Homes, closed
+from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.packing import certificate, keeps
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.latency.ranks import by_urgency, orders
+from partitioner.planner.latency.tries import best_of
 from partitioner.planner.policies.exact import Exact
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
@@ -261,17 +263,17 @@ def best_by_trying(problem: Problem) -> float:
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.15)], ids=str)
+@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.1)], ids=str)
 def test_schedules_keep_every_rule_and_bounds_hold(policy: Callable[[Problem], Assignment]) -> None:
-    for problem in problems(60, (2, 4, 6, 7), (1, 2, 3), seed=1):
+    for problem in problems(50, (2, 4, 6, 7), (1, 2, 3), seed=1):
         check(problem, policy(problem))
 
 
 def test_exact_finds_what_trying_everything_finds() -> None:
     pytest.importorskip("ortools")
-    for problem in problems(40, (3, 4, 5), (2, 3), seed=2):
+    for problem in problems(30, (3, 4, 5), (2, 3), seed=2):
         best = best_by_trying(problem)
-        answer = Exact(time_limit=5.0, workers=2)(problem)
+        answer = Exact(time_limit=2.0, workers=2)(problem)
         check(problem, answer)
         assert answer.bound <= best * (1 + CLOSE), problem
         assert makespan_bound(closed(problem)) <= best * (1 + CLOSE), problem
@@ -282,12 +284,12 @@ def test_bounds_never_exceed_the_optimum() -> None:
     """On equal lanes and graphs of 10 tasks, where every part of the bound has something to say."""
     pytest.importorskip("ortools")
     tight = 0
-    for seed in range(40):
+    for seed in range(30):
         problem = standard(10, 2 + seed % 3, seed)
         best = Exact(time_limit=5.0, workers=2)(problem)
         assert best.gap <= CLOSE and makespan_bound(problem) <= best.cost * (1 + CLOSE)
         tight += makespan_bound(problem) >= best.cost * (1 - CLOSE)
-    assert tight >= 20, "a bound that is hardly ever tight is worth little"
+    assert tight >= 15, "a bound that is hardly ever tight is worth little"
 
 
 def test_bounds_of_each_sort() -> None:
@@ -422,11 +424,11 @@ def test_exact_returns_at_once_where_the_problem_is_too_large() -> None:
     assert perf_counter() - started < 10.0 and 0.9 * answer.cost < answer.bound <= answer.cost
 
 
-def test_search_is_the_same_for_the_same_seed_until_time_is_up() -> None:
-    problem = standard(30, 3, 3)
-    costs = {Search(time_limit=0.5, seed=4)(problem).cost for _ in range(2)}
-    assert max(costs) <= List()(problem).cost
-    check(problem, Search(time_limit=0.2, seed=5)(problem))
+def test_search_makes_the_same_moves_for_the_same_seed() -> None:
+    problem = next(problems(1, (7,), (3,), seed=21))
+    start = best_of(closed(problem), Homes(closed(problem)), 1)
+    found = [improved(closed(problem), start, 0.0, inf, 4, most=500) for _ in range(2)]
+    assert found[0].seconds <= start.seconds and found[0].lanes == found[1].lanes and found[0].order == found[1].order
 
 
 def test_quick_says_what_the_clock_says() -> None:
@@ -477,7 +479,7 @@ def test_planning_time_grows_with_the_number_of_tasks() -> None:
     assert seconds[1] < 5.0 and seconds[1] < 30 * seconds[0]
 
 
-def test_rules_are_asked_for_only_as_often_as_needed() -> None:
+def test_list_recovers_where_filling_in_order_runs_into_a_dead_end() -> None:
     """Careful choices keep to the certificate's room: no task is ever without a processor."""
     pair = (Processor("a", 0, memory=10.0), Processor("b", 0, memory=10.0))
     times = Kind("cpu", {1: [1.0] * 8})

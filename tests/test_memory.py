@@ -1,14 +1,34 @@
-"""How much memory a program's values take: random programs against a plain replay, and the cases worth telling."""
+"""How much memory a program takes: its values against a plain replay, ops against what autograd is known to save, and caps."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
+import torch
 from hypothesis import given
+from peaks import planned, towers, traced
+from torch import Tensor, nn
 
+from partitioner.compile import plan_of
+from partitioner.errors import PlacementError, SpecError
+from partitioner.frontend.analysis.held import memory_of
+from partitioner.ir.batch import batch_of, largest_batch
+from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.memory import Memory
+from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.parse import parse
-from partitioner.ir.program import Free, Program, outputs_of
+from partitioner.ir.plan import Plan
+from partitioner.ir.program import Copy, Free, Program, outputs_of
+from partitioner.lower.verify import verify_memory, verify_plan
+from partitioner.planner.memory import demands
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import Spec, load_spec
 from programs import Lowered, lowered_programs
 
 HEADER = "program P\nlane 0 cuda0/0 cuda:0\nlane 1 cpu/0 cpu\n"
@@ -82,3 +102,219 @@ def test_inputs_are_the_callers_and_copies_are_not() -> None:
     0 free x@cuda:0
     """
     assert peak_bytes(program(text)) == {"cuda:0": (100, 0)}
+
+
+# -- what ops keep ---------------------------------------------------------------------------------------------------
+
+X = torch.randn(8, 4, 16)
+
+
+class Called(nn.Module):
+    """A function of an activation, which has a history, and of a weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.randn(16, 16)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.weight[0], self.weight)
+
+
+SAVES = {
+    "linear": (lambda a, w: nn.functional.linear(a, w), {"mul", "weight"}, 0),
+    "relu": (lambda a, w: a.relu(), {"it"}, 0),
+    "relu_": (lambda a, w: a.relu_(), {"mul"}, 0),
+    "add": (lambda a, w: a + w[1], set(), 0),
+    "gelu": (lambda a, w: nn.functional.gelu(a), {"mul"}, 0),
+    "softmax": (lambda a, w: a.softmax(-1), {"it"}, 0),
+    "layer_norm": (lambda a, w: nn.functional.layer_norm(a, (16,), w[1]), {"mul", "weight"}, 2 * 8 * 4 * 4),
+    "dropout": (lambda a, w: nn.functional.dropout(a, 0.5), set(), 8 * 4 * 16 * 4),
+    "matmul": (lambda a, w: a @ a.transpose(1, 2), {"mul"}, 0),
+    "view": (lambda a, w: a.view(32, 16), set(), 0),
+}
+"""By op: what its backward needs, as PyTorch's derivatives say, and the bytes of its own that it keeps beside."""
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_an_op_keeps_what_its_backward_needs(name: str) -> None:
+    function, saves, kept = SAVES[name]
+    memory = memory_of(traced(Called(function), X, True), training=True)
+    last = list(memory.ops)[-1]
+    names = {memory.storages[number].name for number in memory.ops[last].saved}
+    assert {"it" if each == last else each for each in names} == saves
+    assert memory.ops[last].kept == kept
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_in_inference_nothing_is_kept(name: str) -> None:
+    memory = memory_of(traced(Called(SAVES[name][0]), X, False), training=False)
+    assert not any(each.saved or each.kept or each.backward or each.differentiable for each in memory.ops.values())
+
+
+def test_no_gradient_reaches_what_is_under_no_grad() -> None:
+    def partly(a: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = (a @ w).relu()
+        return hidden + a
+
+    memory = memory_of(traced(Called(partly), X, True), training=True)
+    assert not memory.ops["relu"].saved and not memory.ops["relu"].differentiable
+    assert memory.ops["add"].gradients == (("mul", 0),)
+
+
+def test_what_cannot_be_called_on_fakes_keeps_all_that_it_touches() -> None:
+    @torch.library.custom_op("test_memory::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.register_fake(lambda x: torch.empty(x.shape) if torch.is_grad_enabled() is None else x.new_empty(x.shape))
+    found = traced(Called(lambda a, w: twice(a)), X, True)
+    calls = [node for node in found.graph.fx.nodes if node.name == list(found.graph.by_name)[-1]]
+    calls[0].args = (*calls[0].args, "one argument too many")
+    memory = memory_of(found, training=True)
+    assert {memory.storages[number].name for number in memory.ops[calls[0].name].saved} == {"mul", calls[0].name}
+
+
+# -- footprints ------------------------------------------------------------------------------------------------------
+
+BATCH = torch.randn(64, 128)
+
+
+def pair(first: int | None = None, second: int | None = None) -> Machine:
+    return Machine((Device("one", "cuda:0", memory=first), Device("two", "cuda:1", memory=second)))
+
+
+def spread(machine: Machine, training: bool = False, optimizer: str = "none") -> tuple[Plan, Memory]:
+    """Towers on two devices, one tower on each."""
+    pins = [{"match": "left", "device": "one"}, {"match": "right", "device": "two"}, {"match": "head", "device": "one"}]
+    found = traced(towers(), BATCH, training)
+    memory = memory_of(found, training=training, optimizer=OPTIMIZERS[optimizer])
+    free = Machine(tuple(replace(each, memory=None) for each in machine.devices))
+    return replace(plan_of(found, free, load_spec({"pins": pins})), machine=machine), memory
+
+
+def test_state_counts_where_it_is_used() -> None:
+    """Parameters, their gradients when all are there, and two tensors and a counter of AdamW for each."""
+    plan, memory = spread(pair(), True, "adamw")
+    found = footprints(plan, memory)
+    tower = 5 * (128 * 128 + 128) * 4
+    head = (256 * 16 + 16) * 4
+    assert {name: each.parameters for name, each in found.items()} == {"cuda:0": tower + head, "cuda:1": tower}
+    assert {name: each.optimizer for name, each in found.items()} == {
+        "cuda:0": 2 * (tower + head) + 48,
+        "cuda:1": 2 * tower + 40,
+    }
+    assert standing_bytes(plan, memory) == {"cuda:0": 4 * (tower + head) + 48, "cuda:1": 4 * tower + 40}
+    assert sum(demands(plan.tasks, plan.costs, memory)) == sum(standing_bytes(plan, memory).values())
+    assert sum(demands(plan.tasks, plan.costs)) == 2 * tower + head
+
+
+def test_ties_count_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.one(x).relu())
+
+    plan, memory = planned(Tied(), torch.randn(4, 64), True, "adam")
+    (found,) = footprints(plan, memory).values()
+    assert (found.parameters, found.optimizer) == (64 * 64 * 4, 2 * 64 * 64 * 4 + 4)
+    assert sum(demands(plan.tasks, plan.costs, memory)) == 4 * 64 * 64 * 4 + 4
+
+
+def test_parts_add_up_and_the_copies_are_there() -> None:
+    plan, memory = spread(pair())
+    found = footprints(plan, memory)
+    copies = [item for item in plan.program.instructions if isinstance(item, Copy)]
+    assert copies and {name: each.total for name, each in found.items()} == {n: sum(e.parts.values()) for n, e in found.items()}
+    assert all(str(each).startswith(f"{name}: ") and each.largest for name, each in found.items())
+    assert max(each.copies for each in found.values()) >= min(plan.program.by_name[item.target].bytes for item in copies)
+
+
+@pytest.mark.parametrize("policy", ["by_level", "list", "single"])
+@pytest.mark.parametrize("training", [False, True])
+def test_no_plan_is_below_the_bound(policy: str, training: bool) -> None:
+    found = traced(towers(), BATCH, training)
+    memory = memory_of(found, training=training, optimizer=OPTIMIZERS["adam"])
+    for machine in (pair(), Machine((Device("cpu", "cpu", lanes=2),)), Machine((*pair().devices, Device("cpu", "cpu")))):
+        plan = plan_of(found, machine, load_spec(policy=policy))
+        assert least_cap(plan, memory) <= max(each.total for each in footprints(plan, memory).values())
+
+
+# -- caps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_plan_fits_the_caps_that_its_refusal_names_and_none_below(training: bool) -> None:
+    plan, memory = spread(pair(1, 1), training, "adamw")
+    with pytest.raises(PlacementError) as refusal:
+        verify_plan(plan, memory)
+    text = str(refusal.value)
+    enough = [int(number) for number in re.findall(r"(\d+) B \([^)]*\) on cuda", text)]
+    assert len(enough) == 2 and "smaller batch" in text and "the largest: " in text and "No plan fits where" in text
+    verify_plan(replace(plan, machine=pair(*enough)), memory)
+    for less in ((enough[0] - 1, enough[1]), (enough[0], enough[1] - 1)):
+        with pytest.raises(PlacementError, match="of state and .* of live values, and has"):
+            verify_plan(replace(plan, machine=pair(*less)), memory)
+
+
+def test_larger_calls_are_held_against_the_caps() -> None:
+    plan, memory = spread(pair())
+    enough = [2 * each.total for each in footprints(plan, memory).values()]
+    capped = replace(plan, machine=pair(*enough))
+    verify_memory(capped, {op.name: op.bytes for op in plan.graph.ops}, memory)
+    with pytest.raises(PlacementError, match="The largest batch that this plan fits with is"):
+        verify_memory(capped, {op.name: 100 * op.bytes for op in plan.graph.ops}, memory)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_largest_batch_is_the_largest(training: bool) -> None:
+    """Traced again with that batch, the model fits the cap, and with one more it does not."""
+    model = towers()
+    plan, memory = planned(model, BATCH, training, "sgd_momentum")
+    (footprint,) = footprints(plan, memory).values()
+    cap = 3 * footprint.total
+    capped = replace(plan, machine=Machine((Device("cpu", "cpu", memory=cap),)))
+    assert batch_of(plan) == 64 and largest_batch(plan, memory) is None
+    most = largest_batch(capped, memory)
+    assert most is not None and most > 3 * 64
+    totals = [next(iter(footprints(*planned(model, torch.randn(batch, 128), training, "sgd_momentum")).values())).total
+              for batch in (most, most + 1)]  # fmt: skip
+    assert totals[0] <= cap < totals[1]
+    assert largest_batch(replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),))), memory) == 0
+
+
+# -- what a spec says ------------------------------------------------------------------------------------------------
+
+
+def test_max_memory_overrides_what_devices_say() -> None:
+    spec = load_spec({"devices": [{"device": "cuda:0", "name": "gpu", "memory": "1GiB"}, {"device": "cuda:1"}]})
+    short = load_spec(spec, max_memory={"gpu": "20GiB", "cuda:1": 10**9})
+    assert [device.memory for device in build_machine(short).devices] == [20 * 2**30, 10**9]
+    assert build_machine(load_spec(max_memory={"cuda": "2GiB"}), ["cuda:0", "cpu"]).devices[0].memory == 2 * 2**30
+    assert hash(short) == hash(load_spec(spec, max_memory={"cuda:1": 10**9, "gpu": 20 * 2**30}))
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"devices": [{"device": "cuda:0"}], "max_memory": {"cuda:1": "1GiB"}}, "max_memory.*is no device of this spec"),
+        ({"max_memory": {"cuda": 1000, "cuda:0": 1000}}, '"cuda:0" is "cuda" again; keep one'),
+        ({"max_memory": {"cuda:0": "20GiX"}}, "is not a size"),
+        ({"max_memory": ["cuda:0"]}, "should be a mapping"),
+        ({"optimizer": "adamv"}, 'no optimizer that is known; did you mean "adam'),
+        ({"training": "yes"}, "should be true or false"),
+    ],
+)
+def test_what_no_spec_may_say(document: dict[str, object], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        load_spec(document)
+
+
+def test_a_cap_of_no_device_of_the_machine() -> None:
+    with pytest.raises(SpecError, match=r"cuda:1.* is not in this machine, which has cuda:0, cpu"):
+        build_machine(load_spec(max_memory={"cuda:1": "1GiB"}), ["cuda:0", "cpu"])
+    assert Spec().training is None and Spec().optimizer == "none"

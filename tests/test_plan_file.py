@@ -121,6 +121,11 @@ def test_what_is_no_plan_yet_is_not_saved(tmp_path: Path) -> None:
         save_plan(Towers(), tmp_path / "plan.json")
     with pytest.raises(SpecError, match=r"provisional.*give an example"):
         save_plan(partition(Towers(), ["cpu"]), tmp_path / "plan.json")
+    plans = [planned(Towers(), devices, example_inputs=X) for devices in (["cpu:0"], ["cpu:0", "cpu:1"])]
+    with pytest.raises(SpecError, match="different machines"):
+        write_plan(plans, tmp_path / "plan.json")
+    with pytest.raises(SpecError, match="no plan to save"):
+        write_plan([], tmp_path / "plan.json")
     with pytest.raises(SpecError, match="cannot be written"):
         save_plan(made(), tmp_path / "none" / "plan.json")
     assert not list(tmp_path.iterdir())

@@ -352,6 +352,15 @@ def test_a_long_chain_of_which_only_one_cut_fits() -> None:
     assert sum(here != there for here, there in pairwise(homes)) == 1
 
 
+def test_units_that_fit_nowhere_together_may_fit_apart() -> None:
+    """Stages keep a backward task with a neighbour; where no processor has room for both, that is no reason to give up."""
+    problem = small(3098)
+    assert optimum(problem, True) < inf
+    for convex in (False, True):
+        assert cost(problem, answer(problem, convex, 10.0)[0]) == pytest.approx(optimum(problem, convex))
+    assert not list(faults(problem, stages(problem), True))
+
+
 def test_no_tasks_take_no_time() -> None:
     empty = Problem("empty", (), (Kind("cpu", {1: []}),), (Processor("x", 0),), [])
     assert (contiguous(empty), spread(empty), stages(empty), load_bound(empty)) == (([], 0.0), ([], 0.0), [], 0.0)

@@ -213,3 +213,12 @@ def _alone(plan: Plan, memory: Memory, name: str) -> int:
     weights = {memory.state[used].storage: memory.state[used] for used in op.state if used in memory.state}
     values = sum(memory.storages[number].bytes for number in numbers if memory.storages[number].origin != "state")
     return values + facts.kept + sum(each.bytes + each.optimizer for each in weights.values())
+
+
+def standing_bytes(plan: Plan, memory: Memory) -> dict[str, int]:
+    """Bytes that policies reckon with on each torch device: state, with its gradients and what the optimizer keeps."""
+    found: Counter[str] = Counter()
+    placed = {name: device for name, device in state_devices(plan).items() if name in memory.state}
+    for weight, device in {memory.state[name].storage: (memory.state[name], place) for name, place in placed.items()}.values():
+        found[device] += weight.total
+    return dict(found)

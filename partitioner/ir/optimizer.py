@@ -31,7 +31,8 @@ class Optimizer:
         copies: tensors of the parameter's size that it keeps for each parameter.
         counter: bytes that it keeps for each parameter whatever that's size.
         factored: whether it keeps a row and a column of a matrix, and copies of other parameters.
-        scratch: tensors of the parameter's size that it makes, at most, while it steps a parameter.
+        scratch: tensors of a parameter's size that it makes, at most, while it steps one parameter after the other.
+        together: likewise of all parameters, where it steps all of them at once (``foreach``).
 
     Example:
         >>> OPTIMIZERS["adamw"].bytes((100, 10), 4), OPTIMIZERS["adafactor"].bytes((100, 10), 4)
@@ -43,6 +44,7 @@ class Optimizer:
     counter: int = 0
     factored: bool = False
     scratch: int = 0
+    together: int = 0
 
     def bytes(self, shape: Sequence[int], itemsize: int) -> int:
         """Bytes of its state for one parameter of a shape."""
@@ -56,9 +58,13 @@ class Optimizer:
 
         Args:
             sizes: bytes of the parameters that are stepped on one device.
-            together: whether all of them are stepped at once, as on accelerators (``foreach``), or one after the other.
+            together: whether all of them are stepped at once, which is what PyTorch does on accelerators.
+
+        Example:
+            >>> OPTIMIZERS["adam"].stepping([400, 800], together=False), OPTIMIZERS["adam"].stepping([400, 800], together=True)
+            (1600, 1200)
         """
-        return self.scratch * (sum(sizes) if together else max(sizes, default=0))
+        return self.together * sum(sizes) if together and self.together else self.scratch * max(sizes, default=0)
 
 
 OPTIMIZERS = {
@@ -67,20 +73,20 @@ OPTIMIZERS = {
         Optimizer("none"),
         Optimizer("sgd"),
         Optimizer("sgd_momentum", 1),
-        Optimizer("adam", 2, COUNTER, scratch=2),
-        Optimizer("adamw", 2, COUNTER, scratch=2),
-        Optimizer("adam_amsgrad", 3, COUNTER, scratch=2),
-        Optimizer("adamax", 2, COUNTER, scratch=2),
-        Optimizer("nadam", 2, 2 * COUNTER, scratch=2),
-        Optimizer("radam", 2, COUNTER, scratch=2),
-        Optimizer("adagrad", 1, COUNTER, scratch=2),
-        Optimizer("adadelta", 2, COUNTER, scratch=2),
-        Optimizer("asgd", 1, 3 * COUNTER, scratch=1),
-        Optimizer("rmsprop", 1, COUNTER, scratch=1),
-        Optimizer("rmsprop_momentum", 2, COUNTER, scratch=1),
-        Optimizer("rprop", 2, COUNTER, scratch=2),
-        Optimizer("adafactor", 1, COUNTER, factored=True, scratch=2),
-        Optimizer("muon", 1, scratch=3),
+        Optimizer("adam", 2, COUNTER, scratch=2, together=1),
+        Optimizer("adamw", 2, COUNTER, scratch=2, together=1),
+        Optimizer("adam_amsgrad", 3, COUNTER, scratch=2, together=1),
+        Optimizer("adamax", 2, COUNTER, scratch=1, together=1),
+        Optimizer("nadam", 2, 2 * COUNTER, scratch=2, together=1),
+        Optimizer("radam", 2, COUNTER, scratch=2, together=1),
+        Optimizer("adagrad", 1, COUNTER, scratch=1, together=2),
+        Optimizer("adadelta", 2, COUNTER, scratch=2, together=2),
+        Optimizer("asgd", 1, 3 * COUNTER, together=1),
+        Optimizer("rmsprop", 1, COUNTER, scratch=1, together=1),
+        Optimizer("rmsprop_momentum", 2, COUNTER, scratch=1, together=1),
+        Optimizer("rprop", 2, COUNTER, scratch=3, together=2),
+        Optimizer("adafactor", 1, COUNTER, factored=True, scratch=2, together=1),
+        Optimizer("muon", 1, scratch=5),
         Optimizer("lion", 1, scratch=2),
     )
 }

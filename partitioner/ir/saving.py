@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from partitioner.ir.assignment import Assignment
@@ -48,9 +49,8 @@ def saved(plans: Iterable[Plan], model: str = "") -> SavedPlan:
 
 def saved_device(device: Device) -> SavedDevice:
     """A device as a row."""
-    fields = dict(vars(device))
-    fields.pop("torch_device")
-    return SavedDevice(device=device.torch_device, **(fields | {"rates": dict(device.rates)}))
+    figures = {each.name: getattr(device, each.name) for each in fields(device) if each.name != "torch_device"}
+    return SavedDevice(device=device.torch_device, **(figures | {"rates": dict(device.rates)}))
 
 
 def link_rows(machine: Machine) -> tuple[SavedLinks, ...]:
@@ -88,11 +88,11 @@ def task_rows(tasks: TaskGraph, placement: Assignment, machine: Machine) -> tupl
         SavedTask(
             name=placement.tasks[number],
             lane=lanes[placement.lanes[number]].name,
-            threads=placement.threads[number] if placement.threads else 0,
-            start=float(placement.start[number]),
-            end=float(placement.end[number]),
+            threads=int(placement.threads[number]) if len(placement.threads) else 0,
+            start=float(placement.start[number]) if len(placement.start) else 0.0,
+            end=float(placement.end[number]) if len(placement.end) else 0.0,
             ops=tasks.tasks[number].ops,
-            reason=placement.reasons[number] if placement.reasons else "",
+            reason=placement.reasons[number] if len(placement.reasons) else "",
         )
         for number in placement.order
     )

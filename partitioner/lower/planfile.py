@@ -98,7 +98,8 @@ def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model
         model: the name of the model's class; the first graph's name if left out.
 
     Raises:
-        SpecError: there are no plans, one was made without knowing any shape, or the file cannot be written.
+        SpecError: there are no plans, they are for different machines, one was made without knowing any shape, or the file
+            cannot be written.
     """
     found = [plans] if isinstance(plans, Plan) else list(plans)
     if not found:
@@ -106,6 +107,8 @@ def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model
     for plan in found:
         if not plan.graph.observed:
             raise SpecError(f"the plan of {plan.graph.name} is provisional, for no shapes are known; give an example input")
+        if plan.machine != found[0].machine:
+            raise SpecError("the plans are for different machines; save them in a file each")
     document = saved(found, model)
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

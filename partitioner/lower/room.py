@@ -2,11 +2,14 @@
 program only. Where both do not fit, the machine is asked for again with so much less memory:
 
     gpu0  80 GiB  state 80 GiB + 484 MiB live: too much        planned again as if it had 79.5 GiB
+
+First each device leaves the room that the fullest needs, for tasks move when there is less; if then there is too little for the
+state, only those leave room that were too full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from partitioner.errors import PlacementError
@@ -17,9 +20,12 @@ from partitioner.lower.verify import verify_plan
 
 MOST_TRIES = 4
 
+Bytes = Mapping[str, int]
+"""By torch device."""
+
 
 def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
-    """The first plan of those made for a machine, each with less memory than the one before, that keeps every rule.
+    """The first plan that keeps every rule, of those made for a machine and for the same with less memory.
 
     Args:
         machine: with the memory that there is.
@@ -29,30 +35,44 @@ def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
         PlacementError: none fits.
         VerifyError: a plan breaks another rule.
     """
-    first = plan = make(machine)
-    room = 0
-    for _ in range(MOST_TRIES):
-        missing = live_bytes_too_many(plan)
-        if not missing:
-            break
-        room = max(missing, room + missing // 8)
-        try:
-            plan = make(_with_less(machine, room))
-        except PlacementError:
-            plan = first
-            break
-    verify_plan(plan)
-    return plan
+    first = make(machine)
+    for grown in (_everywhere, _where_full):
+        plan, room = first, dict.fromkeys(caps(machine), 0)
+        for _ in range(MOST_TRIES):
+            missing = live_bytes_too_many(plan)
+            if not missing:
+                verify_plan(plan)
+                return plan
+            room = grown(room, missing)
+            try:
+                plan = make(_with_less(machine, room))
+            except PlacementError:
+                break
+    verify_plan(first)
+    return first
 
 
-def live_bytes_too_many(plan: Plan) -> int:
-    """Bytes of live values on the device that has most of them, if a device has too little memory; 0 if all have enough."""
+def live_bytes_too_many(plan: Plan) -> dict[str, int]:
+    """Bytes of live values at worst on each device on which they do not fit beside the state."""
     state, live = resident_bytes(plan), peak_bytes(plan.program)
-    peaks = {name: live.get(name, (0, -1))[0] for name in caps(plan.machine)}
-    full = any(state.get(name, 0) + peaks[name] > cap for name, cap in caps(plan.machine).items())
-    return max(peaks.values()) if full else 0
+    peaks = {device: live.get(device, (0, -1))[0] for device in caps(plan.machine)}
+    return {device: peaks[device] for device, cap in caps(plan.machine).items() if state.get(device, 0) + peaks[device] > cap}
 
 
-def _with_less(machine: Machine, room: int) -> Machine:
-    devices = (each if each.memory is None else replace(each, memory=max(0, each.memory - room)) for each in machine.devices)
+def _everywhere(room: Bytes, missing: Bytes) -> dict[str, int]:
+    """As much on each device as the fullest of them needs, and more each time."""
+    most = max(missing.values())
+    return {device: max(most, before + most // 8) for device, before in room.items()}
+
+
+def _where_full(room: Bytes, missing: Bytes) -> dict[str, int]:
+    """As much on each device as it needed itself, and more each time."""
+    return {device: max(missing.get(device, 0), before + missing.get(device, 0) // 8) for device, before in room.items()}
+
+
+def _with_less(machine: Machine, room: Bytes) -> Machine:
+    devices = (
+        each if each.memory is None else replace(each, memory=max(0, each.memory - room[each.torch_device]))
+        for each in machine.devices
+    )
     return replace(machine, devices=tuple(devices))

@@ -24,6 +24,8 @@ from partitioner.runtime.computed import computed_buffers
 from partitioner.runtime.moving import move_state
 
 MOST_FAULTS = 20
+DIRECT = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices that safetensors reads to; to others a tensor goes by way of host memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +148,9 @@ def _read(sources: Mapping[Slot, Stored]) -> Iterator[tuple[Slot, torch.Tensor]]
         files.setdefault((stored.file, slot.device), []).append((slot, stored))
     for (file, device), members in sorted(files.items(), key=lambda item: (str(item[0][0]), item[0][1])):
         try:
-            with safe_open(file, framework="pt", device=device) as opened:
+            with safe_open(file, framework="pt", device=device if device.partition(":")[0] in DIRECT else "cpu") as opened:
                 for slot, stored in members:
-                    yield slot, _own(opened.get_tensor(stored.name), slot.tensor)
+                    yield slot, _own(opened.get_tensor(stored.name).to(device), slot.tensor)
         except Exception as error:  # the file was replaced, or a device is full: whatever is below raises its own
             raise SpecError(f"{file}: cannot be loaded on {device}: {type(error).__name__}: {error}") from error
 

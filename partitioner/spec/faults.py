@@ -132,6 +132,9 @@ def _hint(word: str, words: Mapping[str, object]) -> str:
 
 _SHOULD = {
     "tuple_type": "should be a list",
+    "mapping_type": "should be a mapping",
+    "dict_type": "should be a mapping",
+    "bool_type": "should be true or false",
     "model_type": "should be a mapping of keys to values",
     "string_type": "should be text; put it in quotes",
     "string_too_short": "should not be empty",

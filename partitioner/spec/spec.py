@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -61,6 +62,13 @@ OptimizerName = Annotated[
 ]
 # Programs are printed and parsed again, so a name is one word of them; ``<name>/<index>`` is a lane.
 Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
+
+
+class Sizes(dict[str, int]):
+    """Sizes by name. Nobody changes one, so a spec that has one can be told from others by a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
 
 
 def _policy(value: object) -> object:
@@ -200,8 +208,9 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="seconds of the shortest task worth a launch of its own, such as 100us; null to derive it",
     )
 
-    max_memory: Mapping[Text, Size] = Field(
-        default={}, description="bytes a plan may use of a device, by its name or as a torch device, such as cuda:0: 20GiB"
+    max_memory: Annotated[Mapping[Text, Size], AfterValidator(Sizes)] = Field(
+        default_factory=Sizes,
+        description="bytes a plan may use of a device, by its name or as a torch device, such as cuda:0: 20GiB",
     )
     training: bool | None = Field(
         default=None,

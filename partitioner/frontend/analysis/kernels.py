@@ -112,7 +112,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _blocked(tensor: torch.Tensor, groups: int) -> int:
     """Bytes of a tensor with its channels in whole blocks."""
-    block, channels = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8, number_of(tensor.shape[1])
+    block, channels = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8, int(number_of(tensor.shape[1]))
     whole = -(-channels // block) * block if groups == 1 else channels
     return _bytes(tensor) * whole // max(1, channels)
 

@@ -1,6 +1,6 @@
 """Homes under tight rules: where greedy choices would run into a dead end, first find one answer, then never leave one.
 
-    memory 6 and 6, demand 4 4 2 2      greedy: 4 to each, 2 and 2 fit; but 3 3 2 2 2 with 3 and 3 apart leaves a 2 outside
+    memory 6 and 6, demand 3 3 2 2 2    the two of 3 must go together: apart, they leave 3 and 3, and one of 2 has no room
     contiguous, a -> b -> c, a and c in one group: b has no choice, which is known before b is placed (`closed`)
 
 *Certificate*: a processor for every group that keeps all rules. A task may leave its certificate's processor only for one

@@ -25,8 +25,11 @@ from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import timed
 
-HOT, COLD = 0.08, 0.0005
+HOT, COLD = 0.06, 0.001
 """By which part of a makespan a move may make it longer to be kept with probability 1/e: at first, and at last."""
+
+CYCLES = 3
+"""How often the search heats up again, from the best answer so far."""
 
 CRITICAL = 0.7
 """Part of the moves that are made with a task that the end waits for."""
@@ -75,30 +78,38 @@ class _Walk:
 
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk until it is time; the best place seen."""
-        start, heat, quiet = perf_counter(), HOT, 0
-        critical = self.critical()
+        start, heat, cycle = perf_counter(), HOT, 0
+        critical, energy = self.critical(), self.energy(self.now)
         for turn in range(most):
             if turn % 16 == 0:
                 at = perf_counter()
                 if at >= until:
                     break
-                heat = HOT * (COLD / HOT) ** max(turn / most, (at - start) / max(1e-9, until - start))
+                passed = CYCLES * max(turn / most, (at - start) / max(1e-9, until - start))
+                heat = HOT * (COLD / HOT) ** (passed % 1.0) * self.best.seconds
+                if int(passed) > cycle:
+                    cycle, self.now = int(passed), self.best
+                    critical, energy = self.critical(), self.energy(self.now)
             next_ = self.step(critical)
             if next_ is None:
                 continue
-            quiet += 1
-            worse = next_.seconds - self.now.seconds
-            if worse <= 0 or worse < -log(max(1e-300, self.random.random())) * heat * self.now.seconds:
-                self.now = next_
+            felt = self.energy(next_)
+            if felt <= energy or felt - energy < -log(max(1e-300, self.random.random())) * heat:
+                self.now, energy = next_, felt
                 critical = self.critical()
             if next_.seconds < self.best.seconds * (1 - 1e-12):
-                self.best, quiet = next_, 0
+                self.best = next_
                 if next_.seconds <= least * (1 + 1e-9):
                     break
-            elif quiet > 400 + 20 * len(self.sources):
-                self.now, quiet = self.best, 0
-                critical = self.critical()
         return self.best
+
+    def energy(self, here: Timed) -> float:
+        """What the search makes small: the makespan, and when lanes are through on average, which sees what it does not."""
+        last = [0.0] * len(self.problem.lanes)
+        for end, lane in zip(here.end, here.lanes, strict=True):
+            if end > last[lane]:
+                last[lane] = end
+        return here.seconds + (0.0 if self.look.uniform else sum(last) / len(last))
 
     def critical(self) -> list[tuple[int, int]]:
         """The tasks of one chain that the end waits for, last first; each with the task whose lane it waits for, or -1."""

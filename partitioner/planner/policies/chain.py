@@ -33,7 +33,7 @@ class Chain:
     4.0
     """
 
-    time_limit: float = 2.0
+    time_limit: float = 5.0
     most_ideals: int = 4_000
 
     def __call__(self, problem: Problem) -> Assignment:

@@ -21,8 +21,14 @@ from partitioner.planner.timing import largest_load
 MOST_POINTS = 1_200
 """Cut points of an order that are looked at together; of longer orders some, and then those near the best ones."""
 
+DRIFT = 1e-3
+"""A gain, relatively, after which cut points of the same fineness are moved once more before finer ones are looked at."""
+
 ORDERS = 12
 """Orders that are tried, as time allows."""
+
+MANY = 30_000
+"""Units above which one order is enough work."""
 
 
 def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> list[int] | None:
@@ -49,7 +55,7 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> 
 def _answers(park: Park, until: float, most_ideals: int, bound: float) -> Iterator[list[int]]:
     """Ever better stages, by what they are thought to cost; the first ones of several orders, the last ones of all ideals."""
     least = inf
-    for number, order in enumerate(islice(orders(park.units), ORDERS)):
+    for number, order in enumerate(islice(orders(park.units), ORDERS if park.units.count <= MANY else 1)):
         if number and monotonic() > until:
             break
         found = _along(park, order, bound)
@@ -73,7 +79,7 @@ def _filled(park: Park, order: Sequence[int]) -> list[int] | None:
     waiting.sort()
     left, here = waiting.pop()
     for unit in order:
-        while units.memory[unit] > left or here not in units.able_sets[unit]:
+        while units.memory[unit] > left or units.rows[here][unit] == inf:
             if not waiting:
                 return None
             left, here = waiting.pop()
@@ -88,13 +94,15 @@ def _along(park: Park, order: Sequence[int], bound: float) -> tuple[float, list[
     step = max(1, -(-count // MOST_POINTS))
     points = np.unique(np.append(np.arange(0, count, step), count))
     found = _within(park, order, known, points, bound)
+    gain = 0.0
     while found is not None and step > 1:
         chosen = found[2]
-        step = max(1, step // 4)
+        step = step if gain > DRIFT else max(1, step // 4)
         reach = max(1, min(4, MOST_POINTS // (2 * len(chosen))))
         near = (chosen[:, None] + step * np.arange(-reach, reach + 1)).ravel()
         points = np.unique(np.concatenate([[0, count], chosen, near[(near > 0) & (near < count)]]))
         finer = _within(park, order, known, points, bound, found[0])
+        gain = 0.0 if finer is None else 1.0 - finer[0] / max(found[0], 1e-300)
         found = found if finer is None else finer
     return None if found is None else found[:2]
 
