@@ -74,7 +74,8 @@ def measured(model: str, devices: str, policy: str) -> list[str]:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         error = next((line for line in reversed(lines) if re.match(r"[\w.]+Error: ", line)), lines[-1])
-        return [model, devices, policy, error.partition(": ")[2][:60], *[""] * (len(HEADER) - 4)]
+        print(f"{model} on {devices} devices by {policy}: {error.partition(': ')[2]}")
+        return [model, devices, policy, "refused", *["-"] * (len(HEADER) - 4)]
     return [model, devices, policy, *json.loads(done.stdout.splitlines()[-1])]
 
 

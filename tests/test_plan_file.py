@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lanes
+import pretend
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from typer.testing import CliRunner, Result
 from partitioner import PartitionerError, PlacementError, SpecError, partition, save_plan
 from partitioner.cli import main as cli
 from partitioner.driver import planned
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.ir.saved import SavedPlan
 from partitioner.ir.saving import saved
 from partitioner.lower.planfile import read_plan, write_plan
@@ -210,6 +212,24 @@ def test_all_programs_of_a_module_are_in_one_file(tmp_path: Path) -> None:
 
 def gpus(*names: str, lanes: int = 1) -> dict[str, Any]:
     return {"devices": [{"name": name, "device": f"cuda:{n}", "lanes": lanes} for n, name in enumerate(names)], "grain": 1e-9}
+
+
+def test_state_goes_where_the_plan_of_several_devices_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """On accelerators that are pretended; the graph is traced twice, before state is moved and after it."""
+    model, x = lanes.Towers(), numbers(4, 6)
+    expected = model(x).detach()
+    with pretend.pretending(monkeypatch) as world:
+        machine = pretend.spec({"lazy:0": 2, "lazy:1": 1})
+        first = partition(model, example_inputs=x, spec=machine, copy=True)
+        assert_same(expected, first(x).detach())
+        save_plan(first, tmp_path / "plan.json")
+        again = partition(model, example_inputs=x, plan=tmp_path / "plan.json", copy=True)
+        assert_same(expected, again(x).detach())
+        assert {str(each.device) for each in again.parameters()} == {"lazy:0", "lazy:1"}
+        assert state_devices(first.plan) == state_devices(again.plan) and same_plan(first.plan, again.plan)
+        assert world.faults() == []
 
 
 PINS = [{"match": "left*", "device": "a"}, {"match": "right*", "device": "b"}]

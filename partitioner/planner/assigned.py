@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
-from partitioner.planner.timing import largest_load, timed
+from partitioner.planner.timing import Ahead, largest_load, timed
 
 
 def scheduled(
@@ -19,12 +19,13 @@ def scheduled(
     bound: float = 0.0,
     reasons: Sequence[str] = (),
     note: str = "",
+    ahead: Ahead | None = None,
 ) -> Assignment:
     """An answer: the lane of each task, by number, and all tasks in an order that respects every edge.
 
-    The times are those of the clock, for either objective; the cost is the objective's.
+    The times are those of the clock, for any objective; the cost is the objective's. ``ahead``: see `timed`.
     """
-    clock = timed(problem, lanes, order, threads)
+    clock = timed(problem, lanes, order, threads, ahead)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
     cost = clock.makespan if problem.objective == "latency" else _cost(problem, [problem.lanes[lane] for lane in lanes])
     assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"

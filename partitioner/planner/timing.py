@@ -7,6 +7,8 @@ it reads has arrived; a value travels as soon as it is made and a channel has ro
     link        | v0 |  | v1 |
     gpu1             | t2 |  | t3 |     t3 waits for v1, and v1 for the end of t1
 
+Who wants another order on the channels says so: `timed` takes the passages that come ahead of a task.
+
 Resources remember when they are taken, not only until when, so that a short task may go into a gap before a long one
 (insertion, as in HEFT). Lanes of one accelerator share its multiprocessors: tasks run at once whose shares fit together, and
 others wait, which is as long as both would take by turns.
@@ -15,10 +17,13 @@ others wait, which is as long as both would take by turns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.problem import ISSUE, Problem
+
+Ahead = Mapping[int, Sequence[tuple[int, int]]]
+"""By task, what goes over channels before that task has its turn: ``(value, channel)``, in order."""
 
 MOST_GAPS = 32
 """Gaps that are looked at before a task goes to the end of its lane: keeps placing linear in the number of tasks."""
@@ -155,6 +160,15 @@ class Clock:
             self._shares[processor].take(start, end, share[task])
         return end
 
+    def carry(self, value: int, channel: int) -> None:
+        """Put a value on a channel, and on those before it on its way, for readers that have not been placed yet."""
+        maker = self.problem.values[value][0]
+        here = self._home[self.lane[maker]]
+        for (source, _), route in self.problem.routes.items():
+            if source == here and channel in route:
+                self._carry(value, route[: route.index(channel) + 1], self.end[maker], True, {})
+                return
+
     def _fit(self, task: int, lane: int, ready: float) -> tuple[float, float]:
         processor = self._home[lane]
         seconds, issue, share = self.seconds(task, processor), self._issue[processor], self._share[processor]
@@ -184,15 +198,16 @@ class Clock:
             elif value < 0 or self._home[at] == here:
                 arrival = end + handoff
             else:
-                arrival = self._carry(value, self._home[at], here, end, commit, extra) + handoff
+                route = problem.routes.get((self._home[at], here), ())
+                arrival = self._carry(value, route, end, commit, extra) + handoff
             if arrival > ready:
                 ready = arrival
         return ready
 
-    def _carry(self, value: int, here: int, there: int, ready: float, commit: bool, extra: dict[int, float]) -> float:
-        """When a value that is made on ``here`` at ``ready`` is on ``there``. ``extra``: what a trial has put on channels."""
+    def _carry(self, value: int, route: Sequence[int], ready: float, commit: bool, extra: dict[int, float]) -> float:
+        """When a value that is made at ``ready`` is at the end of a route. ``extra``: what a trial has put on channels."""
         size = self.problem.values[value][1]
-        for channel in self.problem.routes.get((here, there), ()):
+        for channel in route:
             known = self.arrived.get((value, channel))
             if known is None:
                 seconds = self.problem.channels[channel].seconds(size)
@@ -222,10 +237,22 @@ class Clock:
         return start
 
 
-def timed(problem: Problem, lane: Sequence[int], order: Iterable[int], threads: Sequence[int] = ()) -> Clock:
-    """The clock after all tasks have been placed on given lanes, in an order that respects every edge."""
-    clock = Clock(problem, threads)
+def timed(
+    problem: Problem, lane: Sequence[int], order: Iterable[int], threads: Sequence[int] = (), ahead: Ahead | None = None
+) -> Clock:
+    """The clock after all tasks have been placed on given lanes, in an order that respects every edge.
+
+    Args:
+        problem: what is placed.
+        lane: of each task.
+        order: of the tasks.
+        threads: of each task, where it is not a lane's share.
+        ahead: what travels before tasks have their turn; all else travels when its first reader is placed.
+    """
+    clock, ahead = Clock(problem, threads), ahead or {}
     for task in order:
+        for value, channel in ahead.get(task, ()):
+            clock.carry(value, channel)
         clock.place(task, lane[task])
     return clock
 

@@ -34,10 +34,13 @@ def widened(problem: Problem, answer: Assignment) -> Assignment:
         each = problem.processors[processor]
         if each.cores > each.threads_per_lane and (used[processor] == 1 or _pays(problem, task, processor)):
             threads[task] = each.cores
+    if problem.objective != "latency":
+        return replace(answer, threads=threads)
+    if not any(threads):
+        return replace(answer, bound=min(answer.cost, thread_bound(problem)))
     clock = timed(problem, answer.lanes, answer.order, threads)
-    cost = clock.makespan if problem.objective == "latency" else answer.cost
-    least = min(cost, thread_bound(problem)) if problem.objective == "latency" else answer.bound
-    return replace(answer, threads=threads, start=clock.start, end=clock.end, cost=cost, bound=least)
+    least = min(clock.makespan, thread_bound(problem))
+    return replace(answer, threads=threads, start=clock.start, end=clock.end, cost=clock.makespan, bound=least)
 
 
 def _pays(problem: Problem, task: int, processor: int) -> bool:

@@ -10,7 +10,7 @@ from partitioner.planner.latency.model import solver_module
 from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.schedule_model import Schedule
 from partitioner.planner.latency.tries import Found
-from partitioner.planner.timing import timed
+from partitioner.planner.timing import Ahead, timed
 
 MOST_TASKS = 2000
 """Tasks beyond which no model is built."""
@@ -84,20 +84,34 @@ def _seen(module: Any, model: Schedule, known: Found) -> Any:
 
 
 def read(model: Schedule, value: Callable[[Any], int]) -> list[Found]:
-    """A solution's lanes on the clock, the tasks in two orders: as they start, and as the first value they wait for travels."""
+    """A solution's lanes on the clock: everything in its order; and with all that travels when its reader has its turn."""
     problem = model.problem
     starts = [value(each) for each in model.start]
     lanes = _lanes(model, value, starts)
-    orders = [by_urgency(problem, [-each for each in starts])]
-    if model.begins:
-        first = list(starts)
-        for moved, (maker, _) in enumerate(problem.values):
-            here = problem.lanes[lanes[maker]]
-            for reader in problem.readers[moved]:
-                route = problem.routes.get((here, problem.lanes[lanes[reader]]), ())
-                first[reader] = min([first[reader], *(value(model.begins[moved, each]) for each in route)])
-        orders.append(by_urgency(problem, [-each for each in first]))
-    return [Found.of(timed(problem, lanes, each), each, "exact") for each in orders]
+    order = by_urgency(problem, [-each for each in starts])
+    ways = [_ahead(model, value, lanes, order), {}] if model.begins else [{}]
+    return [Found.of(timed(problem, lanes, order, ahead=each), order, "exact", each) for each in ways]
+
+
+def _ahead(model: Schedule, value: Callable[[Any], int], lanes: Sequence[int], order: Sequence[int]) -> Ahead:
+    """What a solution has sent off by the time at which each task starts, in its order."""
+    problem = model.problem
+    sent = sorted(
+        {
+            (value(model.begins[moved, channel]), place, moved, channel)
+            for moved, (maker, _) in enumerate(problem.values)
+            for reader in problem.readers[moved]
+            for place, channel in enumerate(problem.routes.get((problem.lanes[lanes[maker]], problem.lanes[lanes[reader]]), ()))
+        },
+        reverse=True,
+    )
+    made: set[int] = set()
+    ahead: dict[int, list[tuple[int, int]]] = {}
+    for task in order:
+        while sent and sent[-1][0] <= value(model.start[task]) and problem.values[sent[-1][2]][0] in made:
+            ahead.setdefault(task, []).append(sent.pop()[2:])
+        made.add(task)
+    return ahead
 
 
 def _lanes(model: Schedule, value: Callable[[Any], int], starts: Sequence[int]) -> list[int]:

@@ -7,14 +7,14 @@ backwards   3 from 2   11.7 ms      4 from 3  11.6 ms
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.ranks import by_urgency, optimistic, orders
-from partitioner.planner.timing import Clock, timed
+from partitioner.planner.timing import Ahead, Clock, timed
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class Found:
         order: in which the clock was given the tasks.
         clock: the clock after them.
         rank: by which rank it was made.
+        ahead: what travels before tasks have their turn.
     """
 
     seconds: float
@@ -34,11 +35,12 @@ class Found:
     order: Sequence[int]
     clock: Clock
     rank: str
+    ahead: Ahead = field(default_factory=dict)
 
     @staticmethod
-    def of(clock: Clock, order: Sequence[int], rank: str) -> Found:
+    def of(clock: Clock, order: Sequence[int], rank: str, ahead: Ahead | None = None) -> Found:
         """What a clock has timed in ``order``."""
-        return Found(clock.makespan, list(clock.lane), order, clock, rank)
+        return Found(clock.makespan, list(clock.lane), order, clock, rank, ahead or {})
 
 
 def best_of(problem: Problem, homes: Homes, tries: int) -> Found:

@@ -75,4 +75,6 @@ class Exact:
                 found = improved(ruled, found, bound, started + self.time_limit, self.seed)
         best = found.seconds <= bound * (1 + 1e-6)
         note = "proven to be the best" if best else "the best found in time"
-        return scheduled(problem, "exact", found.lanes, found.order, bound=min(bound, found.seconds), note=note)
+        return scheduled(
+            problem, "exact", found.lanes, found.order, bound=min(bound, found.seconds), note=note, ahead=found.ahead
+        )

@@ -1,0 +1,97 @@
+"""How near are predicted peaks of memory to measured ones? One call, a training step, and one with an optimizer.
+
+    python benchmarks/memory.py
+    python benchmarks/memory.py --quick
+    python benchmarks/memory.py --models resnet18,gpt2 --times 4 --device cuda:0
+
+A peak is what a step takes at most beyond what was there before it: parameters, what the optimizer keeps and the inputs are known
+exactly, and left out. On a CPU it is that of PyTorch's allocator, as its profiler saw it; on CUDA that of
+``torch.cuda.max_memory_allocated``. A training step has a backward from gradients of all results, for the loss is the caller's.
+Nothing here is a time, so it does not matter what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from _common import print_machine, table
+from _corpus_models import zoo  # noqa: F401  (finds the tests)
+from peaks import CASES, allocated, memory_in, step_of
+
+from partitioner import Parallel, partition
+from partitioner.ir.footprint import Footprint, footprints
+from partitioner.ir.units import format_size
+
+AIM = 0.1
+
+PURPOSES = {"call": (False, "none"), "training step": (True, "none"), "with AdamW": (True, "adamw")}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = arguments(words)
+    print_machine()
+    rows: list[list[object]] = []
+    errors: list[float] = []
+    for name in options.models:
+        for purpose, (training, optimizer) in PURPOSES.items():
+            row, error = compared(name, purpose, training, optimizer, options)
+            rows.append(row)
+            errors.append(abs(error))
+    print(table(["model", "step", "predicted", "measured", "error", "most is taken at", "reckoned in ms"], rows))
+    print(f"\nlargest |error| {max(errors):.1%}, mean {statistics.mean(errors):.2%} of {len(errors)}; the aim is {AIM:.0%}")
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES), help="names, with commas between")
+    parser.add_argument("--times", type=int, default=1, help="how many times the batch of the tests")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
+    parser.add_argument("--quick", action="store_true", help="two small models")
+    options = parser.parse_args(words)
+    options.models = ["towers", "gpt2"] if options.quick else options.models
+    return options
+
+
+def compared(
+    name: str, purpose: str, training: bool, optimizer: str, options: argparse.Namespace
+) -> tuple[list[object], float]:
+    """One row, and the error as a share of what was measured."""
+    torch.manual_seed(0)
+    case = CASES[name]
+    model, x = case.build().train(training).to(options.device), case.inputs(options.times * case.batch).to(options.device)
+    with torch.set_grad_enabled(training):
+        parallel = partition(model, [options.device], example_inputs=x, check=False)
+    footprint, seconds = predicted(parallel, training, optimizer)
+    expected = footprint.total - footprint.state - footprint.inputs - footprint.margin
+    call = step_of(parallel, x, training, torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None)
+    call()
+    found = allocated(call) if options.device == "cpu" else allocated_on_cuda(call)
+    error = expected / found - 1
+    sizes = format_size(expected), format_size(found)
+    return [name, purpose, *sizes, f"{error:+.2%}", footprint.at, f"{seconds * 1e3:.0f}"], error
+
+
+def predicted(parallel: Parallel, training: bool, optimizer: str) -> tuple[Footprint, float]:
+    """The footprint of a module's plan, and the seconds that it takes to reckon it once libraries are loaded."""
+    memory_in(parallel, training, optimizer)
+    start = time.perf_counter()
+    (footprint,) = footprints(*memory_in(parallel, training, optimizer)).values()
+    return footprint, time.perf_counter() - start
+
+
+def allocated_on_cuda(call: Callable[[], object]) -> int:
+    """The most bytes of a call, beyond those before it. Workspaces of libraries are there since the first call."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+if __name__ == "__main__":
+    main()
