@@ -4,9 +4,10 @@
     python benchmarks/memory.py --quick
     python benchmarks/memory.py --models resnet18,gpt2 --times 4 --device cuda:0
 
-A peak is what a step takes at most beyond what was there before it: parameters, what the optimizer keeps and the inputs are known
-exactly, and left out. On a CPU it is that of PyTorch's allocator, as its profiler saw it; on CUDA that of
-``torch.cuda.max_memory_allocated``. A training step has a backward from gradients of all results, for the loss is the caller's.
+A peak is what a step takes at most beyond what was there before it: parameters, what the optimizer keeps and the inputs are
+known exactly, and left out. On a CPU it is that of PyTorch's allocator, as its profiler saw it; on CUDA that of
+``torch.cuda.max_memory_allocated``. A training step has a backward from gradients of all results, for the loss is the
+caller's.
 Nothing here is a time, so it does not matter what else runs.
 """
 

@@ -177,7 +177,8 @@ def step_of(
         parallel(x)
 
     def train() -> None:
-        losses = [Loss.apply(each) for each in tree_leaves(parallel(x)) if isinstance(each, Tensor) and each.requires_grad]
+        results = tree_leaves(parallel(x))  # which the caller keeps, as most do
+        losses = [Loss.apply(each) for each in results if isinstance(each, Tensor) and each.requires_grad]
         torch.autograd.backward(losses)
         if optimizer is not None:
             optimizer.step()

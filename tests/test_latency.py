@@ -498,25 +498,25 @@ def test_list_recovers_where_filling_in_order_runs_into_a_dead_end() -> None:
 def linked(seed: int, count: int = 10, processors: int = 3) -> Problem:
     """Tasks that differ from processor to processor, with much to move over one link for each pair."""
     random = Random(seed)
-    kinds = tuple(Kind(f"k{each}", {1: [random.uniform(1, 10) for _ in range(count)]}) for each in range(processors))
+    kinds = tuple(Kind(f"k{each}", {1: [float(random.randint(10, 100)) for _ in range(count)]}) for each in range(processors))
     homes = tuple(Processor(f"p{each}", each) for each in range(processors))
     edges = [
         (source, target, source)
         for target in range(1, count)
         for source in random.sample(range(target), min(target, random.choice((1, 1, 2))))
     ]
-    values = [(task, random.uniform(1, 10) * 1.5) for task in range(count)]
+    values = [(task, float(random.randint(15, 150))) for task in range(count)]
     pairs = [(one, other) for one in range(processors) for other in range(one)]
-    channels = tuple(Channel(f"{one}-{other}", 1.0, 0.1, (one, other)) for one, other in pairs)
+    channels = tuple(Channel(f"{one}-{other}", 1.0, 1.0, (one, other)) for one, other in pairs)
     routes = {way: (number,) for number, (one, other) in enumerate(pairs) for way in ((one, other), (other, one))}
     return Problem("linked", tuple(f"t{each}" for each in range(count)), kinds, homes, edges, values, channels, routes)
 
 
-@pytest.mark.parametrize("seed", [0, 21])
+@pytest.mark.parametrize("seed", [33, 50])
 def test_what_travels_first_need_not_be_read_first(seed: int) -> None:
     """On these two problems a link must carry a value for a later task before one for an earlier task.
 
-    The solver had found that, and the clock, which sent values in the order of their readers, took 6 to 8% longer.
+    The solver had found that, and the clock, which sent values in the order of their readers, took 7 to 19% longer.
     """
     answer = Exact(time_limit=20.0)(linked(seed))
     assert answer.note == "proven to be the best" and answer.gap < 1e-6
