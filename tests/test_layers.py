@@ -44,6 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "ir",
         "errors",
     },
+    "tuning": {"planner.policies", "runtime", "spec.spec", "model", "ir", "errors"},
     "planning": {"spec", "planner", "ir", "errors"},
     "torch_backend": {"compile", "driver", "frontend", "runtime", "spec.discover", "model", "ir", "errors"},
     "cli": {

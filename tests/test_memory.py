@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis.strategies import integers
 from peaks import planned, towers, traced
 from torch import Tensor, nn
 
 from partitioner.compile import plan_of
 from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.analysis.held import memory_of
-from partitioner.ir.batch import batch_of, largest_batch
+from partitioner.ir.batch import _last, batch_of, largest_batch
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Device, Machine
@@ -287,6 +288,17 @@ def test_the_largest_batch_is_the_largest(training: bool) -> None:
               for batch in (most, most + 1)]  # fmt: skip
     assert totals[0] <= cap < totals[1]
     assert largest_batch(replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),))), memory) == 0
+
+
+@given(integers(0, 5000), integers(1, 60), integers(0, 40), integers(2, 300))
+def test_the_last_with_room_is_found(cap: int, slope: int, stairs: int, start: int) -> None:
+    """As counting finds it, for room that shrinks evenly but for stairs."""
+
+    def room(batch: int) -> int:
+        return cap - slope * batch - stairs * (batch // 7)
+
+    if room(1) >= 0:
+        assert _last(room, start) == next(batch for batch in range(1, 6000) if room(batch + 1) < 0)
 
 
 # -- what a spec says ------------------------------------------------------------------------------------------------

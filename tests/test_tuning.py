@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from partitioner import Spec, SpecError, partition
-from partitioner.driver import MATTERS, tuned
 from partitioner.model.call import Call
 from partitioner.runtime.tuning import measured
 from partitioner.spec.discover import build_machine
+from partitioner.tuning import MATTERS, tuned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_tuned_is_refused() -> None:
         partition(Sleepers(0.0), LANES, tune=True)
     two = build_machine(Spec(), ["cuda:0", "cuda:1"])
     with pytest.raises(SpecError, match="the devices are cuda:0, cuda:1; name one device"):
-        tuned(Sleepers(0.0), two, Spec(), Call.of((X,), {}))
+        tuned(Sleepers(0.0), two, Spec(), Call.of((X,), {}), lambda spec: pytest.fail("nothing is made"))
 
 
 def test_the_median_of_turns_counts() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from itertools import count
 
 from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
@@ -57,22 +59,33 @@ def largest_batch(plan: Plan, memory: Memory) -> int | None:
     Returns:
         0 if none fits; ``None`` if there is no cap, or the inputs have no batch in common.
     """
-    limits = caps(plan.machine)
-    if not limits or batch_of(plan) is None:
+    limits, before = caps(plan.machine), batch_of(plan)
+    if not limits or before is None:
         return None
 
-    def fits(batch: int) -> bool:
+    @cache
+    def room(batch: int) -> int:
         found = footprints(*resized(plan, memory, at_batch(plan, batch)))
-        return all(each.total <= limits.get(name, each.total) for name, each in found.items())
+        return min(limits[name] - each.total for name, each in found.items() if name in limits)
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high < MOST and fits(high):
-        low, high = high, 2 * high
-    if high >= MOST:
+    if not set(limits) & set(footprints(plan, memory)):
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    return 0 if room(1) < 0 else _last(room, max(2, before))
+
+
+def _last(room: Callable[[int], int], high: int) -> int | None:
+    """The last number with room, of those from 1, which has some; room shrinks by and large evenly. ``None`` beyond `MOST`."""
+    low = 1
+    while room(high) >= 0:
+        if high >= MOST:
+            return None
+        shrinks = room(1) - room(high)
+        guess = MOST if shrinks <= 0 else 2 + room(1) * (high - 1) // shrinks
+        low, high = high, min(MOST, max(2 * high, guess))
+    for tries in count():
+        if high - low <= 1:
+            break
+        even = low + room(low) * (high - low) // (room(low) - room(high))
+        middle = (low + high) // 2 if tries % 3 == 2 else min(max(even, low + 1), high - 1)
+        low, high = (middle, high) if room(middle) >= 0 else (low, middle)
     return low

@@ -42,7 +42,7 @@ class Footprint:
         copies: values of other devices.
         backward: gradients of activations, and what a backward takes while it runs.
         workspace: what an op takes while it runs, beyond its result.
-        margin: what libraries take for themselves, of which nothing is known but that they do.
+        margin: what libraries take for themselves on an accelerator: no more than the values that they compute on.
         end: the bytes when forward is done.
         largest: who takes most of it, with bytes, largest first.
     """
@@ -169,11 +169,11 @@ def _at(device: str, index: int, changes: list[Change], margin: int, end: int) -
         if change.device == device:
             kinds[change.kind] += change.bytes
             names[change.name] += change.bytes
-    transient = sum(kinds.values()) - kinds["parameters"] - kinds["buffers"] - kinds["optimizer"] - kinds["inputs"]
+    computed = sum(kinds[kind] for kind in ("activations", "saved", "copies", "backward"))
     largest = sorted(names.items(), key=lambda item: -item[1])
     at = changes[index].at if index >= 0 else ""
     shown = tuple((name, size) for name, size in largest[: 2 * MOST_SHOWN] if size > 0)
-    return Footprint(device, at, **kinds, margin=min(margin, transient), end=end, largest=shown)
+    return Footprint(device, at, **kinds, margin=min(margin, computed), end=end, largest=shown)
 
 
 def _margins(plan: Plan) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
-from partitioner.ir.machine import Machine
+from partitioner.ir.machine import Machine, few
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_duration
@@ -60,7 +60,7 @@ class Plan:
     def summary(self) -> str:
         """What was made, in a few lines."""
         used = sorted({item.lane for item in self.program.instructions})
-        lanes = ", ".join(self.machine.lanes[lane].name for lane in used) or "no lane"
+        lanes = few([self.machine.lanes[lane].name for lane in used]) or "no lane"
         tasks = len(self.tasks.tasks)
         counted = f"{len(self.graph.ops)} ops in {tasks} task{'s' if tasks != 1 else ''}"
         lines = [f"Parallel({self.graph.name}): {counted} on {lanes}"]
@@ -71,6 +71,11 @@ class Plan:
             if self.costs.measured:
                 figures = f", {self.costs.share_measured(self.machine.devices[0]):.0%} of it from measured ops"
             lines.append(f"  expected{figures}: {format_duration(self.makespan)} a call, {gain}")
+            if self.placement.bound and len(self.machine.lanes) > 1:
+                gap = max(0.0, 1 - self.placement.bound / self.makespan)
+                lines.append(
+                    f"  no plan of these tasks takes less than {format_duration(self.placement.bound)}: a gap of {gap:.1%}"
+                )
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:
             lines.append(f"  {reasons.pop()}")

@@ -83,10 +83,16 @@ def _recurrent_layer(args: Sequence[Any], result: Any) -> int:
     return 4 * hidden * steps * batch * _itemsize(args[0]) + sum(map(_bytes, args[1:5]))
 
 
+def _recurrent_backward(args: Sequence[Any], result: Any) -> int:
+    """Fitted, as the workspace is."""
+    return 2 * _bytes(args[7]) + _bytes(args[0]) + sum(map(_bytes, args[1:5]))
+
+
 HIDDEN: Mapping[Any, Callable[[Sequence[Any], Any], int]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.mkldnn_rnn_layer.default: _recurrent_layer,
+    aten.mkldnn_rnn_layer_backward.default: _recurrent_backward,
 }
 """The kernels whose insides are known."""
 

@@ -21,6 +21,7 @@ from partitioner.errors import SpecError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_duration, parse_duration, quote
+from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.chain import Chain
@@ -101,10 +102,13 @@ def _hint(word: str, words: Mapping[str, object]) -> str:
 
 
 def decided(problem: Problem, policy: Policy) -> Assignment:
-    """What ``policy`` answers, with threads inside ops. For the smallest memory, `Fit` is the only one that knows how."""
+    """What ``policy`` answers, with threads inside ops, and a bound. For the smallest memory, `Fit` is the only one that knows how."""
     if problem.objective == "memory":
         return Fit()(problem)
-    return widened(problem, policy(problem))
+    answer = widened(problem, policy(problem))
+    if answer.bound or problem.objective != "latency":
+        return answer
+    return replace(answer, bound=min(answer.cost, makespan_bound(problem)))
 
 
 @dataclass(frozen=True)
