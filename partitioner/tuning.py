@@ -1,4 +1,4 @@
-"""`tune=True`: which plan is the fastest is not predicted but measured, on the example call, with the serial plan among them."""
+"""`tune=True`: which plan is the fastest is measured on the example call, with the serial plan among those that run."""
 
 from __future__ import annotations
 

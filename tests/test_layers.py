@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "compile": {"spec", "frontend", "profile", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
     "driver": {
         "compile",
+        "tuning",
         "frontend",
         "lower.modes",
         "lower.planfile",

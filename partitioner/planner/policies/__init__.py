@@ -102,7 +102,7 @@ def _hint(word: str, words: Mapping[str, object]) -> str:
 
 
 def decided(problem: Problem, policy: Policy) -> Assignment:
-    """What ``policy`` answers, with threads inside ops, and a bound. For the smallest memory, `Fit` is the only one that knows how."""
+    """What ``policy`` answers, with threads inside ops, and a bound. For the smallest memory there is `Fit` alone."""
     if problem.objective == "memory":
         return Fit()(problem)
     answer = widened(problem, policy(problem))
