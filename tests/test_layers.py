@@ -72,7 +72,7 @@ PARTS: dict[str, set[str]] = {
     "frontend.rewrite": set(),
     "frontend.analysis": {"frontend.capture", "frontend.rewrite"},
     "frontend.check": {"frontend.capture", "frontend.analysis"},
-    "planner.policies.by_level": {"planner.assigned", "planner.feasible", "planner.timing"},
+    "planner.policies.by_level": {"planner.assigned", "planner.feasible", "planner.latency", "planner.timing"},
     "planner.policies.auto": {"planner.policies"},
     "planner.policies.chain": {"planner.assigned", "planner.throughput"},
     "planner.policies.exact": {"planner.assigned", "planner.latency", "planner.throughput"},
@@ -80,7 +80,7 @@ PARTS: dict[str, set[str]] = {
     "planner.policies.search": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.fit": {"planner.assigned", "planner.latency"},
     "planner.policies.spread": {"planner.assigned", "planner.latency"},
-    "planner.policies.single": {"planner.assigned", "planner.feasible"},
+    "planner.policies.single": {"planner.assigned", "planner.feasible", "planner.latency"},
 }
 """What a part of a room may import of its own room: tracing comes in steps, and no policy but ``auto`` knows another one."""
 

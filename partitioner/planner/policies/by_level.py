@@ -17,6 +17,7 @@ from partitioner.ir.dag import levels
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import scheduled
 from partitioner.planner.feasible import Feasible
+from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.timing import Clock
 
 
@@ -28,22 +29,23 @@ class ByLevel:
         """Place every task.
 
         Raises:
-            PlacementError: a task fits nowhere.
+            PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
-        work = _Work(problem)
-        for level in levels(problem.dag):
-            work.place(level)
+        work = Homes(closed(problem)).run(_Work)
         return scheduled(problem, "by_level", work.clock.lane, work.order, reasons=work.reasons)
 
 
 class _Work:
-    """What has been placed so far."""
+    """All tasks, placed by the rules given."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.clock, self.feasible = problem, Clock(problem), Feasible(problem)
-        self.reasons = [""] * len(problem.tasks)
+    def __init__(self, rules: Feasible) -> None:
+        self.problem, self.feasible = rules.problem, rules
+        self.clock = Clock(self.problem)
+        self.reasons = [""] * len(self.problem.tasks)
         self.order: list[int] = []
-        self.remaining = _remaining(problem)
+        self.remaining = _remaining(self.problem)
+        for level in levels(self.problem.dag):
+            self.place(level)
 
     def place(self, level: list[int]) -> None:
         """Longest first, each to the lane on which it ends first; ties go to the lane that hands over most."""

@@ -12,6 +12,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed
 from partitioner.planner.feasible import Feasible
+from partitioner.planner.latency.homes import Homes, closed
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,16 @@ class Single:
         """Place every task.
 
         Raises:
-            PlacementError: a task fits nowhere.
+            PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
-        feasible = Feasible(problem)
-        processors = []
-        for task in range(len(problem.tasks)):
-            processors.append(feasible.processors(task)[0])
-            feasible.assign(task, processors[-1])
+        processors = Homes(closed(problem)).run(_first)
         return placed(problem, "single", processors, note="everything on one lane")
+
+
+def _first(rules: Feasible) -> list[int]:
+    """The first processor that each task may have."""
+    processors = []
+    for task in range(len(rules.problem.tasks)):
+        processors.append(rules.processors(task)[0])
+        rules.assign(task, processors[-1])
+    return processors
