@@ -24,17 +24,20 @@ from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
 from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graphs_of_call, view_of
 from partitioner.ir.graph import StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
+from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
 from partitioner.lower.room import with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
 from partitioner.model.call import Call
+from partitioner.model.modes import modes_here
 from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
@@ -63,7 +66,7 @@ def admission(plan: Plan) -> Admission | None:
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
         return None
-    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
+    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers), plan.memory), sizes.only_grow)
 
 
 def make_plan(
@@ -88,7 +91,7 @@ def make_plan(
     Raises:
         TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
     """
-    machine = accelerators_first(machine)
+    machine, spec = accelerators_first(machine), for_this_call(spec, module)
     if call is None:
         return plan_of(view_of(module), machine, spec)
     whole = len({device.torch_device for device in machine.devices}) > 1
@@ -129,18 +132,29 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     else:
         decide, tasks = partial(decided, policy=policy), coarsen(graph, costs, constraints, spec.grain)
 
+    memory = None
+    if graph.observed and caps(machine):
+        memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer_named(spec.optimizer))
+
     def make(smaller: Machine) -> Plan:
-        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective))
+        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, memory))
         program = schedule(tasks, placement, machine)
         for lowering in LOWERINGS:
             program = lowering(program)
-        return Plan(graph, machine, costs, tasks, placement, program, state)
+        return Plan(graph, machine, costs, tasks, placement, program, state, memory=memory)
 
     plan = with_room(machine, make)
     if not graph.observed:
         return plan
     makespan = simulate(plan.program, costs, tasks, plan.placement).makespan
     return replace(plan, serial=serial_seconds(costs, machine.devices[0]), makespan=makespan)
+
+
+def for_this_call(spec: Spec, module: nn.Module) -> Spec:
+    """The spec, which says whether a call is part of training if nobody did: in train mode, where gradients are enabled."""
+    if spec.training is not None:
+        return spec
+    return spec.model_copy(update={"training": module.training and modes_here()[0]})
 
 
 def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.compile import admission, emit, make_plan, plan_of, program_of, without_graphs
+from partitioner.compile import admission, emit, for_this_call, make_plan, plan_of, program_of, without_graphs
 from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
@@ -55,6 +55,8 @@ def partition(
     pins: Any = None,
     colocate: Any = None,
     grain: Any = None,
+    max_memory: Any = None,
+    optimizer: str | None = None,
     profile: str | None = None,
     tune: bool | None = None,
     plan: str | Path | None = None,
@@ -86,6 +88,9 @@ def partition(
         pins: ops whose device is given, as in `Spec`: ``[{"match": "encoder.*", "device": "cuda:0"}]``.
         colocate: lists of globs, as in `Spec`; the ops that match any glob of one list share a device.
         grain: seconds of the shortest task worth a launch of its own, or text such as ``"100us"``.
+        max_memory: bytes that a plan may use of each device, ``{"cuda:0": "20GiB"}``: parameters, buffers, what is alive at
+            once and, in train mode with gradients enabled, gradients, what backward needs, and the optimizer's state.
+        optimizer: the optimizer's name, such as ``"adamw"``, so that its state counts.
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; they may be told
@@ -119,7 +124,16 @@ def partition(
     """
     refuse_mistaken(mistaken, partition)
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
-    fields = {"policy": policy, "backend": backend, "pins": pins, "colocate": colocate, "grain": grain, "profile": profile}
+    fields = {
+        "policy": policy,
+        "backend": backend,
+        "pins": pins,
+        "colocate": colocate,
+        "grain": grain,
+        "profile": profile,
+        "max_memory": max_memory,
+        "optimizer": optimizer,
+    }
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
@@ -204,11 +218,11 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> Made:
-        traced = graph_of(model, found)
+        traced, asked = graph_of(model, found), for_this_call(spec, model)
         if len(homes) == 1:
-            return program_of(traced, machine, spec)
+            return program_of(traced, machine, asked)
         refuse_shared(traced.graph, found.inputs)
-        plan = with_autocast(plan_of(traced, machine, spec, where_it_lies(traced.state, homes)), Mode(*modes_here()))
+        plan = with_autocast(plan_of(traced, machine, asked, where_it_lies(traced.state, homes)), Mode(*modes_here()))
         return Made(emit(plan, spec), refuse_sharing, admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))

@@ -411,7 +411,7 @@ def test_shared_state_takes_its_memory_once() -> None:
     model, x = Iterated(), torch.ones(2, 64)
     cap = 64 * 64 * 4 + 8 * 2 * 64 * 4
     machine = Machine((Device("one", "cuda:0", memory=cap), Device("two", "cuda:1", memory=cap)))
-    plan = make_plan(model, Call.of((x,), {}), machine, Spec())
+    plan = make_plan(model, Call.of((x,), {}), machine, Spec(training=False))
     assert sum(cost.state for cost in plan.costs.ops.values()) == 64 * 64 * 4
     assert sum(cost.moved for cost in plan.costs.ops.values()) > 5 * 64 * 64 * 4
 

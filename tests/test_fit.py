@@ -55,7 +55,7 @@ def test_what_no_row_of_segments_takes_is_packed() -> None:
 
 
 def test_what_does_not_fit_is_told_with_the_numbers() -> None:
-    with pytest.raises(PlacementError, match="15 B of parameters and buffers were not brought onto 2 processors with 14 B"):
+    with pytest.raises(PlacementError, match="15 B of memory were not brought onto 2 devices with 14 B"):
         Fit()(chain([5, 5, 5], [1, 1, 1], [7, 7]))
 
 

@@ -142,7 +142,7 @@ def test_devices_and_headroom() -> None:
 
 def test_a_model_that_one_device_could_not_hold_says_so() -> None:
     devices = [{"device": f"cuda:{number}", "memory": "16MiB"} for number in range(3)]
-    notes = inspected(Towers(), None, X[:4], spec={"devices": devices}).summary.notes
+    notes = inspected(Towers(), None, X[:4], spec={"devices": devices, "training": False}).summary.notes
     assert any("cuda:0 alone could not hold the parameters" in note for note in notes)
 
 

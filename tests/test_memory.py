@@ -247,6 +247,27 @@ def test_no_plan_is_below_the_bound(policy: str, training: bool) -> None:
         assert least_cap(plan, memory) <= max(each.total for each in footprints(plan, memory).values())
 
 
+def test_the_bound_knows_that_a_copy_of_a_view_is_small() -> None:
+    """Of a large value only a row is read on the other device: no bound may count all of it there."""
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Parameter(torch.randn(4000, 8)), nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x * self.large)[:1] @ self.small).relu()
+
+    found = traced(Row(), torch.randn(1, 8), False)
+    row = next(op.name for op in found.graph.ops if op.target == "getitem")
+    memory = memory_of(found, training=False)
+    last = next(op.name for op in found.graph.ops if op.target == "matmul")
+    pins = [{"match": row, "device": "one"}, {"match": last, "device": "two"}]
+    plan = plan_of(found, pair(), load_spec({"pins": pins}))
+    assert least_cap(plan, memory) <= max(each.total for each in footprints(plan, memory).values())
+    assert footprints(plan, memory)["cuda:1"].total < 4000
+
+
 # -- caps ------------------------------------------------------------------------------------------------------------
 
 

@@ -196,23 +196,33 @@ def least_cap(plan: Plan, memory: Memory) -> int:
         plan: any plan of the graph, for its inputs, outputs and devices.
         memory: what the graph's ops take.
     """
+    least = _least_sizes(plan, memory)
     weights = {each.storage: each for each in memory.state.values()}
     standing = sum(each.bytes + each.optimizer for each in weights.values())
     left = {number for name in (*plan.program.inputs, *plan.program.outputs) for number in memory.values.get(name, ())}
     left |= {number for each in memory.ops.values() for number in each.saved}
-    ends = sum(memory.storages[number].bytes for number in left if memory.storages[number].origin != "state")
-    kept = sum(each.kept for each in memory.ops.values())
+    ends = sum(least[number] for number in left) + sum(each.kept for each in memory.ops.values())
     devices = len({device.torch_device for device in plan.machine.devices})
-    return max(-(-(standing + ends + kept) // max(1, devices)), max((_alone(plan, memory, op) for op in memory.ops), default=0))
+    alone = (_alone(plan, memory, least, op) for op in memory.ops)
+    return max(-(-(standing + ends) // max(1, devices)), max(alone, default=0))
 
 
-def _alone(plan: Plan, memory: Memory, name: str) -> int:
+def _least_sizes(plan: Plan, memory: Memory) -> list[int]:
+    """Bytes that are left of each storage where it is least: a copy of a view, on another device, is as large as the view."""
+    found = [each.bytes if each.origin != "state" else 0 for each in memory.storages]
+    for name, numbers in memory.values.items():
+        size = plan.graph.by_name[name].bytes if name in memory.ops else plan.program.by_name[name].bytes
+        for number in numbers:
+            found[number] = min(found[number], size // len(numbers))
+    return found
+
+
+def _alone(plan: Plan, memory: Memory, least: list[int], name: str) -> int:
     """Bytes that are on the device of an op when it ends, whatever else is there."""
     op, facts = plan.graph.by_name[name], memory.ops[name]
     numbers = {number for value in (*op.inputs, name) for number in memory.values.get(value, ())} | {*facts.saved}
     weights = {memory.state[used].storage: memory.state[used] for used in op.state if used in memory.state}
-    values = sum(memory.storages[number].bytes for number in numbers if memory.storages[number].origin != "state")
-    return values + facts.kept + sum(each.bytes + each.optimizer for each in weights.values())
+    return sum(least[number] for number in numbers) + facts.kept + sum(each.bytes + each.optimizer for each in weights.values())
 
 
 def standing_bytes(plan: Plan, memory: Memory) -> dict[str, int]:

@@ -10,6 +10,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine, few
+from partitioner.ir.memory import Memory
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_duration
@@ -41,6 +42,7 @@ class Plan:
         state: what the parameters, buffers and constants take that its ops use, by qualified name.
         serial: expected seconds of one call on the first device alone; ``None`` where no shapes are known.
         makespan: expected seconds of one call of the program; likewise.
+        memory: what its ops take; ``None`` where nobody asks, for the machine has no caps, or no shapes are known.
     """
 
     graph: Graph
@@ -52,6 +54,7 @@ class Plan:
     state: Mapping[str, StateMeta] = field(default_factory=dict)
     serial: float | None = None
     makespan: float | None = None
+    memory: Memory | None = None
 
     def __str__(self) -> str:
         parts = (self.graph, self.costs, self.tasks, self.placement, self.program)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from partitioner.errors import PlacementError
+from partitioner.ir.footprint import footprints, standing_bytes
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Machine, caps
 from partitioner.ir.plan import Plan, resident_bytes
@@ -41,22 +42,27 @@ def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
         for _ in range(MOST_TRIES):
             missing = live_bytes_too_many(plan)
             if not missing:
-                verify_plan(plan)
+                verify_plan(plan, plan.memory)
                 return plan
             room = grown(room, missing)
             try:
                 plan = make(_with_less(machine, room))
             except PlacementError:
                 break
-    verify_plan(first)
+    verify_plan(first, first.memory)
     return first
 
 
 def live_bytes_too_many(plan: Plan) -> dict[str, int]:
-    """Bytes of live values at worst on each device on which they do not fit beside the state."""
-    state, live = resident_bytes(plan), peak_bytes(plan.program)
-    peaks = {device: live.get(device, (0, -1))[0] for device in caps(plan.machine)}
-    return {device: peaks[device] for device, cap in caps(plan.machine).items() if state.get(device, 0) + peaks[device] > cap}
+    """Bytes at worst, on each device that is too full, beside those that policies reckon with."""
+    if plan.memory is None:
+        state, live = resident_bytes(plan), peak_bytes(plan.program)
+        totals = {device: state.get(device, 0) + live.get(device, (0, -1))[0] for device in caps(plan.machine)}
+    else:
+        state = standing_bytes(plan, plan.memory)
+        totals = {device: each.total for device, each in footprints(plan, plan.memory).items()}
+    full = (device for device, cap in caps(plan.machine).items() if totals.get(device, 0) > cap)
+    return {device: max(0, totals[device] - state.get(device, 0)) for device in full}
 
 
 def _everywhere(room: Bytes, missing: Bytes) -> dict[str, int]:

@@ -131,9 +131,14 @@ class Feasible:
     def _full(self, task: int) -> str:
         problem = self.problem
         need = format_size(int(problem.demand[problem.group_of[task]]))
-        lines = [f"task {problem.tasks[task]} needs {need} of parameters and buffers, and no device has room:"]
+        lines = [f"task {problem.tasks[task]} needs {need} of {what_is_held(problem)}, and no device has room:"]
         for number, device in enumerate(problem.processors):
             cap = "no cap" if device.memory == float("inf") else format_size(int(device.memory))
             lines.append(f"  {device.name}: {format_size(int(self.used[number]))} used of {cap}")
         lines.append("Raise a memory cap, add a device, or remove a pin.")
         return "\n".join(lines)
+
+
+def what_is_held(problem: Problem) -> str:
+    """What the memory of tasks is, in words: a model's is known to be its state."""
+    return "parameters and buffers (and of what training keeps for them)" if problem.labels else "memory"

@@ -8,14 +8,21 @@ from math import inf
 from partitioner.errors import PlacementError
 from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Device, Machine
+from partitioner.ir.memory import Memory
 from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Objective, Problem, Processor
 from partitioner.ir.task import Task, TaskGraph
 from partitioner.planner.constraints import Constraints
+from partitioner.planner.memory import demands
 from partitioner.planner.seconds import issue_seconds, lane_seconds, share
 
 
 def pose(
-    tasks: TaskGraph, costs: Costs, machine: Machine, constraints: Constraints, objective: Objective = "latency"
+    tasks: TaskGraph,
+    costs: Costs,
+    machine: Machine,
+    constraints: Constraints,
+    objective: Objective = "latency",
+    memory: Memory | None = None,
 ) -> Problem:
     """The problem that a policy solves for a model.
 
@@ -25,6 +32,7 @@ def pose(
         machine: lanes and links.
         constraints: pins and groups.
         objective: what to make small.
+        memory: what ops take; with it, tasks that are trained hold gradients and what the optimizer keeps, too.
 
     Raises:
         PlacementError: ops of one task are pinned apart.
@@ -50,7 +58,7 @@ def pose(
         values=[(task, tasks.graph.by_name[name].bytes) for task, name in values],
         channels=channels,
         routes=routes,
-        memory=[sum(costs.ops[op].state for op in task.ops) for task in tasks.tasks],
+        memory=demands(tasks, costs, memory),
         group=group,
         pin=_pins(tasks, machine, constraints, group),
         labels=[" ".join(task.ops) for task in tasks.tasks],

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from partitioner.ir.batch import largest_batch
 from partitioner.ir.dag import levels, quotient
+from partitioner.ir.footprint import Footprint, footprints
 from partitioner.ir.graph import Op
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Device
@@ -15,6 +17,7 @@ from partitioner.ir.overlap import overlaps
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy
 from partitioner.ir.timeline import Timeline
+from partitioner.ir.units import format_size
 from partitioner.planner.bounds import Bound, lower_bound
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import op_seconds, simulate
@@ -64,6 +67,10 @@ class _View:
     @cached_property
     def branches(self) -> list[list[str]]:
         return branches(self.plan.graph)
+
+    @cached_property
+    def footprints(self) -> Mapping[str, Footprint]:
+        return {} if self.plan.memory is None else footprints(self.plan, self.plan.memory)
 
     @cached_property
     def levels(self) -> list[list[int]]:
@@ -183,7 +190,7 @@ class _View:
         own = [number for number, lane in enumerate(lanes) if lane.device_name == device.name]
         ops = (op for op in self.plan.graph.ops if placed[self.plan.tasks.task_of[op.name]] in own)
         _, size = self.size(ops)
-        peak, _ = peak_bytes(self.plan.program).get(device.torch_device, (0, -1))
+        peak = self.peak(device.torch_device, size)
         return DeviceLoad(
             name=device.name,
             torch_device=device.torch_device,
@@ -194,6 +201,12 @@ class _View:
             headroom=None if device.memory is None else device.memory - size - peak,
             lanes=tuple(map(self.lane, own)),
         )
+
+    def peak(self, device: str, state: int) -> int:
+        """Bytes that a device takes at most, beyond so many of parameters and buffers."""
+        if device in self.footprints:
+            return max(0, self.footprints[device].total - state)
+        return peak_bytes(self.plan.program).get(device, (0, -1))[0]
 
     def lane(self, number: int) -> LaneLoad:
         tasks = list(self.plan.placement.lane.values()).count(number)
@@ -208,6 +221,11 @@ class _View:
             yield f"Times rest on what was {'; '.join(self.plan.costs.basis)}."
         elif self.plan.machine.assumed:
             yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
+        for each in self.footprints.values():
+            parts = ", ".join(f"{name} {format_size(size)}" for name, size in each.parts.items())
+            yield f"{each.device} takes {format_size(each.total)} at most, at {each.at}: {parts}."
+        if self.plan.memory is not None and (most := largest_batch(self.plan, self.plan.memory)) is not None:
+            yield f"The largest batch that fits is predicted to be {most}."
         first = self.plan.machine.devices[0]
         if first.memory is not None and size > first.memory:
             yield f"{first.name} alone could not hold the parameters; the time on one device is only a yardstick."

@@ -21,6 +21,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
 from partitioner.planner.assigned import held, placed
+from partitioner.planner.feasible import what_is_held
 from partitioner.planner.latency.packing import certificate
 
 MOST_CUTS, BLOCKS_PER_PROCESSOR = 1000, 32
@@ -192,7 +193,7 @@ def _missing(problem: Problem) -> str:
     largest = sorted(problem.demand, key=lambda group: -problem.demand[group])[:3]
     names = ", ".join(f"{problem.tasks[problem.members[each][0]]} ({format_size(problem.demand[each])})" for each in largest)
     return (
-        f"{format_size(need)} of parameters and buffers were not brought onto {len(problem.processors)} processors with "
+        f"{format_size(need)} of {what_is_held(problem)} were not brought onto {len(problem.processors)} devices with "
         f"{format_size(room)} of memory together.\nThe largest that must stay whole: {names}. "
         "Raise a memory cap, add a device, or remove a pin."
     )
