@@ -192,10 +192,7 @@ def check(problem: Problem, answer: Assignment) -> None:
     shares_fit(problem, answer, home)
     arrivals_fit(problem, answer, home)
     last = {task for task in range(len(problem.tasks)) if not any(source == task for source, _, _ in problem.edges)}
-    told = [
-        end + (problem.processors[home[task]].handoff if task in last and answer.lanes[task] else 0.0)
-        for task, end in enumerate(answer.end)
-    ]
+    told = [end + (problem.back if task in last and answer.lanes[task] else 0.0) for task, end in enumerate(answer.end)]
     assert answer.cost == pytest.approx(max(told))
     assert answer.bound <= answer.cost * (1 + CLOSE)
 

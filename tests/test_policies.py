@@ -15,6 +15,7 @@ from torch import nn
 from partitioner import Spec, SpecError, partition
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.ir.program import Copy
 from partitioner.planner.assigned import placed
 from partitioner.planner.policies import POLICIES, OrSerial, Single, decided, policy_of
 from partitioner.planner.policies.by_level import ByLevel
@@ -95,6 +96,24 @@ def test_what_is_promised_is_what_the_program_takes(policy: object, rng: Random)
         assert makespan <= placement.cost * (1 + 1e-9), "the clock lets a draw on an accelerator wait for the kernel before it"
     else:
         assert makespan == pytest.approx(placement.cost)
+
+
+@given(rng=st.randoms(use_true_random=False))
+def test_over_links_only_the_copies_of_inputs_are_not_foreseen(rng: Random) -> None:
+    """A copy keeps its reader's lane busy, and the clock knows; METIS beat a plan that promised 7.59 ms and took 8.77 ms."""
+    layouts = [layout for layout in LAYOUTS if len(layout) > 1]
+    graph, machine = random_graph(rng), random_machine(rng, layouts)
+    costs = random_costs(rng, graph, machine)
+    constraints = random_constraints(rng, graph, machine)
+    tasks = random_tasks(rng, graph, costs, constraints)
+    problem = pose(tasks, costs, machine, constraints)
+    if any(value == ISSUE for _, _, value in problem.edges):
+        return
+    placement = decided(problem, List())
+    program = lower(scheduled(tasks, placement, costs))
+    copied = [program.by_name[item.source] for item in program.instructions if isinstance(item, Copy)]
+    unseen = sum(1e-3 + value.bytes / 1e9 for value in copied if set(value.storages) & set(program.inputs))
+    assert abs(simulate(program, costs, tasks, placement).makespan - placement.cost) <= unseen + 1e-9
 
 
 @given(rng=st.randoms(use_true_random=False))

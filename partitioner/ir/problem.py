@@ -115,6 +115,7 @@ class Problem:
             bytes that one holds.
         contiguous: no path of tasks leaves a processor and comes back.
         overlap: whether a processor computes while it sends or receives.
+        fetched: a passage keeps the lane busy that reads its value first, as a Copy of a program does; its maker's goes on.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Problem:
     objective: Objective = "latency"
     contiguous: bool = False
     overlap: bool = True
+    fetched: bool = False
 
     # Who comes before whom --------------------------------------------------------------------------------------------
 
@@ -188,6 +190,11 @@ class Problem:
         for each in self.processors:
             found.append(found[-1] + each.lanes)
         return tuple(found[:-1])
+
+    @property
+    def back(self) -> float:
+        """Seconds from the end of a task on another lane until the first lane, which is the caller's, knows of it."""
+        return self.processors[self.lanes[0]].handoff if self.lanes else 0.0
 
     # Costs ------------------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ def pose(
         pin=_pins(tasks, machine, constraints, group),
         labels=[" ".join(task.ops) for task in tasks.tasks],
         objective=objective,
+        fetched=True,
     )
 
 

@@ -22,8 +22,8 @@ from partitioner.ir.machine import Device
 from partitioner.ir.program import Copy, Instruction, Program, Record, Run, Wait
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.timeline import Span, Timeline
+from partitioner.planner.resources import Busy, Shares
 from partitioner.planner.seconds import issue_seconds, lane_seconds, share
-from partitioner.planner.timing import Busy, Shares
 
 
 def simulate(program: Program, costs: Costs, tasks: TaskGraph, placement: Assignment | None = None) -> Timeline:

@@ -7,7 +7,8 @@ it reads has arrived; a value travels as soon as it is made and a channel has ro
     link        | v0 |  | v1 |
     gpu1             | t2 |  | t3 |     t3 waits for v1, and v1 for the end of t1
 
-Who wants another order on the channels says so: `timed` takes the passages that come ahead of a task.
+Who wants another order on the channels says so: `timed` takes the passages that come ahead of a task. Where values are fetched
+(`Problem.fetched`), as by a lowered program, the passage is the first reader's own business, and its lane does nothing else.
 
 Resources remember when they are taken, not only until when, so that a short task may go into a gap before a long one
 (insertion, as in HEFT). Lanes of one accelerator share its multiprocessors: tasks run at once whose shares fit together, and
@@ -16,91 +17,14 @@ others wait, which is as long as both would take by turns.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.resources import Busy, Shares
 
 Ahead = Mapping[int, Sequence[tuple[int, int]]]
 """By task, what goes over channels before that task has its turn: ``(value, channel)``, in order."""
-
-MOST_GAPS = 32
-"""Gaps that are looked at before a task goes to the end of its lane: keeps placing linear in the number of tasks."""
-
-
-class Busy:
-    """The intervals in which a resource is taken. Those that touch are one; one of no length is a point that none may cross."""
-
-    __slots__ = ("ends", "starts")
-
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-        self.ends: list[float] = []
-
-    def gap(self, ready: float, seconds: float) -> float:
-        """The earliest start, not before ``ready``, of ``seconds`` in which the resource is free."""
-        ends = self.ends
-        if not ends or ready >= ends[-1]:
-            return ready
-        starts, first = self.starts, bisect_right(ends, ready)
-        for number in range(first, min(first + MOST_GAPS, len(ends))):
-            if ready + seconds <= starts[number]:
-                return ready
-            ready = ends[number]
-        return max(ready, ends[-1]) if first + MOST_GAPS < len(ends) else ready
-
-    def take(self, start: float, end: float) -> None:
-        """Note that the resource is taken from ``start`` to ``end``."""
-        starts, ends = self.starts, self.ends
-        if end <= start:
-            place = bisect_right(starts, start)
-            if not place or ends[place - 1] < start:
-                starts.insert(place, start)
-                ends.insert(place, start)
-            return
-        if not ends or start > ends[-1]:
-            starts.append(start)
-            ends.append(end)
-            return
-        if start == ends[-1]:
-            ends[-1] = end
-            return
-        place = bisect_right(starts, start)
-        if place and ends[place - 1] == start:
-            ends[place - 1] = end
-            place -= 1
-        else:
-            starts.insert(place, start)
-            ends.insert(place, end)
-        if place + 1 < len(starts) and ends[place] >= starts[place + 1]:
-            ends[place] = max(ends[place], ends.pop(place + 1))
-            starts.pop(place + 1)
-
-
-class Shares:
-    """What the lanes of one device have in common, such as its multiprocessors, and which part of it is taken when."""
-
-    __slots__ = ("ends", "taken")
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-        self.taken: list[tuple[float, float, float]] = []
-
-    def take(self, start: float, end: float, share: float) -> None:
-        """Note that a part, 0 to 1, is taken from ``start`` to ``end``."""
-        place = bisect_right(self.ends, end)
-        self.ends.insert(place, end)
-        self.taken.insert(place, (start, end, share))
-
-    def later(self, start: float, end: float, share: float) -> float:
-        """The end of something beside which there is no room between ``start`` and ``end``; ``start`` if there is room."""
-        beside = [each for each in self.taken[bisect_right(self.ends, start) :] if each[0] < end]
-        for instant in [start, *(each[0] for each in beside if each[0] > start)]:
-            running = [each for each in beside if each[0] <= instant < each[1]]
-            if running and sum(each[2] for each in running) + share > 1.0 + 1e-9:
-                return min(each[1] for each in running)
-        return start
 
 
 class Clock:
@@ -117,6 +41,7 @@ class Clock:
         self.lanes = [Busy() for _ in problem.lanes]
         self.channels = [Busy() for _ in problem.channels]
         self.arrived: dict[tuple[int, int], float] = {}
+        self.fetcher: dict[tuple[int, int], int] = {}
         self.issuer = 0.0
         self._home = problem.lanes
         self._threads = threads
@@ -127,10 +52,10 @@ class Clock:
     @property
     def makespan(self) -> float:
         """When the last task that was placed ends, and the first lane's thread knows of it."""
-        after, handoff = self.problem.after, [each.handoff for each in self.problem.processors]
+        after, back = self.problem.after, self.problem.back
         return max(
             (
-                end if lane == 0 or after[task] else end + handoff[self._home[lane]]
+                end if lane == 0 or after[task] else end + back
                 for task, (end, lane) in enumerate(zip(self.end, self.lane, strict=True))
                 if lane >= 0
             ),
@@ -197,6 +122,8 @@ class Clock:
                 arrival = self.start[source]
             elif value < 0 or self._home[at] == here:
                 arrival = end + handoff
+            elif problem.fetched:
+                arrival = self._fetch(value, self._home[at], lane, end + handoff, commit, extra)
             else:
                 route = problem.routes.get((self._home[at], here), ())
                 arrival = self._carry(value, route, end, commit, extra) + handoff
@@ -219,6 +146,28 @@ class Clock:
                 else:
                     extra[channel] = known
             ready = max(ready, known)
+        return ready
+
+    def _fetch(self, value: int, here: int, lane: int, ready: float, commit: bool, extra: dict[int, float]) -> float:
+        """When a value is there for ``lane``, which copies it after all that it has had to do, or for which another lane has.
+
+        ``extra``: in the place of a channel, until when the lane is busy with what a trial has fetched.
+        """
+        there, busy = self._home[lane], self.lanes[lane]
+        for channel in self.problem.routes.get((here, there), ()):
+            known = self.arrived.get((value, channel))
+            if known is not None:
+                near = self.fetcher[value, channel] == lane
+                ready = max(ready, known if near else known + self.problem.processors[there].handoff)
+                continue
+            seconds = self.problem.channels[channel].seconds(self.problem.values[value][1])
+            free = max(busy.ends[-1] if busy.ends else 0.0, extra.get(-1, 0.0))
+            start = self.channels[channel].gap(max(ready, free), seconds)
+            ready = extra[-1] = start + seconds
+            if commit:
+                self.arrived[value, channel], self.fetcher[value, channel] = ready, lane
+                self.channels[channel].take(start, ready)
+                busy.take(start, ready)
         return ready
 
     def _held(self, channel: int) -> list[Busy]:
@@ -249,7 +198,7 @@ def timed(
         threads: of each task, where it is not a lane's share.
         ahead: what travels before tasks have their turn; all else travels when its first reader is placed.
     """
-    clock, ahead = Clock(problem, threads), ahead or {}
+    clock, ahead = Clock(problem, threads), {} if ahead is None or problem.fetched else ahead
     for task in order:
         for value, channel in ahead.get(task, ()):
             clock.carry(value, channel)

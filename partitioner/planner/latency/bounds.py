@@ -207,8 +207,8 @@ def _with_starts(problem: Problem, work: float) -> float:
     """
     if len(set(map(id, problem.seconds))) > 1:
         return 0.0
-    times = 1.0 if any(value == ISSUE for _, _, value in problem.edges) else 2.0
-    late = sorted([0.0] + [times * problem.processors[home].handoff for home in problem.lanes[1:]])
+    back = 0.0 if any(value == ISSUE for _, _, value in problem.edges) else problem.back
+    late = sorted([0.0] + [problem.processors[home].handoff + back for home in problem.lanes[1:]])
     end, spent = 0.0, 0.0
     for used, lost in enumerate(late, start=1):
         spent += lost

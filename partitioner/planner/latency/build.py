@@ -37,7 +37,7 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
     clock = Clock(problem)
     when, place, home, table, ended, busy = clock.when, clock.place, problem.lanes, problem.seconds, clock.end, clock.lanes
     lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
-    handoff, after, before = [each.handoff for each in problem.processors], problem.after, problem.before
+    back, after, before = problem.back, problem.after, problem.before
     for task in order:
         ready = max([ended[source] for source, value in before[task] if value != ISSUE], default=0.0)
         ways: list[tuple[float, int]] = []
@@ -52,7 +52,7 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
                 break
             end = when(task, lane)[1] + (later[task][home[lane]] if later else 0.0)
             if lane and not after[task]:
-                end += handoff[home[lane]]
+                end += back
             last = busy[lane].ends[-1] if busy[lane].ends else -1.0
             if end < best or (end == best and last > free):  # of lanes that are equal so far, that which waits the shortest
                 best, chosen, free = end, lane, last

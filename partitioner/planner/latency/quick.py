@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import inf
 
 from partitioner.ir.problem import Problem
-from partitioner.planner.timing import Busy, timed
+from partitioner.planner.resources import Busy
+from partitioner.planner.timing import timed
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ def _plain(problem: Problem) -> bool:
     """Whether lanes share nothing, issue for themselves and run while values travel."""
     kinds = [problem.kinds[each.kind] for each in problem.processors]
     shared = any(each.lanes > 1 and kind.share is not None for each, kind in zip(problem.processors, kinds, strict=True))
-    return problem.overlap and not shared and all(kind.issue is None for kind in kinds)
+    return problem.overlap and not problem.fetched and not shared and all(kind.issue is None for kind in kinds)
 
 
 class Quick:
@@ -157,9 +158,7 @@ class Quick:
 
     def makespan(self, end: Sequence[float], lanes: Sequence[int]) -> float:
         """When the last task ends, and the first lane's thread knows of it."""
-        if not any(self.handoff):
+        back, after = self.problem.back, self.problem.after
+        if not back:
             return max(end)
-        after, home = self.problem.after, self.problem.lanes
-        return max(
-            each if lanes[task] == 0 or after[task] else each + self.handoff[home[lanes[task]]] for task, each in enumerate(end)
-        )
+        return max(each if lanes[task] == 0 or after[task] else each + back for task, each in enumerate(end))

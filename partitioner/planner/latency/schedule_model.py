@@ -103,8 +103,8 @@ class Schedule(Places):
                 wait = 0 if pool.first else self.ticks(pool.wait)
                 if wait:
                     cp.add(self.start[task] >= wait).only_enforce_if(literal)
-                if wait and last:
-                    cp.add(self.makespan >= end + wait).only_enforce_if(literal)
+                if last and not pool.first and self.ticks(problem.back):
+                    cp.add(self.makespan >= end + self.ticks(problem.back)).only_enforce_if(literal)
         cp.add(self.makespan >= end)
 
     def _edges(self) -> None:

@@ -66,8 +66,7 @@ class _Work:
 
     def end(self, task: int, lane: int) -> float:
         """When a task would end on a lane, and the caller, on lane 0, know of it if nobody else waits for it."""
-        handoff = self.problem.processors[self.problem.lanes[lane]].handoff
-        return self.clock.when(task, lane)[1] + (0.0 if lane == 0 or self.problem.after[task] else handoff)
+        return self.clock.when(task, lane)[1] + (0.0 if lane == 0 or self.problem.after[task] else self.problem.back)
 
     def favourite(self, task: int) -> int:
         """The lane of the predecessor that hands over most."""

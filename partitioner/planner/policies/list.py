@@ -25,7 +25,7 @@ from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.loads import evened
 from partitioner.planner.latency.tries import best_of
 
-TASKS_IN_ALL = 4000
+TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
 
 

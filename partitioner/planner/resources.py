@@ -1,0 +1,82 @@
+"""What is taken for a while: a lane or a channel, which is free or not; what lanes have in common, of which a part is free."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+MOST_GAPS = 32
+"""Gaps that are looked at before a task goes to the end of its lane: keeps placing linear in the number of tasks."""
+
+
+class Busy:
+    """The intervals in which a resource is taken. Those that touch are one; one of no length is a point that none may cross."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+
+    def gap(self, ready: float, seconds: float) -> float:
+        """The earliest start, not before ``ready``, of ``seconds`` in which the resource is free."""
+        ends = self.ends
+        if not ends or ready >= ends[-1]:
+            return ready
+        starts, first = self.starts, bisect_right(ends, ready)
+        for number in range(first, min(first + MOST_GAPS, len(ends))):
+            if ready + seconds <= starts[number]:
+                return ready
+            ready = ends[number]
+        return max(ready, ends[-1]) if first + MOST_GAPS < len(ends) else ready
+
+    def take(self, start: float, end: float) -> None:
+        """Note that the resource is taken from ``start`` to ``end``."""
+        starts, ends = self.starts, self.ends
+        if end <= start:
+            place = bisect_right(starts, start)
+            if not place or ends[place - 1] < start:
+                starts.insert(place, start)
+                ends.insert(place, start)
+            return
+        if not ends or start > ends[-1]:
+            starts.append(start)
+            ends.append(end)
+            return
+        if start == ends[-1]:
+            ends[-1] = end
+            return
+        place = bisect_right(starts, start)
+        if place and ends[place - 1] == start:
+            ends[place - 1] = end
+            place -= 1
+        else:
+            starts.insert(place, start)
+            ends.insert(place, end)
+        if place + 1 < len(starts) and ends[place] >= starts[place + 1]:
+            ends[place] = max(ends[place], ends.pop(place + 1))
+            starts.pop(place + 1)
+
+
+class Shares:
+    """What the lanes of one device have in common, such as its multiprocessors, and which part of it is taken when."""
+
+    __slots__ = ("ends", "taken")
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.taken: list[tuple[float, float, float]] = []
+
+    def take(self, start: float, end: float, share: float) -> None:
+        """Note that a part, 0 to 1, is taken from ``start`` to ``end``."""
+        place = bisect_right(self.ends, end)
+        self.ends.insert(place, end)
+        self.taken.insert(place, (start, end, share))
+
+    def later(self, start: float, end: float, share: float) -> float:
+        """The end of something beside which there is no room between ``start`` and ``end``; ``start`` if there is room."""
+        beside = [each for each in self.taken[bisect_right(self.ends, start) :] if each[0] < end]
+        for instant in [start, *(each[0] for each in beside if each[0] > start)]:
+            running = [each for each in beside if each[0] <= instant < each[1]]
+            if running and sum(each[2] for each in running) + share > 1.0 + 1e-9:
+                return min(each[1] for each in running)
+        return start
