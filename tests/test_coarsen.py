@@ -16,6 +16,7 @@ from partitioner.ir.machine import Device, Machine
 from partitioner.planner.coarsen import CAP_SHARE, coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.feasible import Feasible
+from partitioner.planner.pose import pose
 from programs import graphs, make_graph, random_constraints, random_costs, random_machine
 
 TWO_LANES = Machine((Device("cpu", "cpu", 2, overhead=0.0, flops=1.0, bandwidth=1e9),))
@@ -137,7 +138,7 @@ def test_tasks_cover_and_keep_to_the_rules(rng: Random, graph: Graph, grain: flo
     for task in tasks.tasks:
         pins = {constraints.pinned(name) for name in task.ops if graph.by_name[name].tensor}
         assert len(pins) <= 1, "ops pinned to different devices, or pinned and free ones, are never merged"
-    Feasible(tasks, costs, machine, constraints)
+    Feasible(pose(tasks, costs, machine, constraints))
 
 
 @given(RANDOMS, graphs(), st.sampled_from((1e-4, 1e-3, 1.0)))

@@ -265,7 +265,7 @@ def test_a_large_graph_keeps_what_was_written() -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(name for name, made in POLICIES.items() if isinstance(made, type)))
 def test_every_policy_answers(name: str, objective: str, contiguous: bool) -> None:
     """On a graph with kinds, groups, memory, links and a host, within its time, under a bound that is not nothing."""
     files = EXAMPLES / "task_graph.json", EXAMPLES / "machine.json"

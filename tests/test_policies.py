@@ -139,7 +139,7 @@ def test_threads_are_given_where_nothing_runs_beside(rng: Random) -> None:
 
 
 def test_every_name_answers() -> None:
-    for name in POLICIES:
+    for name in [name for name, made in POLICIES.items() if isinstance(made, type)]:  # other tests register functions
         options = {"time_limit": 0.2} if name in ("auto", "exact", "search") else {}
         parallel = partition(
             nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy={"name": name, **options}, tune=False

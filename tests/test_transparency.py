@@ -46,7 +46,11 @@ def scattering() -> Iterator[None]:
 
 
 @given(
-    model=modules(), devices=device_lists(), policy=policies([*POLICIES, "scatter"]), train=st.booleans(), spread=st.booleans()
+    model=modules(),
+    devices=device_lists(),
+    policy=policies(["by_level", "list", "single", "scatter"]),
+    train=st.booleans(),
+    spread=st.booleans(),
 )
 @settings(max_examples=150)
 def test_emitted_module_equals_eager(
