@@ -138,52 +138,58 @@ print(peak())
 
 
 class Chain(nn.Module):
-    """Layers of 1 MiB each, through which 1 MiB passes."""
+    """Layers of 64 MiB each, through which 64 MiB pass."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(layers)))
+        self.layers = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (512, 512) to the same shape."""
+        """Maps (4096, 4096) to the same shape."""
         result: Tensor = self.layers(x)
         return result
 
 
 @pytest.mark.parametrize("policy", ["fit", "chain", "list", "by_level"])
 def test_state_leaves_room_for_what_is_computed(policy: str) -> None:
-    """8 layers fill one device of 8 MiB to the brim, so two are needed for the values between layers."""
-    plan = planned(Chain(8), example_inputs=torch.zeros(512, 512), spec=gpus(3, "8MiB") | {"grain": 1e-9}, policy=policy)
-    assert sum(resident_bytes(plan).values()) == 8 * 2**20
+    """8 layers fill one device of 512 MiB to the brim, so two are needed for the values between layers."""
+    with torch.device("meta"):
+        model, x = Chain(8), torch.zeros(4096, 4096)
+    plan = planned(model, example_inputs=x, spec=gpus(3, "512MiB") | {"grain": 1e-9, "training": False}, policy=policy)
+    assert sum(resident_bytes(plan).values()) == 512 * 2**20
     assert_fits(plan)
 
 
 class Lookup(nn.Module):
-    """A table of 7 MiB less 4 KiB, of which one row of 2 KiB is read, and layers of 1 MiB through which 1 MiB passes."""
+    """A table of 448 MiB, of which one row of 16 KiB is read, and layers of 64 MiB through which 64 MiB pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(7 * 512 - 2, 512)
+        self.embed = nn.Embedding(7 * 4096, 4096)
         self.layers = Chain(4)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Maps one number to (512, 512)."""
-        result: Tensor = self.layers(self.embed(ids).expand(512, 512).contiguous())
+        """Maps one number to (4096, 4096)."""
+        result: Tensor = self.layers(self.embed(ids).expand(4096, 4096).contiguous())
         return result
 
 
 def test_a_device_without_room_to_spare_does_not_stop_the_others() -> None:
     """The table fills its device, where little is computed; the four layers fill the next one, and then leave room there."""
-    sizes = {"gpu0": "7MiB", "gpu1": "4MiB", "gpu2": "7MiB"}
+    sizes = {"gpu0": "464MiB", "gpu1": "256MiB", "gpu2": "448MiB"}  # beside the table there is room for a stream's workspace
     machine = {"devices": [{"name": name, "device": f"cuda:{name[-1]}", "memory": size} for name, size in sizes.items()]}
     pins = [{"match": "embed*", "device": "gpu0"}, {"match": "layers.layers.0*", "device": "gpu1"}]
-    asked = machine | {"pins": pins, "grain": 1e-9}
-    assert_fits(planned(Lookup(), example_inputs=torch.zeros(1, dtype=torch.long), spec=asked, policy="fit"))
+    asked = machine | {"pins": pins, "grain": 1e-9, "training": False}
+    with torch.device("meta"):
+        model, ids = Lookup(), torch.zeros(1, dtype=torch.long)
+    assert_fits(planned(model, example_inputs=ids, spec=asked, policy="fit"))
 
 
 def test_what_has_no_room_anywhere_is_refused() -> None:
+    with torch.device("meta"):
+        model, x = Chain(8), torch.zeros(4096, 4096)
     with pytest.raises(PlacementError, match="of live values"):
-        planned(Chain(8), example_inputs=torch.zeros(512, 512), spec=gpus(1, "8MiB") | {"grain": 1e-9}, policy="fit")
+        planned(model, example_inputs=x, spec=gpus(1, "512MiB") | {"grain": 1e-9, "training": False}, policy="fit")
 
 
 # Loading --------------------------------------------------------------------------------------------------------------

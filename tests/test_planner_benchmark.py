@@ -388,6 +388,7 @@ def test_workloads_in_their_folder(tmp_path: Path) -> None:
     assert row[6] == "0.00%"
 
 
+@pytest.mark.slow
 def test_growth_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     planner.scale(argparse.Namespace(max_tasks=1000))
     assert "| 1000  |" in capsys.readouterr().out

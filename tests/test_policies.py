@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from partitioner import Spec, SpecError, partition
+from partitioner import Spec, SpecError, VerifyError, partition
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.ir.program import Copy
@@ -66,6 +67,15 @@ def last_lane(problem: Problem) -> Assignment:
 def test_a_function_decides_and_nothing_overrules_it() -> None:
     parallel = partition(nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy=last_lane)
     assert parallel.placement.policy == "mine" and "because" in str(parallel)
+
+
+def test_a_function_that_breaks_a_rule_is_told() -> None:
+    def nowhere(problem: Problem) -> Assignment:
+        answer = last_lane(problem)
+        return replace(answer, lanes=[7] * len(problem.tasks))
+
+    with pytest.raises(VerifyError, match="policy mine: 1 fault\n  lanes: 1 numbers from 0 to 1 are needed"):
+        partition(nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy=nowhere)
 
 
 def test_another_package_may_offer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

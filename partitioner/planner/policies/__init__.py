@@ -30,6 +30,7 @@ from partitioner.planner.policies.fit import Fit
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
 from partitioner.planner.policies.single import Single
+from partitioner.planner.sound import verified
 from partitioner.planner.widen import widened
 
 Policy = Callable[[Problem], Assignment]
@@ -102,10 +103,17 @@ def _hint(word: str, words: Mapping[str, object]) -> str:
 
 
 def decided(problem: Problem, policy: Policy) -> Assignment:
-    """What ``policy`` answers, with threads inside ops, and a bound. For the smallest memory there is `Fit` alone."""
+    """What ``policy`` answers, held against the rules, with threads inside ops and a bound.
+
+    For the smallest memory there is `Fit` alone.
+
+    Raises:
+        PlacementError: the policy found no answer.
+        VerifyError: its answer breaks a rule; a policy may be anybody's.
+    """
     if problem.objective == "memory":
         return Fit()(problem)
-    answer = widened(problem, policy(problem))
+    answer = widened(problem, verified(problem, policy(problem)))
     if answer.bound or problem.objective != "latency":
         return answer
     return replace(answer, bound=min(answer.cost, makespan_bound(problem)))
