@@ -112,7 +112,7 @@ def assert_fits(plan: Plan) -> None:
         assert state.get(device, 0) + live.get(device, (0, 0))[0] <= (cap or 0)
 
 
-@pytest.mark.parametrize("policy", ["fit", "chain", "list"])
+@pytest.mark.parametrize("policy", ["fit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("chain", "list"))])
 def test_a_model_larger_than_any_memory_is_planned(policy: str) -> None:
     """6 layers of 405B, 46 GiB with the embeddings, on 128 devices of 9 GiB."""
     plan = planned(

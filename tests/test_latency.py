@@ -281,12 +281,12 @@ def test_bounds_never_exceed_the_optimum() -> None:
     """On equal lanes and graphs of 10 tasks, where every part of the bound has something to say."""
     pytest.importorskip("ortools")
     tight = 0
-    for seed in range(30):
+    for seed in range(16):
         problem = standard(10, 2 + seed % 3, seed)
         best = Exact(time_limit=5.0, workers=2)(problem)
         assert best.gap <= CLOSE and makespan_bound(problem) <= best.cost * (1 + CLOSE)
         tight += makespan_bound(problem) >= best.cost * (1 - CLOSE)
-    assert tight >= 15, "a bound that is hardly ever tight is worth little"
+    assert tight >= 8, "a bound that is hardly ever tight is worth little"
 
 
 def test_bounds_of_each_sort() -> None:
@@ -318,6 +318,7 @@ def test_list_is_near_the_optimum() -> None:
     assert mean(plain) < 0.02 and mean(several) < 0.008
 
 
+@pytest.mark.slow
 def test_search_improves_on_list_and_exact_on_both() -> None:
     pytest.importorskip("ortools")
     random = Random(5)
@@ -352,6 +353,7 @@ def test_search_improves_on_list_and_exact_on_both() -> None:
     assert totals[0] > totals[1] > totals[2] * (1 - CLOSE) and totals[2] >= totals[3] * (1 - 0.01)
 
 
+@pytest.mark.slow
 def test_memory_that_greedy_choices_would_waste() -> None:
     """Two full processors: 3 + 3, or 2 + 2 + 2; whoever comes first must leave room for the rest."""
     pair = (Processor("a", 0, memory=6.0), Processor("b", 0, memory=6.0))
@@ -509,7 +511,7 @@ def linked(seed: int, count: int = 10, processors: int = 3) -> Problem:
     return Problem("linked", tuple(f"t{each}" for each in range(count)), kinds, homes, edges, values, channels, routes)
 
 
-@pytest.mark.parametrize("seed", [33, 50])
+@pytest.mark.parametrize("seed", [33, pytest.param(50, marks=pytest.mark.slow)])
 def test_what_travels_first_need_not_be_read_first(seed: int) -> None:
     """On these two problems a link must carry a value for a later task before one for an earlier task.
 

@@ -33,7 +33,11 @@ def predicted(parallel: Parallel, training: bool, optimizer: str = "none") -> in
     return footprint.total - footprint.state - footprint.inputs - footprint.margin
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("towers", "resnet18", "lstm")
+SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_the_peak_of_inference_is_the_allocators(name: str) -> None:
     parallel, x = made(name, False)
     call = step_of(parallel, x, False)
@@ -42,9 +46,7 @@ def test_the_peak_of_inference_is_the_allocators(name: str) -> None:
     assert abs(predicted(parallel, False) / measured - 1) < TOLERANCE, f"{measured} B measured"
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("towers", "resnet18", "lstm") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", SOME)
 def test_the_peak_of_training_is_the_allocators(name: str) -> None:
     """With the backward alone, and with a step of AdamW behind it."""
     parallel, x = made(name, True)

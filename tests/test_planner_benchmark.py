@@ -183,6 +183,7 @@ def test_a_schedule_that_was_cut_can_be_put_together_again() -> None:
     assert List()(problem).cost >= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", _random_graphs.FAMILIES)
 def test_two_models_of_a_machine_with_links_agree(family: str) -> None:
     pytest.importorskip("ortools")

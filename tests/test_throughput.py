@@ -460,6 +460,7 @@ def test_graphs_of_the_published_form_are_placed_best(training: bool, convex: bo
         assert bound <= best + 1e-9
 
 
+@pytest.mark.slow
 def test_larger_graphs_of_the_published_form() -> None:
     """Contiguous answers are valid for the other question too, so its best is no worse. In time, and above the bounds."""
     problem, ids = read(data := published(1, layers=30, wide=4))

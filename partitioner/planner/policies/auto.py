@@ -35,7 +35,7 @@ CLOSE = 1e-6
 class Auto:
     """The best of what runs within ``time_limit`` seconds; ``seed`` is the search's."""
 
-    time_limit: float = 10.0
+    time_limit: float = 2.0
     seed: int = 0
 
     def __call__(self, problem: Problem) -> Assignment:
