@@ -464,6 +464,7 @@ def test_throughput_by_list_keeps_rules() -> None:
         assert not broken(problem, tuple(problem.lanes[lane] for lane in answer.lanes))
 
 
+@pytest.mark.slow
 def test_planning_time_grows_with_the_number_of_tasks() -> None:
     """A tenfold graph takes at most some fifteen times as long; one schedule of 10^4 tasks takes well under five seconds."""
     seconds = []

@@ -278,7 +278,7 @@ def test_every_policy_answers(name: str, objective: str, contiguous: bool) -> No
     except PlacementError as error:  # level by level, tasks come to an end that a look ahead would avoid
         assert name == "by_level" and contiguous and "come back to a device" in str(error)
         return
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 60
     assert name in answer.policy and 0 < answer.lower_bound <= answer.assignment.cost
     best = {("latency", False): 0.0144, ("throughput", False): 0.009}.get((objective, contiguous), 0.17)
     assert name not in ("auto", "exact") or answer.assignment.cost < best * 1.02
