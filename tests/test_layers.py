@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "spec": {"ir", "errors"},
     "frontend": {"ir", "model", "errors"},
     "backends": {"ir", "model", "errors"},
-    "profile": {"ir", "model", "errors"},
+    "profile": {"spec.devices", "ir", "model", "errors"},
     "planner": {"ir", "errors"},
     "lower": {"ir", "errors"},
     "runtime": {"backends", "ir", "model", "errors"},

@@ -20,8 +20,9 @@ import torch
 from partitioner.ir.machine import Device, Machine
 from partitioner.profile.clock import DISTURBED, Disturbed, threads, time_of
 from partitioner.profile.handoff import Handoff, between_streams, between_threads
-from partitioner.profile.hardware import cores, present, title
+from partitioner.profile.hardware import title
 from partitioner.profile.interference import waited
+from partitioner.spec.devices import cores, present
 
 _PRODUCTS = {True: (512, 1024), False: (2048, 4096)}
 _SUMS = {True: (1 << 18, 1 << 21, 1 << 24), False: (1 << 24, 1 << 26)}

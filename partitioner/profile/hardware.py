@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from partitioner.spec.devices import cores
 
 VERSION = 1
 """Of the way in which ops are timed; seconds that were measured in another way are measured again."""
@@ -17,20 +18,6 @@ _LEAST = 128 << 10
 
 _SECOND, _LAST = 1 << 20, 32 << 20
 """Bytes of the second and of the last level of caches where the system does not say."""
-
-
-def present(place: str) -> bool:
-    """Whether this process can run something on a torch device.
-
-    >>> present("cpu"), present("cuda:99")
-    (True, False)
-    """
-    device, found = torch.device(place), torch.accelerator.current_accelerator()
-    if device.type == "cpu":
-        return True
-    if found is None or found.type != device.type or not torch.accelerator.is_available():
-        return False
-    return (device.index or 0) < torch.accelerator.device_count()
 
 
 @cache
@@ -87,15 +74,6 @@ def caches(place: str) -> tuple[int, ...]:
         except (OSError, ValueError):
             continue
     return tuple(sorted(size for size in found if size >= _LEAST)) or (_SECOND, _LAST)
-
-
-def cores() -> int:
-    """The cores that this process may use.
-
-    >>> cores() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

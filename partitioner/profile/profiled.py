@@ -12,8 +12,9 @@ from partitioner.ir.machine import Device
 from partitioner.profile.cache import Cache
 from partitioner.profile.choose import matters
 from partitioner.profile.clock import BUDGET
-from partitioner.profile.hardware import environment, present
+from partitioner.profile.hardware import environment
 from partitioner.profile.measure import Found, measure, told
+from partitioner.spec.devices import present
 
 Mode = Literal["auto", "all"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
@@ -43,3 +44,28 @@ def device_types() -> tuple[str, ...]:
     """The device types a spec may name: ``cpu`` first, then accelerators, this machine's own included."""
     here = torch.accelerator.current_accelerator()
     return tuple(dict.fromkeys(("cpu", *_ACCELERATORS, *([here.type] if here is not None else []))))
+
+
+def cores() -> int:
+    """The cores this process may use; where the system does not say, the threads torch chose for it.
+
+    >>> cores() >= 1
+    True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, torch.get_num_threads())
+
+
+def present(place: str) -> bool:
+    """Whether this process can use the torch device; counts devices and touches none.
+
+    >>> present("cpu"), present("cuda:99")
+    (True, False)
+    """
+    device, found = torch.device(place), torch.accelerator.current_accelerator()
+    if device.type == "cpu":
+        return True
+    if found is None or found.type != device.type or not torch.accelerator.is_available():
+        return False
+    return (device.index or 0) < torch.accelerator.device_count()

@@ -6,7 +6,6 @@ here. Assumed numbers only have to rank plans: measure, and write them in the sp
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 from partitioner.errors import PlacementError, SpecError
 from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine, accelerators_first
 from partitioner.ir.units import quote
-from partitioner.spec.devices import parse_device
+from partitioner.spec.devices import cores, parse_device, present
 from partitioner.spec.hardware import HARDWARE, REACHED, Hardware, link_between
 from partitioner.spec.spec import DeviceSpec, LinkSpec, Spec, load_spec
 
@@ -41,7 +40,7 @@ def discover() -> tuple[str, ...]:
     found = torch.accelerator.current_accelerator()
     if found is not None and torch.accelerator.is_available():
         return tuple(f"{found.type}:{index}" for index in range(torch.accelerator.device_count()))
-    return tuple(f"cpu:{index}" for index in range(min(_cores(), MOST_CPU_LANES)))
+    return tuple(f"cpu:{index}" for index in range(min(cores(), MOST_CPU_LANES)))
 
 
 def asked_for(devices: Any, spec: Any = None, **fields: Any) -> tuple[Spec, Machine]:
@@ -121,7 +120,7 @@ def missing_devices(machine: Machine) -> list[str]:
     []
     """
     places = dict.fromkeys(device.torch_device for device in machine.devices)
-    return [place for place in places if not _present(place)]
+    return [place for place in places if not present(place)]
 
 
 def _listed(devices: object) -> list[Any]:
@@ -234,27 +233,10 @@ def _check_names(spec: Spec, machine: Machine) -> None:
         raise SpecError("\n".join(faults))
 
 
-def _cores() -> int:
-    """The cores this process may use; where the system does not say, the threads torch chose for it."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, torch.get_num_threads())
-
-
-def _present(place: str) -> bool:
-    """Whether this process can use the torch device; counts devices and touches none."""
-    device, found = torch.device(place), torch.accelerator.current_accelerator()
-    if device.type == "cpu":
-        return True
-    if found is None or found.type != device.type or not torch.accelerator.is_available():
-        return False
-    return (device.index or 0) < torch.accelerator.device_count()
-
-
 def _usable_memory(place: str, sheet: Hardware | None) -> int | None:
     """Bytes a plan may use on a present accelerator whose backend tells its memory, or on one that is named; else ``None``."""
     device = torch.device(place)
-    if device.type == "cpu" or not _present(place):
+    if device.type == "cpu" or not present(place):
         return int(sheet.memory * USABLE_MEMORY) if sheet and sheet.memory else None
     properties = getattr(torch.get_device_module(device), "get_device_properties", None)
     total = getattr(properties(device), "total_memory", None) if properties is not None else None
