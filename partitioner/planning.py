@@ -11,20 +11,18 @@ No torch is needed, and nothing is run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from partitioner.ir.answer import Answer
-from partitioner.ir.assignment import Assignment
-from partitioner.ir.problem import Objective, Problem
+from partitioner.ir.problem import Objective
 from partitioner.ir.units import parse_duration
+from partitioner.planner.bounded import bounded
 from partitioner.planner.capacity import refuse_impossible
-from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.policies import POLICIES, OrSerial, Policy, policy_of
 from partitioner.planner.sound import verified
-from partitioner.planner.throughput.bound import load_bound
 from partitioner.spec.entries import Faults, collector_off
 from partitioner.spec.entries import one_of as one_of
 from partitioner.spec.taskgraph import TaskGraphSource, read_problem
@@ -32,9 +30,6 @@ from partitioner.spec.taskmachine import read_machine
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 TIME_LIMIT = 10.0
-
-ROUNDING = 1e-6
-"""Part of the cost by which the bound may exceed it because both are rounded sums."""
 
 
 def plan(
@@ -84,17 +79,8 @@ def plan(
         problem = read_problem(graph, read_machine(machine), aim, contiguous)
     refuse_impossible(problem)
     before = perf_counter()
-    assignment = _bounded(problem, verified(problem, decide(problem)))
+    assignment = bounded(problem, verified(problem, decide(problem)))
     return Answer(problem, assignment, perf_counter() - before)
-
-
-def _bounded(problem: Problem, answer: Assignment) -> Assignment:
-    """The answer with a bound, where the policy gave none."""
-    if answer.bound or not answer.cost:
-        return answer
-    bound = makespan_bound(problem) if problem.objective == "latency" else load_bound(problem)
-    assert bound <= answer.cost * (1 + ROUNDING), f"a bound of {bound} s above an answer of {answer.cost} s"
-    return replace(answer, bound=min(bound, answer.cost))
 
 
 def _policy(asked: str | Mapping[str, Any] | Policy, time_limit: float) -> Policy:

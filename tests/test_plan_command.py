@@ -470,10 +470,10 @@ def test_a_misspelt_name_among_many_is_found() -> None:
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [
-        ([task("a", memory="5GiB")], ["task a can run nowhere", "left: 5 GiB are needed, and its memory is 4 GiB"]),
+        ([task("a", memory="5GiB")], ["task a can run nowhere", "left: 5 GiB of memory are needed, and it has 4 GiB"]),
         (
             [task("a", memory="3GiB", group="g"), task("b", memory="3GiB", group="g")],
-            ["tasks a, b must share a device and none can have them", "left: 6 GiB are needed, and its memory is 4 GiB"],
+            ["tasks a, b must share a device and none can have them", "left: 6 GiB of memory are needed, and it has 4 GiB"],
         ),
         (
             [task("a", {"cpu": 1}, group="g"), task("b", {"gpu": 1}, group="g")],
@@ -739,7 +739,7 @@ def test_a_document_is_never_executed(files: Path) -> None:
 def test_placement_errors_from_the_command(files: Path) -> None:
     (files / "big.json").write_text(json.dumps({"tasks": [task("a", {"gpu": 1}, memory="1TiB")]}))
     assert_refused(
-        run("big.json", "--machine", "machine.json", "--policy", "by_level"), "1 TiB are needed, and its memory is 2 GiB"
+        run("big.json", "--machine", "machine.json", "--policy", "by_level"), "1 TiB of memory are needed, and it has 2 GiB"
     )
 
 

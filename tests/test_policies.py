@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -155,3 +156,29 @@ def test_every_name_answers() -> None:
             nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy={"name": name, **options}, tune=False
         )
         assert torch.equal(parallel(X), parallel._partitioner_programs.original(X))
+
+
+class Towers(nn.Module):
+    """Two towers of equal size over one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 64), nn.Linear(4, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x)
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [
+        ("latency", r"no plan of these tasks takes less than \S+ \ws: a gap of"),
+        ("throughput", r"the busiest device is busy for \S+ \ws a call, and no plan brings that below \S+ \ws: a gap of"),
+        ("memory", r"the fullest device holds 2\.5 KiB of parameters and buffers, and no plan brings that below 2\.5 KiB"),
+    ],
+)
+def test_the_summary_speaks_of_the_objective(objective: str, says: str) -> None:
+    """Bytes were once printed as seconds: "no plan of these tasks takes less than 2560 s"."""
+    spec = {"objective": objective, "policy": "list", "grain": 0}
+    parallel = partition(Towers(), devices=["cpu", "cpu"], example_inputs=(X,), spec=spec)
+    assert re.search(says, parallel.plan.summary()), parallel.plan.summary()

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from partitioner.ir.problem import Objective
+from partitioner.ir.units import format_duration, format_size
+
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
@@ -29,6 +32,7 @@ class Assignment:
         bound: what no answer to the problem can beat, likewise; proven.
         reasons: why each task is where it is, for reports; empty where nobody said.
         note: one reason for all of it, such as why everything is serial.
+        objective: what ``cost`` and ``bound`` are.
     """
 
     policy: str
@@ -42,6 +46,7 @@ class Assignment:
     bound: float = 0.0
     reasons: Sequence[str] = ()
     note: str = ""
+    objective: Objective = "latency"
 
     @cached_property
     def lane(self) -> Mapping[str, int]:
@@ -58,9 +63,13 @@ class Assignment:
         """How far the cost is above the bound, as a fraction of the cost: 0 is proven optimal, and 1 tells nothing."""
         return max(0.0, 1.0 - self.bound / self.cost) if self.cost > 0 else 0.0
 
+    def shown(self, cost: float) -> str:
+        """A cost or a bound in the unit of the objective."""
+        return format_size(cost) if self.objective == "memory" else format_duration(cost)
+
     def __str__(self) -> str:
-        best = f", at least {self.bound * 1e3:.3g} ms (gap {self.gap:.1%})" if self.bound else ""
-        lines = [f"placement {self.policy}: {self.cost * 1e3:.3g} ms{best}"]
+        best = f", at least {self.shown(self.bound)} (gap {self.gap:.1%})" if self.bound else ""
+        lines = [f"placement {self.policy}: {self.shown(self.cost)}{best}"]
         for number in self.order:
             when = f"{self.start[number] * 1e3:.3g} - {self.end[number] * 1e3:.3g} ms" if self.start else ""
             threads = f"{self.threads[number]} threads" if self.threads and self.threads[number] else ""

@@ -74,16 +74,27 @@ class Plan:
             if self.costs.measured:
                 figures = f", {self.costs.share_measured(self.machine.devices[0]):.0%} of it from measured ops"
             lines.append(f"  expected{figures}: {format_duration(self.makespan)} a call, {gain}")
-            if self.placement.bound and len(self.machine.lanes) > 1:
-                gap = max(0.0, 1 - self.placement.bound / self.makespan)
-                lines.append(
-                    f"  no plan of these tasks takes less than {format_duration(self.placement.bound)}: a gap of {gap:.1%}"
-                )
+        if self.placement.bound and len(self.machine.lanes) > 1:
+            lines.append(f"  {self._least()}")
         reasons = set(self.placement.reason.values())
         if len(reasons) == 1 and len(used) == 1:
             lines.append(f"  {reasons.pop()}")
         lines += (f"  note: {note}" for note in self.graph.notes)
         return "\n".join(lines)
+
+    def _least(self) -> str:
+        """What was made small, beside what no plan can beat."""
+        placement = self.placement
+        least = placement.shown(placement.bound)
+        if placement.objective == "latency":
+            gap = max(0.0, 1 - placement.bound / self.makespan) if self.makespan else placement.gap
+            return f"no plan of these tasks takes less than {least}: a gap of {gap:.1%}"
+        what = {
+            "throughput": "the busiest device is busy for {} a call",
+            "memory": "the fullest device holds {} of parameters and buffers",
+        }[placement.objective]
+        done = what.format(placement.shown(placement.cost))
+        return f"{done}, and no plan brings that below {least}: a gap of {placement.gap:.1%}"
 
 
 def resident_bytes(plan: Plan) -> dict[str, int]:

@@ -179,11 +179,6 @@ class Problem:
         return tuple(number for number, each in enumerate(self.processors) for _ in range(each.lanes))
 
     @cached_property
-    def lane_names(self) -> tuple[str, ...]:
-        """``<processor>/<index>`` for each lane."""
-        return tuple(f"{each.name}/{index}" for each in self.processors for index in range(each.lanes))
-
-    @cached_property
     def first_lane(self) -> tuple[int, ...]:
         """The first lane of each processor."""
         found = [0]
@@ -232,16 +227,24 @@ class Problem:
             return dict.fromkeys(self.members, 0.0)
         return {group: sum(self.memory[task] for task in tasks) for group, tasks in self.members.items()}
 
-    def able(self, group: int) -> list[int]:
-        """The processors that can run every task of a group, empty ones: pins and kinds are looked at, other groups are not."""
-        pinned = self.pin.get(group)
-        candidates = range(len(self.processors)) if pinned is None else (pinned,)
-        tasks, need = self.members[group], self.demand[group]
-        return [
-            number
-            for number in candidates
-            if need <= self.processors[number].memory and all(self.seconds[number][task] < inf for task in tasks)
-        ]
+    @cached_property
+    def able(self) -> dict[int, list[int]]:
+        """The processors that can run every task of each group, other groups left out. Lists are shared: not to be changed."""
+        alike: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
+        for number, each in enumerate(self.processors):
+            alike[id(self.seconds[number]), each.memory].append(number)
+        classes = [(self.seconds[numbers[0]], memory, numbers) for (_, memory), numbers in alike.items()]
+        known: dict[tuple[bool, ...], list[int]] = {}
+        found: dict[int, list[int]] = {}
+        for group, tasks in self.members.items():
+            need = self.demand[group]
+            key = tuple(need <= memory and all(table[task] < inf for task in tasks) for table, memory, _ in classes)
+            if key not in known:
+                known[key] = sorted(each for (_, _, numbers), can in zip(classes, key, strict=True) if can for each in numbers)
+            found[group] = known[key]
+            if group in self.pin:
+                found[group] = [self.pin[group]] if self.pin[group] in known[key] else []
+        return found
 
     def __str__(self) -> str:
         counted = f"{len(self.tasks)} tasks, {len(self.edges)} edges, {len(self.values)} values"

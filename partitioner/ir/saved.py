@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -118,8 +118,10 @@ class SavedProgram(SavedGraph):
         note: a reason for all of it.
         makespan: expected seconds of a call; ``None`` where no shapes were known.
         serial: likewise on the first device alone.
-        cost: what the policy made small, in seconds.
-        bound: seconds that no plan of these tasks on this machine can beat.
+        objective: what the policy made small: the seconds of a call, those for which the busiest device is busy, or the
+            bytes of the fullest one.
+        cost: how much that is.
+        bound: how much it is at least, for any plan of these tasks on this machine.
         tasks: in the order in which they are issued.
     """
 
@@ -128,6 +130,7 @@ class SavedProgram(SavedGraph):
     note: str = ""
     makespan: Seconds | None = None
     serial: Seconds | None = None
+    objective: Literal["latency", "throughput", "memory"] = "latency"
     cost: Seconds
     bound: Seconds
     tasks: tuple[SavedTask, ...] = ()

@@ -75,6 +75,7 @@ def saved_program(plan: Plan) -> SavedProgram:
         note=placement.note,
         makespan=plan.makespan,
         serial=plan.serial,
+        objective=placement.objective,
         cost=placement.cost,
         bound=placement.bound,
         tasks=task_rows(plan.tasks, placement, plan.machine),

@@ -27,13 +27,17 @@ def scheduled(
     """
     clock = timed(problem, lanes, order, threads, ahead)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
-    cost = clock.makespan if problem.objective == "latency" else _cost(problem, [problem.lanes[lane] for lane in lanes])
+    cost = cost_of(problem, [problem.lanes[lane] for lane in lanes], clock.makespan)
     assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"
     least = min(bound, cost)
-    return Assignment(policy, problem.tasks, lanes, issued, threads, clock.start, clock.end, cost, least, reasons, note)
+    times = clock.start, clock.end
+    return Assignment(policy, problem.tasks, lanes, issued, threads, *times, cost, least, reasons, note, problem.objective)
 
 
-def _cost(problem: Problem, homes: Sequence[int]) -> float:
+def cost_of(problem: Problem, homes: Sequence[int], makespan: float) -> float:
+    """What the objective makes small: the makespan, the largest load of a processor, or the most bytes that one holds."""
+    if problem.objective == "latency":
+        return makespan
     return largest_load(problem, homes) if problem.objective == "throughput" else max(held(problem, homes), default=0.0)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable
-from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
+from partitioner.planner.feasible import nowhere
 
 MOST_SETS = 256
 
@@ -37,41 +37,13 @@ def refuse_impossible(problem: Problem) -> None:
 
 def _bound_to(problem: Problem) -> dict[frozenset[int], list[float]]:
     """What groups need, by the devices that can have them."""
-    found: defaultdict[frozenset[int], list[float]] = defaultdict(list)
-    known: dict[tuple[bool, ...], frozenset[int]] = {}
-    for group, tasks in problem.members.items():
-        need = problem.demand[group]
-        if len(tasks) == 1 and group not in problem.pin:
-            both = zip(problem.seconds, problem.processors, strict=True)
-            key = tuple(table[tasks[0]] < inf and need <= each.memory for table, each in both)
-            able = known.get(key)
-            if able is None:
-                able = known[key] = frozenset(number for number, can in enumerate(key) if can)
-        else:
-            able = frozenset(problem.able(group))
+    found: defaultdict[tuple[int, ...], list[float]] = defaultdict(list)
+    for group, able in problem.able.items():
         if not able:
-            raise PlacementError(_nowhere(problem, group))
-        if need:
-            found[able].append(need)
-    return found
-
-
-def _nowhere(problem: Problem, group: int) -> str:
-    tasks, need = problem.members[group], problem.demand[group]
-    names = ", ".join(problem.tasks[task] for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
-    lines = [
-        f"tasks {names} must share a device and none can have them:" if len(tasks) > 1 else f"task {names} can run nowhere:"
-    ]
-    for number, device in enumerate(problem.processors):
-        lacking = [problem.tasks[task] for task in tasks if problem.seconds[number][task] == inf]
-        if problem.pin.get(group, number) != number:
-            lines.append(f"  {device.name}: they are pinned to {problem.processors[problem.pin[group]].name}")
-        elif lacking:
-            lines.append(f"  {device.name}: {lacking[0]} has no seconds for its kind, {problem.kinds[device.kind].name}")
-        else:
-            lines.append(f"  {device.name}: {format_size(need)} are needed, and its memory is {format_size(device.memory)}")
-    lines.append(f"Raise a memory cap, give seconds for another kind{', or make the group smaller' if len(tasks) > 1 else ''}.")
-    return "\n".join(lines)
+            raise PlacementError(nowhere(problem, group))
+        if problem.demand[group]:
+            found[tuple(able)].append(problem.demand[group])
+    return {frozenset(able): needs for able, needs in found.items()}
 
 
 def _too_much(problem: Problem, devices: list[int], demands: list[float], room: float) -> str:

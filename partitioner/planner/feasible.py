@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
@@ -23,27 +24,16 @@ class Feasible:
         self.problem = problem
         self.home: dict[int, int] = {}
         self.used = [0.0] * len(problem.processors)
-        self.able: dict[int, list[int]] = {}
-        known: dict[object, list[int]] = {}
-        for group, tasks in problem.members.items():
-            self.able[group] = able = self._able(group, known)
+        self.able = problem.able
+        for group, able in self.able.items():
             if not able:
-                raise PlacementError(self._nowhere(tasks[0]))
+                raise PlacementError(nowhere(problem, group))
         for group, able in self.able.items():
             if len(able) == 1:
                 self._reserve(group, able[0])
         # Processors that some path to a task has left, as bits; forward tasks only.
         self._left = [0] * len(problem.tasks) if problem.contiguous else None
         self._placed: list[int] = [-1] * len(problem.tasks) if problem.contiguous else []
-
-    def _able(self, group: int, known: dict[object, list[int]]) -> list[int]:
-        """`Problem.able`, once for all free tasks that take nothing and can run anywhere."""
-        problem = self.problem
-        tasks = problem.members[group]
-        if len(tasks) > 1 or problem.demand[group] or group in problem.pin:
-            return problem.able(group)
-        key = tuple(table[tasks[0]] == float("inf") for table in problem.seconds)
-        return known.setdefault(key, problem.able(group)) if key not in known else known[key]
 
     def _reserve(self, group: int, processor: int) -> None:
         if self.used[processor] + self.problem.demand[group] > self.problem.processors[processor].memory:
@@ -98,29 +88,6 @@ class Feasible:
     def _fits(self, processor: int, group: int) -> bool:
         return self.used[processor] + self.problem.demand[group] <= self.problem.processors[processor].memory
 
-    def _nowhere(self, task: int) -> str:
-        problem, group = self.problem, self.problem.group_of[task]
-        if group not in problem.pin and all(
-            table[one] < float("inf") for table in problem.seconds for one in problem.members[group]
-        ):
-            return self._full(task)
-        names = ", ".join(problem.tasks[each] for each in problem.members[group][:3])
-        more = f" and {len(problem.members[group]) - 3} more" if len(problem.members[group]) > 3 else ""
-        lines = [f"task {names} can run nowhere:"]
-        if len(problem.members[group]) > 1:
-            why = ", so that no path leaves it and comes back," if problem.contiguous else ""
-            lines = [f"tasks {names}{more} must share a device{why} and none can have them:"]
-        for number, each in enumerate(problem.processors):
-            lacking = [problem.tasks[one] for one in problem.members[group] if problem.seconds[number][one] == float("inf")]
-            if problem.pin.get(group, number) != number:
-                lines.append(f"  {each.name}: pinned to {problem.processors[problem.pin[group]].name}")
-            elif lacking:
-                lines.append(f"  {each.name}: no seconds are given for {lacking[0]} on kind {problem.kinds[each.kind].name}")
-            else:
-                need, cap = format_size(int(problem.demand[group])), format_size(int(each.memory))
-                lines.append(f"  {each.name}: {need} are needed, and its memory is {cap}")
-        return "\n".join(lines)
-
     def _back(self, task: int, roomy: Sequence[int]) -> str:
         names = ", ".join(self.problem.processors[number].name for number in roomy)
         return (
@@ -142,3 +109,46 @@ class Feasible:
 def what_is_held(problem: Problem) -> str:
     """What the memory of tasks is, in words: a model's is known to be its state."""
     return "parameters and buffers (and of what training keeps for them)" if problem.labels else "memory"
+
+
+def nowhere(problem: Problem, group: int) -> str:
+    """Why no processor can have a group."""
+    tasks, need = problem.members[group], problem.demand[group]
+    names = ", ".join(problem.tasks[task] for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
+    lines = [f"task {names} can run nowhere:"]
+    if len(tasks) > 1:
+        why = ", so that no path leaves it and comes back," if problem.contiguous else ""
+        lines = [f"tasks {names} must share a device{why} and none can have them:"]
+    for number, device in enumerate(problem.processors):
+        lacking = [problem.tasks[task] for task in tasks if problem.seconds[number][task] == inf]
+        if problem.pin.get(group, number) != number:
+            lines.append(f"  {device.name}: they are pinned to {problem.processors[problem.pin[group]].name}")
+        elif lacking:
+            lines.append(f"  {device.name}: {lacking[0]} has no seconds for its kind, {problem.kinds[device.kind].name}")
+        else:
+            held, cap = f"{format_size(need)} of {what_is_held(problem)}", format_size(device.memory)
+            lines.append(f"  {device.name}: {held} are needed, and it has {cap}")
+    lines.append(f"Raise a memory cap, give seconds for another kind{', or make the group smaller' if len(tasks) > 1 else ''}.")
+    return "\n".join(lines)
+
+
+def returns(problem: Problem, homes: Sequence[int]) -> Iterator[int]:
+    """The tasks at which a path comes back to a processor that it has left; backward tasks are left out.
+
+    Example:
+        >>> from partitioner.ir.problem import ORDER, Kind, Processor
+        >>> row = Kind("gpu", {1: [1.0] * 3})
+        >>> both = (Processor("x", 0), Processor("y", 0))
+        >>> chain = Problem("chain", ("a", "b", "c"), (row,), both, [(0, 1, ORDER), (1, 2, ORDER)])
+        >>> list(returns(chain, [0, 1, 0])), list(returns(chain, [0, 0, 1]))
+        ([2], [])
+    """
+    left = [0] * len(homes)
+    for task, here in enumerate(homes):
+        if task in problem.backward:
+            continue
+        for source, _ in problem.before[task]:
+            if source not in problem.backward:
+                left[task] |= left[source] | (1 << homes[source] if homes[source] != here else 0)
+        if left[task] >> here & 1:
+            yield task

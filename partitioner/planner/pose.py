@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 
+from networkx.utils import UnionFind
+
 from partitioner.errors import PlacementError
 from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Device, Machine
@@ -119,19 +121,11 @@ def _ways(machine: Machine) -> tuple[tuple[Channel, ...], dict[tuple[int, int], 
 
 def _groups(tasks: TaskGraph, constraints: Constraints) -> list[int]:
     """The group of each task: tasks whose ops share a group share a device."""
-    parent: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
+    together: UnionFind[tuple[str, str]] = UnionFind()
     for task in tasks.tasks:
-        for op in task.ops:
-            parent[find(f"group {constraints.group[op]}")] = find(f"task {task.name}")
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(find(f"task {task.name}"), len(numbers)) for task in tasks.tasks]
+        together.union(("task", task.name), *(("group", constraints.group[op]) for op in task.ops))
+    numbers: dict[tuple[str, str], int] = {}
+    return [numbers.setdefault(together["task", task.name], len(numbers)) for task in tasks.tasks]
 
 
 def _pins(tasks: TaskGraph, machine: Machine, constraints: Constraints, group: list[int]) -> dict[int, int]:

@@ -21,10 +21,10 @@ from partitioner.ir.problem import Problem
 from partitioner.ir.saved import SavedDevice, SavedGraph, SavedPlan, SavedProgram
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.task import TaskGraph, group
-from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.assigned import cost_of
+from partitioner.planner.bounded import bounded
 from partitioner.planner.sound import verified
-from partitioner.planner.timing import largest_load, timed
-from partitioner.planner.widen import thread_bound
+from partitioner.planner.timing import timed
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,6 @@ class Replayed:
                 raise PlacementError(f"{self.where}: task {one} is issued before {other}, which it waits for")
         clock = timed(problem, lanes, order, threads)
         homes = [problem.lanes[lane] for lane in lanes]
-        latency = problem.objective == "latency"
-        cost = clock.makespan if latency else largest_load(problem, homes)
         answer = Assignment(
             policy=program.policy,
             tasks=problem.tasks,
@@ -119,21 +117,14 @@ class Replayed:
             threads=threads if any(threads) else (),
             start=clock.start,
             end=clock.end,
-            cost=cost,
-            bound=min(_bound(problem), cost) if latency else 0.0,
+            cost=cost_of(problem, homes, clock.makespan),
             reasons=reasons if any(reasons) else (),
             note=program.note,
         )
         try:
-            return verified(problem, answer)
+            return bounded(problem, verified(problem, answer))
         except VerifyError as error:
             raise PlacementError(f"{self.where}: it cannot be applied here; {error}") from None
-
-
-def _bound(problem: Problem) -> float:
-    if any(each.cores > each.threads_per_lane for each in problem.processors):
-        return thread_bound(problem)
-    return makespan_bound(problem)
 
 
 def _covers(program: SavedProgram, number: dict[str, int]) -> bool:

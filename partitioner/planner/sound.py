@@ -18,7 +18,8 @@ from partitioner.errors import VerifyError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.ir.units import format_duration, format_size
-from partitioner.planner.timing import largest_load
+from partitioner.planner.assigned import cost_of, held
+from partitioner.planner.feasible import returns
 
 MOST_FAULTS = 20
 SLACK = 1e-9
@@ -59,7 +60,7 @@ def _of_form(problem: Problem, answer: Assignment) -> Iterator[str]:
     if len(answer.start) != count or len(answer.end) != count:
         yield f"start and end: {count} times of each are needed"
     if not 0 <= answer.bound <= answer.cost * (1 + SLACK):  # not if one is NaN, either
-        yield f"the bound is {answer.bound:g} s and the cost {answer.cost:g} s"
+        yield f"the bound is {answer.bound:g} and the cost {answer.cost:g}"
 
 
 def _where(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
@@ -76,25 +77,14 @@ def _where(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[s
 
 
 def _memory(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
-    used = [0.0] * len(problem.processors)
-    for task, need in enumerate(problem.memory):
-        used[homes[task]] += need
-    for need, device in zip(used, problem.processors, strict=True):
+    for need, device in zip(held(problem, homes), problem.processors, strict=True):
         if need > device.memory * (1 + SLACK):
             yield f"{device.name} holds {format_size(need)}, and its memory is {format_size(device.memory)}"
 
 
 def _contiguity(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
-    """No path comes back to a processor that it has left: processors left on the way to a task are bits."""
-    left = [0] * len(problem.tasks)
-    for task in range(len(problem.tasks)) if problem.contiguous else ():
-        if task in problem.backward:
-            continue
-        for source, _ in problem.before[task]:
-            if source not in problem.backward:
-                left[task] |= left[source] | (0 if homes[source] == homes[task] else 1 << homes[source])
-        if left[task] >> homes[task] & 1:
-            yield f"a path leaves {problem.processors[homes[task]].name} and comes back to it at {problem.tasks[task]}"
+    for task in returns(problem, homes) if problem.contiguous else ():
+        yield f"a path leaves {problem.processors[homes[task]].name} and comes back to it at {problem.tasks[task]}"
 
 
 def _times(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
@@ -128,9 +118,9 @@ def _early(problem: Problem, answer: Assignment, task: int, before: int, seconds
 
 
 def _cost(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[str]:
-    found = max(answer.end, default=0.0) if problem.objective == "latency" else largest_load(problem, homes)
+    found = cost_of(problem, homes, max(answer.end, default=0.0))
     if found > answer.cost * (1 + SLACK):
-        yield f"the cost is given as {answer.cost:g} s, and is {found:g} s"
+        yield f"the cost is given as {answer.cost:g}, and is {found:g}"
 
 
 RULES: tuple[Rule, ...] = (_where, _memory, _contiguity, _times, _cost)

@@ -25,7 +25,7 @@ LONG_ALONE = 5e-4
 
 def widened(problem: Problem, answer: Assignment) -> Assignment:
     """``answer`` with all threads for the tasks that run alone on a CPU, timed again, under a bound that knows of threads."""
-    if not any(each.cores > each.threads_per_lane for each in problem.processors):
+    if not shares_cores(problem):
         return answer
     threads = [0] * len(problem.tasks)
     used = Counter(problem.lanes[lane] for lane in set(answer.lanes))
@@ -41,6 +41,11 @@ def widened(problem: Problem, answer: Assignment) -> Assignment:
     clock = timed(problem, answer.lanes, answer.order, threads)
     least = min(clock.makespan, thread_bound(problem))
     return replace(answer, threads=threads, start=clock.start, end=clock.end, cost=clock.makespan, bound=least)
+
+
+def shares_cores(problem: Problem) -> bool:
+    """Whether a task may have more threads than its lane's share."""
+    return any(each.cores > each.threads_per_lane for each in problem.processors)
 
 
 def _pays(problem: Problem, task: int, processor: int) -> bool:
@@ -89,16 +94,15 @@ def thread_bound(problem: Problem) -> float:
     with as many threads as it keeps the fewest cores busy, over all cores.
     """
     fastest, least = [], []
-    widths = [sorted(problem.kinds[each.kind].seconds) for each in problem.processors]
+    tables = [
+        (problem.seconds_of(number, width), width)
+        for number, each in enumerate(problem.processors)
+        for width in sorted(problem.kinds[each.kind].seconds)
+        if width <= each.cores
+    ]
     for task in range(len(problem.tasks)):
-        ways = [
-            (problem.seconds_of(number, width)[task], width)
-            for number, each in enumerate(problem.processors)
-            for width in widths[number]
-            if width <= each.cores
-        ]
-        fastest.append(min(seconds for seconds, _ in ways))
-        least.append(min(seconds * width for seconds, width in ways))
+        fastest.append(min(seconds[task] for seconds, _ in tables))
+        least.append(min(seconds[task] * width for seconds, width in tables))
     longest = [0.0] * len(problem.tasks)
     for task in range(len(problem.tasks)):
         ready = max((longest[source] for source, value in problem.before[task] if value != ISSUE), default=0.0)

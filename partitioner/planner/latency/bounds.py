@@ -72,7 +72,7 @@ def able_seconds(problem: Problem) -> Table:
     table = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
     for group, tasks in problem.members.items():
         if len(tasks) > 1 or group in problem.pin or problem.demand[group]:
-            able = problem.able(group)
+            able = problem.able[group]
             if len(able) < len(table):
                 for task in tasks:
                     kept = table[able, task]

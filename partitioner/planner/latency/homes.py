@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from networkx.utils import UnionFind
+
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import Feasible
@@ -114,32 +116,25 @@ def closed(problem: Problem) -> Problem:
     [0, 0, 0]
     """
     while problem.contiguous:
-        parent = {group: group for group in problem.members}
+        together: UnionFind[int] = UnionFind(problem.members)
         for one, other in _forced(problem):
-            parent[_root(parent, other)] = _root(parent, one)
-        if all(_root(parent, group) == group for group in parent):
+            together.union(one, other)
+        if all(together[group] == group for group in problem.members):
             break
         pin: dict[int, int] = {}
         for group, processor in problem.pin.items():
-            if pin.setdefault(_root(parent, group), processor) != processor:
+            if pin.setdefault(together[group], processor) != processor:
                 first = problem.tasks[problem.members[group][0]]
                 raise PlacementError(f"contiguous parts and pins exclude each other at task {first}: it lies between two pins")
-        problem = replace(problem, group=[_root(parent, group) for group in problem.group_of], pin=pin)
+        problem = replace(problem, group=[together[group] for group in problem.group_of], pin=pin)
     return problem
-
-
-def _root(parent: dict[int, int], group: int) -> int:
-    while parent[group] != group:
-        parent[group] = parent[parent[group]]
-        group = parent[group]
-    return group
 
 
 def _forced(problem: Problem) -> Iterator[tuple[int, int]]:
     """Pairs of groups that must share a processor."""
     only: dict[int, int] = {}
     for group in problem.members:
-        able = problem.able(group)
+        able = problem.able[group]
         if len(able) == 1 and only.setdefault(able[0], group) != group:
             yield only[able[0]], group
     large = [group for group, tasks in problem.members.items() if len(tasks) > 1]

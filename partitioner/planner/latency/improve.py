@@ -70,7 +70,7 @@ class _Walk:
         order = by_urgency(problem, [-each for each in known.clock.start])
         ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
-        self.able = {group: problem.able(group) for group in problem.members}
+        self.able = problem.able
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]

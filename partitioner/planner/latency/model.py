@@ -53,7 +53,7 @@ class Places:
         self.at: dict[tuple[int, int], Any] = {}
         self.ways: dict[int, list[int]] = {}
         for group in problem.members:
-            able = set(problem.able(group))
+            able = set(problem.able[group])
             self.ways[group] = [number for number, site in enumerate(sites) if able & set(site.processors)]
             for site in self.ways[group]:
                 self.at[group, site] = self.cp.new_bool_var(f"group {group} at {site}")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.assigned import held
+from partitioner.planner.feasible import returns
 
 MOST_STEPS = 200_000
 """Placements that the search with backtracking tries, in all."""
@@ -19,7 +21,7 @@ MOST_STEPS = 200_000
 
 def certificate(problem: Problem) -> dict[int, int] | None:
     """A processor for every group that keeps every rule; ``None`` if none was found."""
-    able = {group: problem.able(group) for group in problem.members}
+    able = problem.able
     if not all(able.values()):
         return None
     found = _searched(problem, able, MOST_STEPS) if problem.contiguous else _packed(problem, able)
@@ -32,25 +34,10 @@ def certificate(problem: Problem) -> dict[int, int] | None:
 
 def keeps(problem: Problem, home: dict[int, int]) -> bool:
     """Whether homes keep memory caps and contiguity; groups and pins are kept by what they are."""
-    used = [0.0] * len(problem.processors)
-    for group, processor in home.items():
-        used[processor] += problem.demand[group]
-    if any(full > each.memory for full, each in zip(used, problem.processors, strict=True)):
+    homes = [home[group] for group in problem.group_of]
+    if any(full > each.memory for full, each in zip(held(problem, homes), problem.processors, strict=True)):
         return False
-    return not problem.contiguous or _convex(problem, [home[group] for group in problem.group_of])
-
-
-def _convex(problem: Problem, where: Sequence[int]) -> bool:
-    left = [0] * len(where)
-    for task, here in enumerate(where):
-        if task in problem.backward:
-            continue
-        for source, _ in problem.before[task]:
-            if source not in problem.backward:
-                left[task] |= left[source] | (1 << where[source] if where[source] != here else 0)
-        if left[task] >> here & 1:
-            return False
-    return True
+    return not problem.contiguous or next(returns(problem, homes), None) is None
 
 
 def _packed(problem: Problem, able: dict[int, list[int]]) -> dict[int, int] | None:

@@ -21,7 +21,7 @@ from partitioner.errors import SpecError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_duration, parse_duration, quote
-from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.bounded import bounded
 from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.chain import Chain
@@ -112,11 +112,10 @@ def decided(problem: Problem, policy: Policy) -> Assignment:
         VerifyError: its answer breaks a rule; a policy may be anybody's.
     """
     if problem.objective == "memory":
-        return Fit()(problem)
-    answer = widened(problem, verified(problem, policy(problem)))
-    if answer.bound or problem.objective != "latency":
-        return answer
-    return replace(answer, bound=min(answer.cost, makespan_bound(problem)))
+        policy = Fit()
+    if isinstance(policy, OrSerial):  # which asks here for each of its two
+        return policy(problem)
+    return bounded(problem, widened(problem, verified(problem, policy(problem))))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.dag import levels
+from partitioner.ir.dag import levels, upward_priority
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import scheduled
 from partitioner.planner.feasible import Feasible
@@ -43,7 +43,9 @@ class _Work:
         self.clock = Clock(self.problem)
         self.reasons = [""] * len(self.problem.tasks)
         self.order: list[int] = []
-        self.remaining = _remaining(self.problem)
+        least = [min(seconds) for seconds in zip(*self.problem.seconds, strict=True)]
+        handoff = self.problem.processors[0].handoff
+        self.remaining = upward_priority(self.problem.dag, least.__getitem__, lambda _one, _other: handoff)
         for level in levels(self.problem.dag):
             self.place(level)
 
@@ -82,13 +84,3 @@ class _Work:
         if lane == favourite and self.problem.before[task]:
             return "stays on its predecessor's lane"
         return f"ends first on lane {lane} of {choices}"
-
-
-def _remaining(problem: Problem) -> list[float]:
-    """Upward rank: the longest time from the start of each task to the end, with a hand-off between any two."""
-    handoff = problem.processors[0].handoff
-    least = [min(table[task] for table in problem.seconds) for task in range(len(problem.tasks))]
-    rank = [0.0] * len(problem.tasks)
-    for task in reversed(range(len(problem.tasks))):
-        rank[task] = least[task] + max((handoff + rank[after] for after in problem.after[task]), default=0.0)
-    return rank

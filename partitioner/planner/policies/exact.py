@@ -59,9 +59,9 @@ class Exact:
         started = perf_counter()
         solver_module()
         if problem.objective == "throughput":
-            from partitioner.planner.throughput import contiguous, spread
+            from partitioner.planner.throughput import balanced
 
-            processors, bound = (contiguous if problem.contiguous else spread)(problem, self.time_limit)
+            processors, bound = balanced(problem, self.time_limit)
             return placed(problem, "exact", processors, bound=bound)
         ruled = closed(problem)
         homes = Homes(ruled)

@@ -21,6 +21,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
 from partitioner.planner.assigned import held, placed
+from partitioner.planner.bounded import least
 from partitioner.planner.feasible import what_is_held
 from partitioner.planner.latency.packing import certificate
 
@@ -77,12 +78,11 @@ def _fewest(problem: Problem, usable: list[int]) -> int:
 
 def _smallest(problem: Problem) -> Assignment:
     """The smallest peak: the least memory of every processor for which there are segments, by bisection."""
-    demand = problem.demand.values()
-    least = max(max(demand, default=0.0), sum(demand) / len(problem.processors))
+    bound = least(problem)
     best = certificate(problem)
     if best is None:
         raise PlacementError(_missing(problem))
-    low, high = least, max(held(problem, [best[group] for group in problem.group_of]))
+    low, high = bound, max(held(problem, [best[group] for group in problem.group_of]))
     until, tried = monotonic() + SECONDS, low
     while high > low * (1 + CLOSE) and monotonic() < until:
         capped = tuple(replace(each, memory=min(each.memory, tried)) for each in problem.processors)
@@ -93,7 +93,7 @@ def _smallest(problem: Problem) -> Assignment:
         else:
             best, high = home, max(held(problem, [home[group] for group in problem.group_of]))
         tried = (low + high) / 2
-    return placed(problem, "fit", [best[group] for group in problem.group_of], bound=least, note="the smallest peak found")
+    return placed(problem, "fit", [best[group] for group in problem.group_of], bound=bound, note="the smallest peak found")
 
 
 def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | None:
@@ -108,8 +108,11 @@ def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | N
     # best[i]: (bytes over cuts, sum of squared fills, starts of the segments) of the first i blocks on the processors so far
     best: Best = [None] * (len(blocks) + 1)
     best[0] = (0.0, 0.0, ())
+    need = [sum(problem.demand[group] for group in block) for block in blocks]
+    able = [_able(problem, block) for block in blocks]
     for processor in ordered:
-        best = _extended(problem, blocks, over, best, processor)
+        fits = [processor in each for each in able]
+        best = _extended(best, need, over, fits, problem.processors[processor].memory)
     found = best[len(blocks)]
     if found is None:
         return None
@@ -137,19 +140,16 @@ def _cuts(problem: Problem, groups: list[int], crossing: list[float]) -> list[in
     return [*found, count]
 
 
-def _extended(problem: Problem, blocks: list[list[int]], over: list[float], best: Best, processor: int) -> Best:
+def _extended(best: Best, need: list[float], over: list[float], fits: list[bool], memory: float) -> Best:
     """The best cuts with one processor more, which takes none, one or several blocks."""
-    memory = problem.processors[processor].memory
-    need = [sum(problem.demand[group] for group in block) for block in blocks]
-    wrong = [any(processor not in _able(problem, group) for group in block) for block in blocks]
     found: Best = [None if each is None else (each[0], each[1], (*each[2], number)) for number, each in enumerate(best)]
     for start, state in enumerate(best):
         if state is None:
             continue
         used = 0.0
-        for end in range(start + 1, len(blocks) + 1):
+        for end in range(start + 1, len(need) + 1):
             used += need[end - 1]
-            if used > memory or wrong[end - 1]:
+            if used > memory or not fits[end - 1]:
                 break
             fill = used / memory if 0 < memory < inf else 0.0
             cost = (state[0] + over[end - 1], state[1] + fill * fill)
@@ -159,9 +159,10 @@ def _extended(problem: Problem, blocks: list[list[int]], over: list[float], best
     return found
 
 
-def _able(problem: Problem, group: int) -> Sequence[int]:
-    """`Problem.able`, where there is a choice."""
-    return problem.able(group) if problem.pin or len(problem.kinds) > 1 else range(len(problem.processors))
+def _able(problem: Problem, block: list[int]) -> set[int]:
+    """The processors that can have every group of a block. Groups that can have the same ones share a list."""
+    lists = {id(problem.able[group]): problem.able[group] for group in block}
+    return set.intersection(*map(set, lists.values()))
 
 
 def _crossing(problem: Problem, groups: list[int]) -> list[float]:

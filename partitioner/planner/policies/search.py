@@ -49,9 +49,9 @@ class Search:
         """
         until = perf_counter() + self.time_limit
         if problem.objective == "throughput":
-            from partitioner.planner.throughput import contiguous, spread
+            from partitioner.planner.throughput import balanced
 
-            processors, bound = (contiguous if problem.contiguous else spread)(problem, self.time_limit)
+            processors, bound = balanced(problem, self.time_limit)
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
         found = best_of(ruled, Homes(ruled), max(1, min(32, MOST_TASKS // max(1, len(problem.tasks)))))

@@ -35,6 +35,11 @@ CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
 
 
+def balanced(problem: Problem, seconds: float) -> tuple[list[int], float]:
+    """`contiguous` or `spread`, as the problem asks."""
+    return _best(units_of(problem, contiguous=problem.contiguous), seconds)
+
+
 def contiguous(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
     """The best placement found in which no path leaves a processor and comes back.
 
