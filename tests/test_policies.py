@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partitioner import Spec, SpecError, VerifyError, partition
+from partitioner.ir.access import ANY
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, Problem
-from partitioner.ir.program import Copy
 from partitioner.planner.assigned import placed
 from partitioner.planner.policies import POLICIES, OrSerial, Single, decided, policy_of
 from partitioner.planner.policies.by_level import ByLevel
@@ -110,8 +110,11 @@ def test_what_is_promised_is_what_the_program_takes(policy: object, rng: Random)
 
 
 @given(rng=st.randoms(use_true_random=False))
-def test_over_links_only_the_copies_of_inputs_are_not_foreseen(rng: Random) -> None:
-    """A copy keeps its reader's lane busy, and the clock knows; METIS beat a plan that promised 7.59 ms and took 8.77 ms."""
+def test_over_links_too(rng: Random) -> None:
+    """A copy keeps its reader's lane busy, and the clock knows; METIS beat a plan that promised 7.59 ms and took 8.77 ms.
+
+    That goes for copies of the call's own arguments, too: T5 took 5.7% longer than promised, because both halves read the mask.
+    """
     layouts = [layout for layout in LAYOUTS if len(layout) > 1]
     graph, machine = random_graph(rng), random_machine(rng, layouts)
     costs = random_costs(rng, graph, machine)
@@ -120,11 +123,11 @@ def test_over_links_only_the_copies_of_inputs_are_not_foreseen(rng: Random) -> N
     problem = pose(tasks, costs, machine, constraints)
     if any(value == ISSUE for _, _, value in problem.edges):
         return
+    if any(access.resource == ANY and access.write for task in tasks.tasks for access in task.accesses):
+        return  # nothing was observed: a copy waits for what may have written anything
     placement = decided(problem, List())
     program = lower(scheduled(tasks, placement, costs))
-    copied = [program.by_name[item.source] for item in program.instructions if isinstance(item, Copy)]
-    unseen = sum(1e-3 + value.bytes / 1e9 for value in copied if set(value.storages) & set(program.inputs))
-    assert abs(simulate(program, costs, tasks, placement).makespan - placement.cost) <= unseen + 1e-9
+    assert simulate(program, costs, tasks, placement).makespan == pytest.approx(placement.cost)
 
 
 @given(rng=st.randoms(use_true_random=False))

@@ -116,6 +116,8 @@ class Problem:
         contiguous: no path of tasks leaves a processor and comes back.
         overlap: whether a processor computes while it sends or receives.
         fetched: a passage keeps the lane busy that reads its value first, as a Copy of a program does; its maker's goes on.
+        given: ``(bytes, tasks that read it)`` of each value that is there before the first task, such as an argument of a
+            call: it lies where it is first read, and travels from there.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Problem:
     contiguous: bool = False
     overlap: bool = True
     fetched: bool = False
+    given: Sequence[tuple[float, Sequence[int]]] = ()
 
     # Who comes before whom --------------------------------------------------------------------------------------------
 
@@ -170,6 +173,15 @@ class Problem:
             if value >= 0:
                 found[value].append(target)
         return found
+
+    @cached_property
+    def given_to(self) -> dict[int, list[int]]:
+        """The numbers of the given values that each task reads, by task; tasks that read none are left out."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for number, (_, readers) in enumerate(self.given):
+            for task in readers:
+                found[task].append(number)
+        return dict(found)
 
     # Lanes ------------------------------------------------------------------------------------------------------------
 

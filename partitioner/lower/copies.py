@@ -28,6 +28,8 @@ class _Copies:
         self.program = program
         self.values = {value.name: value for value in program.values}
         self.home: dict[str, str] = {name: self.values[name].torch_device for name in program.inputs}
+        self.inputs = {name: place for place, name in enumerate(program.inputs)}
+        self.issued, self.written = 0, dict.fromkeys(program.inputs, 0)
         self.stands_for: dict[str, tuple[str, ...]] = {}
 
     def rewrite(self, instruction: Instruction) -> Iterator[Instruction]:
@@ -37,17 +39,18 @@ class _Copies:
         device = self.program.lanes[instruction.lane].torch_device
         for access in instruction.touches:
             self.home.setdefault(access.resource, device)
-        reads = []
-        for name in instruction.reads:
-            if self.values[name].torch_device in ("", device):
-                reads.append(name)
-                continue
-            copy = f"{name}@{device}"
-            if copy not in self.values:
-                yield Copy(instruction.lane, name, copy)
-                self.values[copy] = Value(copy, device, self.values[name].bytes, (copy,))
-                self.stands_for[copy] = self.program.by_name[name].storages
-            reads.append(copy)
+        here = {
+            name: name if self.values[name].torch_device in ("", device) else f"{name}@{device}" for name in instruction.reads
+        }
+        for name in sorted(here, key=self._made):
+            if here[name] not in self.values:
+                yield Copy(instruction.lane, name, here[name])
+                self.values[here[name]] = Value(here[name], device, self.values[name].bytes, (here[name],))
+                self.stands_for[here[name]] = self.program.by_name[name].storages
+        reads = [here[name] for name in instruction.reads]
+        self.issued += 1
+        written = [access.resource for access in instruction.touches if access.write]
+        self.written |= dict.fromkeys([*instruction.writes, *written], self.issued)
         seen = {storage for name in reads for storage in self.values[name].storages}
         for name in instruction.writes:
             value = self.values[name]
@@ -60,6 +63,11 @@ class _Copies:
             instruction.writes,
             self._renamed(instruction.touches, device, seen),
         )
+
+    def _made(self, name: str) -> tuple[int, int]:
+        """What is there first is copied first: arguments of the call, then what was issued first."""
+        storages = self.program.by_name[name].storages
+        return max(self.written.get(each, 0) for each in (name, *storages)), self.inputs.get(name, 0)
 
     def _there(self, storage: str, device: str, seen: set[str]) -> set[str]:
         """What ``storage`` is called by a Run on ``device`` that reads values with the storages ``seen``."""

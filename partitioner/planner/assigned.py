@@ -27,6 +27,8 @@ def scheduled(
     """
     clock = timed(problem, lanes, order, threads, ahead)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
+    if problem.fetched and issued != list(order):
+        clock = timed(problem, lanes, issued, threads)  # what is issued first is fetched first
     cost = cost_of(problem, [problem.lanes[lane] for lane in lanes], clock.makespan)
     assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"
     least = min(bound, cost)

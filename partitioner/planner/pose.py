@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
 from math import inf
 
 from networkx.utils import UnionFind
@@ -47,19 +48,18 @@ def pose(
         )
         for each in machine.devices
     )
-    values = [
-        (task, name) for task, each in enumerate(tasks.tasks) for name in each.outputs if tasks.graph.by_name[name].tensor
-    ]
+    sizes, makers = _sizes(tasks), _makers(tasks)
     channels, routes = _ways(machine)
     return Problem(
         name=tasks.graph.name,
         tasks=tuple(task.name for task in tasks.tasks),
         kinds=kinds,
         processors=processors,
-        edges=list(_edges(tasks, {name: value for value, (_, name) in enumerate(values)})),
-        values=[(task, tasks.graph.by_name[name].bytes) for task, name in values],
+        edges=list(_edges(tasks, makers)),
+        values=[(task, sizes[name]) for name, task in makers.items()],
         channels=channels,
         routes=routes,
+        given=list(_given(tasks, sizes, makers)),
         memory=demands(tasks, costs, memory),
         group=group,
         pin=_pins(tasks, machine, constraints, group),
@@ -67,6 +67,40 @@ def pose(
         objective=objective,
         fetched=True,
     )
+
+
+def _sizes(tasks: TaskGraph) -> dict[str, int]:
+    """Bytes of every tensor that is an argument of the call or an output of a task."""
+    graph = tasks.graph
+    ops = [graph.by_name[name] for task in tasks.tasks for name in task.outputs]
+    found = {name: 0 if meta is None else meta.bytes for name, meta in graph.inputs if meta is not None or not graph.observed}
+    return found | {op.name: op.bytes for op in ops if op.tensor}
+
+
+def _makers(tasks: TaskGraph) -> dict[str, int]:
+    """The task after which each value is what others get to see: that which makes it or, later, writes its storage.
+
+    Arguments of the call that nobody writes have none. What reads a storage before it is written for the last time shares its
+    device, see `planner/constraints.py`: nothing travels before.
+    """
+    last = {access.resource: number for number, task in enumerate(tasks.tasks) for access in task.accesses if access.write}
+    found = {name: last[name] for name, _ in tasks.graph.inputs if name in last}
+    for number, task in enumerate(tasks.tasks):
+        for op in (tasks.graph.by_name[name] for name in task.outputs):
+            if op.tensor:
+                found[op.name] = max([number, *(last.get(storage, number) for storage in op.storages)])
+    return found
+
+
+def _given(tasks: TaskGraph, sizes: Mapping[str, int], makers: Container[str]) -> Iterator[tuple[float, list[int]]]:
+    """Each tensor among the arguments of the call that nobody writes, and the tasks that read it."""
+    readers: defaultdict[str, list[int]] = defaultdict(list)
+    for number, task in enumerate(tasks.tasks):
+        for name in task.inputs:
+            readers[name].append(number)
+    for name, _ in tasks.graph.inputs:
+        if name in sizes and name not in makers:
+            yield sizes[name], readers[name]
 
 
 def _kinds(tasks: TaskGraph, costs: Costs, machine: Machine) -> tuple[tuple[Kind, ...], dict[str, int]]:
@@ -96,12 +130,13 @@ def _cores(device: Device) -> int:
     return device.cores if device.kind == "cpu" else 1
 
 
-def _edges(tasks: TaskGraph, values: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+def _edges(tasks: TaskGraph, makers: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
     number = {task.name: index for index, task in enumerate(tasks.tasks)}
-    for (source, target), names in tasks.edges.items():
+    value = {name: index for index, name in enumerate(makers)}
+    for source, target in tasks.edges:
         pair = number[source], number[target]
-        moved = [values[name] for name in names if name in values]
-        yield from ((*pair, value) for value in moved)
+        moved = [value[name] for name in tasks.by_name[target].inputs if makers.get(name) == pair[0]]
+        yield from ((*pair, each) for each in moved)
         if not moved:
             yield *pair, ISSUE if (source, target) in tasks.random_only else ORDER
 

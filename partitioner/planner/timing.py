@@ -38,10 +38,12 @@ class Clock:
     def __init__(self, problem: Problem, threads: Sequence[int] = ()) -> None:
         self.problem, count = problem, len(problem.tasks)
         self.start, self.end, self.lane = [0.0] * count, [0.0] * count, [-1] * count
+        self.turn, self.placed = [0] * count, 0
         self.lanes = [Busy() for _ in problem.lanes]
         self.channels = [Busy() for _ in problem.channels]
         self.arrived: dict[tuple[int, int], float] = {}
         self.fetcher: dict[tuple[int, int], int] = {}
+        self.given: dict[int, int] = {}
         self.issuer = 0.0
         self._home = problem.lanes
         self._threads = threads
@@ -77,6 +79,7 @@ class Clock:
         start, end = self._fit(task, lane, self._ready(task, lane, commit=True))
         processor = self._home[lane]
         self.start[task], self.end[task], self.lane[task] = start, end, lane
+        self.turn[task] = self.placed = self.placed + 1
         self.lanes[lane].take(start, end)
         issue, share = self._issue[processor], self._share[processor]
         if issue is not None:
@@ -114,6 +117,13 @@ class Clock:
         handoff = problem.processors[here].handoff
         ready = 0.0 if lane == 0 else handoff
         extra: dict[int, float] = {}
+        far: list[tuple[int, int]] = []
+        for number in problem.given_to.get(task, ()) if problem.fetched else ():
+            there = self.given.get(number, here)
+            if there != here:
+                ready = max(ready, self._fetch(~number, there, lane, ready, commit, extra))
+            elif commit:
+                self.given[number] = here
         for source, value in problem.before[task]:
             at, end = self.lane[source], self.end[source]
             if at == lane:
@@ -123,12 +133,16 @@ class Clock:
             elif value < 0 or self._home[at] == here:
                 arrival = end + handoff
             elif problem.fetched:
-                arrival = self._fetch(value, self._home[at], lane, end + handoff, commit, extra)
+                far.append((source, value))
+                continue
             else:
                 route = problem.routes.get((self._home[at], here), ())
                 arrival = self._carry(value, route, end, commit, extra) + handoff
             if arrival > ready:
                 ready = arrival
+        for source, value in sorted(far, key=lambda each: self.turn[each[0]]) if len(far) > 1 else far:
+            from_ = self._home[self.lane[source]]
+            ready = max(ready, self._fetch(value, from_, lane, self.end[source] + handoff, commit, extra))
         return ready
 
     def _carry(self, value: int, route: Sequence[int], ready: float, commit: bool, extra: dict[int, float]) -> float:
@@ -151,7 +165,8 @@ class Clock:
     def _fetch(self, value: int, here: int, lane: int, ready: float, commit: bool, extra: dict[int, float]) -> float:
         """When a value is there for ``lane``, which copies it after all that it has had to do, or for which another lane has.
 
-        ``extra``: in the place of a channel, until when the lane is busy with what a trial has fetched.
+        ``value``: its number, or the complement of a given one's. ``extra``: in the place of a channel, until when the lane is
+        busy with what a trial has fetched.
         """
         there, busy = self._home[lane], self.lanes[lane]
         for channel in self.problem.routes.get((here, there), ()):
@@ -160,7 +175,8 @@ class Clock:
                 near = self.fetcher[value, channel] == lane
                 ready = max(ready, known if near else known + self.problem.processors[there].handoff)
                 continue
-            seconds = self.problem.channels[channel].seconds(self.problem.values[value][1])
+            size = self.problem.values[value][1] if value >= 0 else self.problem.given[~value][0]
+            seconds = self.problem.channels[channel].seconds(size)
             free = max(busy.ends[-1] if busy.ends else 0.0, extra.get(-1, 0.0))
             start = self.channels[channel].gap(max(ready, free), seconds)
             ready = extra[-1] = start + seconds

@@ -92,6 +92,7 @@ def mirrored(problem: Problem) -> Problem:
         ),
         edges=edges,
         values=values,
+        given=(),
         routes={(there, here): route[::-1] for (here, there), route in problem.routes.items()},
         memory=list(problem.memory)[::-1],
         group=list(problem.group)[::-1],

@@ -56,7 +56,7 @@ def improved(problem: Problem, known: Found, least: float, until: float, seed: i
     if best.seconds >= known.seconds:
         return known
     clock = timed(problem, best.lanes, best.order)
-    found = Found.of(clock, best.order, "local search")
+    found = Found.of(clock, best.order, f"{known.rank}, and local search")
     return min(found, known, key=lambda each: each.seconds)
 
 
