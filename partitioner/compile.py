@@ -33,7 +33,7 @@ from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
-from partitioner.lower.room import with_room
+from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
 from partitioner.model.call import Call
@@ -133,7 +133,8 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
         decide, tasks = partial(decided, policy=policy), coarsen(graph, costs, constraints, spec.grain)
 
     memory = None
-    if graph.observed and caps(machine):
+    smallest = spec.objective == "memory"
+    if graph.observed and (caps(machine) or smallest):
         memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer_named(spec.optimizer))
 
     def make(smaller: Machine) -> Plan:
@@ -143,7 +144,7 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
             program = lowering(program)
         return Plan(graph, machine, costs, tasks, placement, program, state, memory=memory)
 
-    plan = with_room(machine, make)
+    plan = with_least_peak(machine, make) if smallest else with_room(machine, make)
     if not graph.observed:
         return plan
     makespan = simulate(plan.program, costs, tasks, plan.placement).makespan

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from peaks import planned, towers, traced
 from torch import Tensor, nn
 
 from partitioner.compile import plan_of
-from partitioner.errors import PlacementError, SpecError
+from partitioner.errors import PlacementError, SpecError, VerifyError
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.batch import _last, batch_of, largest_batch
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
@@ -26,8 +27,11 @@ from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Program, outputs_of
+from partitioner.lower.room import peak_of
 from partitioner.lower.verify import verify_memory, verify_plan
+from partitioner.planner.assigned import placed
 from partitioner.planner.memory import demands
+from partitioner.planner.policies.fit import Fit
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec, load_spec
 from programs import Lowered, lowered_programs
@@ -353,3 +357,31 @@ def test_a_cap_of_no_device_of_the_machine() -> None:
     with pytest.raises(SpecError, match=r"cuda:1.* is not in this machine, which has cuda:0, cpu"):
         build_machine(load_spec(max_memory={"cuda:1": "1GiB"}), ["cuda:0", "cpu"])
     assert Spec().training is None and Spec().optimizer == "none"
+
+
+class Lopsided(nn.Module):
+    """Weights without values to speak of, and values without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(32, 160), nn.Linear(160, 160), nn.Linear(160, 160)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heavy = self.third(self.second(self.first(x[:2, :32])))
+        return heavy.sum() + torch.cat([x.exp(), x.sin()]).cos().sum()
+
+
+def test_the_smallest_peak_counts_values_too() -> None:
+    """Beside all placements of all tasks, and beside the most even placement of the state alone."""
+    found = traced(Lopsided(), torch.ones(150, 150), False)
+    smallest = plan_of(found, pair(), Spec(objective="memory", grain=0))
+    roomy, peaks = pair(2**40, 2**40), []
+    for homes in product((0, 1), repeat=len(smallest.tasks.tasks)):
+        try:
+            each = plan_of(found, roomy, Spec(policy=lambda problem, homes=homes: placed(problem, "all", homes), grain=0))
+        except VerifyError:  # tasks of one group on two devices
+            continue
+        peaks.append(peak_of(each))
+    evened = plan_of(found, roomy, Spec(policy=lambda problem: Fit()(replace(problem, objective="memory")), grain=0))
+    assert min(peaks) <= peak_of(smallest) <= 1.1 * min(peaks)
+    assert peak_of(evened) > 1.15 * peak_of(smallest)

@@ -91,7 +91,7 @@ class Plan:
             return f"no plan of these tasks takes less than {least}: a gap of {gap:.1%}"
         what = {
             "throughput": "the busiest device is busy for {} a call",
-            "memory": "the fullest device holds {} of parameters and buffers",
+            "memory": "the fullest device holds {} of parameters, buffers and what training keeps for them",
         }[placement.objective]
         done = what.format(placement.shown(placement.cost))
         return f"{done}, and no plan brings that below {least}: a gap of {placement.gap:.1%}"

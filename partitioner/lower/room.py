@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import monotonic
 
-from partitioner.errors import PlacementError
-from partitioner.ir.footprint import footprints, standing_bytes
+from partitioner.errors import PlacementError, VerifyError
+from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Machine, caps
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.lower.verify import verify_plan
 
 MOST_TRIES = 4
+
+SECONDS, CLOSE = 10.0, 1e-2
+"""Time for the way to the smallest peak, and the part of it that is not worth another step."""
 
 Bytes = Mapping[str, int]
 """By torch device."""
@@ -53,6 +57,32 @@ def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
     return first
 
 
+def with_least_peak(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
+    """Of the plans for a machine with less and less memory, the last that keeps its caps: the smallest peak, by bisection.
+
+    Args, Raises: as for `with_room`. Plans hold what their ops take; without it the first stays.
+    """
+    best, until = with_room(machine, make), monotonic() + SECONDS
+    if best.memory is None:
+        return best
+    low, high = least_cap(best, best.memory), peak_of(best)
+    while high > low * (1 + CLOSE) and monotonic() < until:
+        tried = (low + high) // 2
+        capped = _capped(machine, tried)
+        try:
+            found = with_room(capped, lambda smaller, capped=capped: replace(make(smaller), machine=capped))  # type: ignore[misc]
+        except (PlacementError, VerifyError):
+            low = tried
+        else:
+            best, high = replace(found, machine=machine), peak_of(found)
+    return best
+
+
+def peak_of(plan: Plan) -> int:
+    """Bytes on the fullest device when it is fullest."""
+    return 0 if plan.memory is None else max((each.total for each in footprints(plan, plan.memory).values()), default=0)
+
+
 def live_bytes_too_many(plan: Plan) -> dict[str, int]:
     """Bytes at worst, on each device that is too full, beside those that policies reckon with."""
     if plan.memory is None:
@@ -74,6 +104,11 @@ def _everywhere(room: Bytes, missing: Bytes) -> dict[str, int]:
 def _where_full(room: Bytes, missing: Bytes) -> dict[str, int]:
     """As much on each device as it needed itself, and more each time."""
     return {device: max(missing.get(device, 0), before + missing.get(device, 0) // 8) for device, before in room.items()}
+
+
+def _capped(machine: Machine, cap: int) -> Machine:
+    devices = (replace(each, memory=cap if each.memory is None else min(cap, each.memory)) for each in machine.devices)
+    return replace(machine, devices=tuple(devices))
 
 
 def _with_less(machine: Machine, room: Bytes) -> Machine:
