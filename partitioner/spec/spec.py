@@ -189,7 +189,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     objective: Literal["latency", "throughput", "memory"] = Field(
         default="latency",
         description="what plans make small: latency, the time of one call; throughput, the largest load of a device; "
-        "memory, the most bytes of state on one device",
+        "memory, the most bytes on one device at any time",
     )
     profile: Literal["auto", "all"] | None = Field(
         default=None,
