@@ -31,3 +31,7 @@ class DifferenceError(PartitionerError):
 
 class VerifyError(PartitionerError):
     """A program breaks a rule of the verifier. Carries every fault found."""
+
+
+class RanksError(PartitionerError):
+    """Ranks disagree, or one of them failed. Names the rank, its stage and the cause."""

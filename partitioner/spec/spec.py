@@ -34,6 +34,7 @@ from partitioner.ir import units
 from partitioner.ir.optimizer import OPTIMIZERS, optimizer_named
 from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
+from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.document import read_document
 from partitioner.spec.faults import disagreements, fault_lines
 from partitioner.spec.hardware import HARDWARE, hardware_named
@@ -220,6 +221,10 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     )
     optimizer: OptimizerName = Field(
         default="none", description="the optimizer whose state has room on the devices while training, such as adamw"
+    )
+
+    distributed: DistributedSpec | None = Field(
+        default=None, description="how many ranks share the model, and how they work together; null for one process"
     )
 
     @model_validator(mode="after")

@@ -1,0 +1,18 @@
+"""From one process to many: the same model and the same spec, started with torchrun.
+
+    model, step = partitioner.distributed.parallelize(model, example_inputs, spec="pipeline_x_data.yaml", loss_fn=loss)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in loader:
+        loss = step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+The engine is torch's: `torch.distributed.pipelining` runs stages, DDP or FSDP2 works along the data axis. What is done here is
+to trace the model, cut it, wire it, and refuse what would go wrong without a word.
+"""
+
+from partitioner.distributed.cut import Cut, cut_into
+from partitioner.distributed.step import Step
+from partitioner.distributed.wire import Ranked, parallelize
+
+__all__ = ["Cut", "Ranked", "Step", "cut_into", "parallelize"]

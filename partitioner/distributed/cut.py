@@ -1,0 +1,188 @@
+"""Where a graph is cut into the stages of a pipeline: contiguous parts of equal work, and what passes each border.
+
+    stage 0   embedding, blocks 0 to 3     3.1 ms
+       |      h, mask                               h: read by the next stage; mask: by stage 2, and relayed
+    stage 1   blocks 4 to 8                3.3 ms
+       |      h, mask
+    stage 2   blocks 9 to 11, head         3.2 ms
+
+Cut by the planner's policy `chain`, for the smallest largest load. A weight that ops far apart read, as tied embeddings are,
+does not hold them together: each stage has the weight, and gradients are summed (`ties.py`). Writes hold ops together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+import networkx as nx
+from networkx.utils import UnionFind
+
+from partitioner.errors import PlacementError
+from partitioner.frontend.analysis.build import Traced
+from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.task import group
+from partitioner.ir.units import format_duration, format_size
+from partitioner.model.state import sizes
+from partitioner.planner.constraints import Constraints, constrain
+from partitioner.planner.cost import estimate
+from partitioner.planner.policies import decided
+from partitioner.planner.policies.chain import Chain
+from partitioner.planner.pose import pose
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A graph, and the stage of each of its ops.
+
+    Args:
+        graph: what was cut.
+        stage: by the op's name; no edge leads to an earlier stage.
+        seconds: what each stage is expected to take for one microbatch, forwards.
+        bound: what the longest stage takes at least, wherever the cuts are.
+    """
+
+    graph: Graph
+    stage: Mapping[str, int]
+    seconds: tuple[float, ...]
+    bound: float
+
+    @property
+    def count(self) -> int:
+        """How many stages there are."""
+        return len(self.seconds)
+
+    @property
+    def balance(self) -> float:
+        """The longest stage over the mean: 1 is even."""
+        mean = sum(self.seconds) / self.count
+        return max(self.seconds) / mean if mean else 1.0
+
+    @cached_property
+    def borders(self) -> tuple[tuple[str, ...], ...]:
+        """The values that pass from each stage to the next, relayed ones among them, in the order in which they are made."""
+        last = dict.fromkeys((name for name in self.graph.outputs if name in self.stage), self.count - 1)
+        for op in self.graph.ops:
+            for name in op.inputs:
+                if name in self.stage:
+                    last[name] = max(last.get(name, 0), self.stage[op.name])
+        return tuple(
+            tuple(op.name for op in self.graph.ops if self.stage[op.name] <= border < last.get(op.name, -1))
+            for border in range(self.count - 1)
+        )
+
+    @cached_property
+    def ties(self) -> dict[str, tuple[int, ...]]:
+        """The stages of each parameter or buffer that several stages use, by its key."""
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        for op in self.graph.ops:
+            for key in op.state:
+                found[key].add(self.stage[op.name])
+        return {key: tuple(sorted(stages)) for key, stages in found.items() if len(stages) > 1}
+
+    def __str__(self) -> str:
+        ops = [[op for op in self.graph.ops if self.stage[op.name] == number] for number in range(self.count)]
+        lines = [f"pipeline of {self.count} stages, the longest {self.balance:.2f} times the mean"]
+        for number, (inside, seconds) in enumerate(zip(ops, self.seconds, strict=True)):
+            lines.append(
+                f"  stage {number}: {len(inside)} ops, {inside[0].name} to {inside[-1].name}, {format_duration(seconds)}"
+            )
+            if number < self.count - 1:
+                size = sum(self.graph.by_name[name].bytes for name in self.borders[number])
+                lines.append(f"    passes {format_size(size)}: {', '.join(self.borders[number])}")
+        lines += [f"  {key} is in stages {' and '.join(map(str, stages))}" for key, stages in self.ties.items()]
+        return "\n".join(lines)
+
+
+def cut_into(traced: Traced, count: int, device: Device, link: Link | None = None) -> Cut:
+    """Cut a graph into stages.
+
+    Args:
+        traced: the graph of one microbatch.
+        count: how many stages.
+        device: what each stage runs on; its memory is each stage's cap.
+        link: between any two of them; a default where nobody said.
+
+    Raises:
+        PlacementError: there are fewer places for cuts, or nothing fits the caps.
+    """
+    graph = traced.graph
+    names = [f"stage {number}" for number in range(count)]
+    devices = tuple(replace(device, name=name, torch_device=f"cuda:{number}", lanes=1) for number, name in enumerate(names))
+    links = tuple(replace(link, source=one, target=two) for one in names for two in names if one != two) if link else ()
+    machine = Machine(devices, links)
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    costs, rules = estimate(graph, machine, state), _together(graph, state)
+    tasks = group(graph, [[op.name] for op in graph.ops])
+    problem = replace(pose(tasks, costs, machine, rules, "throughput"), contiguous=True, fetched=False)
+    answer = decided(problem, Chain())
+    homes = {op: problem.lanes[answer.lane[task.name]] for task in tasks.tasks for op in task.ops}
+    number = _numbered(graph, homes)
+    seconds_of = {op.name: costs.op_time(op.name, devices[0], devices[0].threads_per_lane) for op in graph.ops}
+    if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
+        homes = _evenly(graph, rules, seconds_of, count)
+        number = {home: home for home in range(count)}
+    stage = {op: number[home] for op, home in homes.items()}
+    seconds = [0.0] * count
+    for op in graph.ops:
+        seconds[stage[op.name]] += seconds_of[op.name]
+    return Cut(graph, stage, tuple(seconds), answer.bound)
+
+
+def _together(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
+    """The ops that must share a stage: those that write a storage and use it before, and what hands over no tensor."""
+    written = {access.resource for op in graph.ops for access in op.accesses if access.write}
+    untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in written)) for op in graph.ops)
+    found = constrain(replace(graph, ops=untied), (), (), state, {})
+    groups: UnionFind[str] = UnionFind(found.group.values())
+    for op in graph.ops:
+        for name in op.inputs:
+            if name in graph.by_name and not graph.by_name[name].outputs[1:] and graph.by_name[name].tensor:
+                continue
+            if name in graph.by_name:
+                groups.union(found.group[name], found.group[op.name])
+    return Constraints({op: groups[group] for op, group in found.group.items()}, {})
+
+
+def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:
+    """Stages of the ops in program order, none of them empty: the longest as short as it can be, by dynamic programming."""
+    last = {group: place for place, group in enumerate(rules.group[op.name] for op in graph.ops)}
+    cuts, open_until, sums = [0], 0, [0.0]
+    for place, op in enumerate(graph.ops):
+        open_until = max(open_until, last[rules.group[op.name]])
+        sums.append(sums[-1] + seconds[op.name])
+        if open_until == place:
+            cuts.append(place + 1)
+    if len(cuts) <= count:
+        raise PlacementError(
+            f"{graph.name} cannot be cut into {count} stages: there are {len(cuts) - 2} places for cuts between ops that must "
+            "stay together. Ask for fewer stages."
+        )
+    # best[i]: (longest stage, its cuts) of the ops before cuts[i + 1], in as many stages as rounds have passed
+    best: list[tuple[float, tuple[int, ...]]] = [(sums[cut], (cut,)) for cut in cuts[1:]]
+    for number in range(1, count):
+        best = [(inf, ())] * number + [
+            min((max(longest, sums[cut] - sums[ends[-1]]), (*ends, cut)) for longest, ends in best[number - 1 : place])
+            for place, cut in enumerate(cuts[number + 1 :], number)
+        ]
+    ends = best[-1][1]
+    return {op.name: bisect_right(ends, place) for place, op in enumerate(graph.ops)}
+
+
+def _numbered(graph: Graph, homes: Mapping[str, int]) -> dict[int, int]:
+    """The number of each processor's stage, along the edges."""
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(dict.fromkeys(homes[op.name] for op in graph.ops))
+    order.add_edges_from(_passed(graph, homes))
+    return {home: number for number, home in enumerate(nx.lexicographical_topological_sort(order, list(order).index))}
+
+
+def _passed(graph: Graph, homes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    for source, target in graph.edges:
+        if homes[source] != homes[target]:
+            yield homes[source], homes[target]

@@ -1,0 +1,185 @@
+"""One stage as a module: the part of a graph that it runs, with the model's own keys, between what it gets and what it passes.
+
+    stage 1    received (h, mask)  ->  ops of the stage  ->  (h, mask)       a value that later stages read is handed on
+
+What runs the part is what runs whole models: planned, verified and emitted for the rank's own devices, lanes included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from partitioner.distributed.cut import Cut
+from partitioner.errors import InputError
+from partitioner.frontend.analysis.build import Traced
+from partitioner.ir.graph import Graph
+
+Run = Callable[[Sequence[Any]], list[Any]]
+"""Runs a graph on the values of its placeholders."""
+
+Batch = Callable[[int], Mapping[str, Any]]
+"""Gives the call's arguments of a microbatch, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one stage runs.
+
+    Args:
+        number: of the stage.
+        traced: its ops as a graph of their own; placeholders are what it receives, arguments of the call, and state.
+        received: names of the values that the stage before passes.
+        given: names of the call's arguments that it reads itself.
+        passed: names of the values that it passes on; of the last stage, the graph's results.
+    """
+
+    number: int
+    traced: Traced
+    received: tuple[str, ...]
+    given: tuple[str, ...]
+    passed: tuple[str, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """Its graph."""
+        return self.traced.graph
+
+
+def part_of(traced: Traced, cut: Cut, number: int) -> Part:
+    """The part of a graph that one stage runs."""
+    graph = traced.graph
+    ops = tuple(op for op in graph.ops if cut.stage[op.name] == number)
+    received = cut.borders[number - 1] if number else ()
+    last = number == cut.count - 1
+    passed = graph.outputs if last else cut.borders[number]
+    arguments = {name for name, _ in graph.inputs}
+    read = {name for op in ops for name in op.inputs} | (set(passed) if last else set())
+    given = tuple(name for name, _ in graph.inputs if name in read)
+    inside = {op.name for op in ops}
+    made = tuple(name for name in passed if name in inside)
+    own = _subgraph(graph.fx, inside, {*received, *given}, made)
+    placeholders = tuple(node.name for node in own.find_nodes(op="placeholder"))
+    states = {name: key for name, key in graph.states.items() if name in placeholders}
+    metas = {name: graph.by_name[name].outputs[0] for name in received} | {
+        name: meta for name, meta in graph.inputs if name in arguments
+    }
+    part = replace(
+        graph,
+        name=f"{graph.name} stage {number}",
+        ops=ops,
+        inputs=tuple((name, metas[name]) for name in placeholders if name not in states),
+        outputs=made,
+        fx=own,
+        arguments=placeholders,
+        states=states,
+        leaves=None,
+    )
+    return Part(number, Traced(part, {key: traced.state[key] for key in states.values()}), received, given, passed)
+
+
+def _subgraph(graph: torch.fx.Graph, inside: set[str], outside: set[str], results: Sequence[str]) -> torch.fx.Graph:
+    """The nodes of a stage, with a placeholder for each value that it reads and does not make."""
+    own, at = torch.fx.Graph(), {}
+    needed = {source.name for node in graph.nodes if node.name in inside for source in node.all_input_nodes} | outside
+    for node in graph.nodes:
+        if node.name not in inside and node.name in needed and node.op != "get_attr":
+            at[node] = own.create_node("placeholder", node.name, name=node.name)
+            at[node].meta = dict(node.meta)
+    for node in graph.nodes:
+        if node.name in inside or (node.op == "get_attr" and node.name in needed):
+            at[node] = own.node_copy(node, at.__getitem__)
+    by_name = {node.name: copy for node, copy in at.items()}
+    own.output(tuple(by_name[name] for name in results))
+    return own
+
+
+class Stage(nn.Module):
+    """A stage of a pipeline, as `torch.distributed.pipelining.PipelineStage` wants one: tensors in, tensors out.
+
+    Its parameters and buffers have the keys that they have in the model.
+
+    Args:
+        part: what it runs.
+        run: runs the part's graph.
+        state: parameters and buffers by key.
+        batch: gives the call's arguments of a microbatch, by name; the stage asks it with the microbatch's number.
+    """
+
+    def __init__(self, part: Part, run: Run, state: Mapping[str, torch.Tensor], batch: Batch) -> None:
+        super().__init__()
+        self._partitioner = _Inside(part, run, batch)
+        for key, tensor in state.items():
+            register(self, key, tensor)
+
+    def forward(self, *values: torch.Tensor, number: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Run one microbatch.
+
+        Args:
+            values: what the stage before passed; of the first stage, the microbatch's number.
+            number: the microbatch's, of every other stage.
+        """
+        inside = self._partitioner
+        part = inside.part
+        chosen = values[0] if number is None else number
+        known: dict[str, Any] = dict(inside.batch(int(chosen)))
+        known |= dict(zip(part.received, values if part.number else (), strict=True))
+        for value in values:
+            if value.requires_grad and value.is_leaf:
+                value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]  # its gradient is sent back, and what is sent must be
+        arguments = [
+            attribute(self, part.graph.states[name]) if name in part.graph.states else known[name]
+            for name in part.graph.arguments
+        ]
+        known |= dict(zip(part.graph.outputs, inside.run(arguments), strict=True))
+        return tuple(_sendable(known[name], name in part.received) for name in part.passed)
+
+    def train(self, mode: bool = True) -> Stage:
+        """Stay in the mode in which the model was traced.
+
+        Raises:
+            InputError: another one is asked for.
+        """
+        if mode != self.training and hasattr(self, "_partitioner"):
+            now = "train" if self.training else "eval"
+            raise InputError(f"these stages were traced in {now} mode; make new ones of the model in the other mode")
+        return self
+
+
+def _sendable(value: torch.Tensor, relayed: bool) -> torch.Tensor:
+    """A tensor that torch's stages can send: contiguous, and no view, for they detach in place what they have sent."""
+    dense = value.contiguous()
+    return dense.clone() if relayed or dense._is_view() else dense
+
+
+@dataclass(frozen=True, eq=False)
+class _Inside:
+    """What a stage is made of that is no state: one attribute, which no key of a model is likely to have."""
+
+    part: Part
+    run: Run
+    batch: Batch
+
+
+def register(root: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer."""
+    *path, name = key.split(".")
+    for word in path:
+        if word not in root._modules:
+            root.add_module(word, nn.Module())
+        root = root.get_submodule(word)
+    if isinstance(tensor, nn.Parameter):
+        root.register_parameter(name, tensor)
+    else:
+        root.register_buffer(name, tensor)
+
+
+def attribute(root: nn.Module, key: str) -> torch.Tensor:
+    """What lies under a dotted key now."""
+    path, _, name = key.rpartition(".")
+    found: torch.Tensor = getattr(root.get_submodule(path), name)
+    return found

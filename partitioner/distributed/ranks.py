@@ -1,0 +1,207 @@
+"""The ranks of a job: where each one is in the mesh, whether all were asked the same, and who failed.
+
+    mesh  data x pipeline    rank 0  data 0, pipeline 0    rank 1  data 0, pipeline 1
+                             rank 2  data 1, pipeline 0    rank 3  data 1, pipeline 1
+
+What is wrong is said once, on the first rank; a rank that loses another one says which, and what that one said before it went.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from partitioner.errors import PartitionerError, RanksError, SpecError
+from partitioner.spec.distributed import DistributedSpec
+
+T = TypeVar("T")
+
+AXES = ("data", "pipeline")
+
+PATIENCE = 5.0
+"""Seconds for which a rank that fails waits for what the others say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """This rank, among the others.
+
+    Args:
+        mesh: of torch, with the axes of `AXES`.
+        device: where this rank computes.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    @property
+    def data(self) -> int:
+        """Its place along the data axis."""
+        return int(self.mesh.get_local_rank("data"))
+
+    @property
+    def pipeline(self) -> int:
+        """Its place along the pipeline axis."""
+        return int(self.mesh.get_local_rank("pipeline"))
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"rank {dist.get_rank()} (data {self.data}, pipeline {self.pipeline})"
+
+
+def connect(spec: DistributedSpec) -> Ranks:
+    """Join the job that this process was started for.
+
+    A process group that there is already is used as it is.
+
+    Raises:
+        SpecError: this process is not part of a job, or the job has another number of ranks than the mesh.
+    """
+    device = _device()
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            raise SpecError(
+                "this process is not one of several; start the program with "
+                f"torchrun --nproc-per-node {spec.mesh.size} program.py"
+            )
+        backend = "gloo" if device.type == "cpu" else None
+        dist.init_process_group(backend, timeout=timedelta(seconds=spec.timeout))
+    size = dist.get_world_size()
+    if size != spec.mesh.size:
+        axes = f"data {spec.mesh.data} x pipeline {spec.mesh.pipeline}"
+        _refuse(SpecError(f"the mesh ({axes}) has {spec.mesh.size} ranks, and the job has {size}; change one of them"))
+    mesh = init_device_mesh(device.type, (spec.mesh.data, spec.mesh.pipeline), mesh_dim_names=AXES)
+    return Ranks(mesh, device)
+
+
+def _device() -> torch.device:
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    device = torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.accelerator.set_device_index(device.index)
+    return device
+
+
+def _refuse(error: PartitionerError) -> None:
+    """Raise on the first rank; the others end without a word."""
+    if dist.get_rank() == 0:
+        raise error
+    raise SystemExit(1)
+
+
+def together(build: Callable[[], T]) -> T:
+    """What ``build`` gives, if it succeeds on every rank.
+
+    Args:
+        build: asks no other rank for anything.
+
+    Raises:
+        PartitionerError: on the first rank, what the first rank that failed says; the others end.
+    """
+    made: list[T] = []
+    fault: Exception | None = None
+    try:
+        made.append(build())
+    except Exception as error:  # the others wait for what this rank says, whatever it is
+        fault = error
+    said = _gathered(None if fault is None else f"{type(fault).__name__}: {fault}")
+    if fault is not None and (dist.get_rank() == 0 or not isinstance(fault, PartitionerError)):
+        raise fault
+    failed = [(rank, each) for rank, each in enumerate(said) if each is not None]
+    if failed:
+        _refuse(RanksError(f"rank {failed[0][0]} failed. {failed[0][1]}"))
+    return made[0]
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """Refuse ranks that were not asked the same.
+
+    Raises:
+        RanksError: on the first rank, with every fact that differs and the ranks that say something else; the others end.
+    """
+    said = _gathered(dict(facts))
+    lines = []
+    for name in facts:
+        first = said[0].get(name)
+        others = [rank for rank, each in enumerate(said) if each.get(name) != first]
+        if others:
+            lines.append(f"  {name}: {first} on rank 0, and {said[others[0]].get(name)} on rank {', '.join(map(str, others))}")
+    if lines:
+        _refuse(RanksError("\n".join(["the ranks were not asked the same:", *lines])))
+
+
+def _gathered(value: T) -> list[T]:
+    said: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(said, value)
+    return said
+
+
+@contextmanager
+def told(ranks: Ranks, doing: str) -> Iterator[None]:
+    """Tell the other ranks what went wrong here, and this one's user what went wrong elsewhere.
+
+    Raises:
+        RanksError: another rank failed, or is lost; names it. What fails here is raised as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = f"{ranks.name}, {doing}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        elsewhere = _is_lost_connection(error)
+        others = _said(text, elsewhere)
+        if elsewhere:
+            raise RanksError(f"{ranks.name} lost another rank while {doing}; end the job. {others}") from error
+        error.add_note(f"on {ranks.name}, {doing}")
+        raise
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether an error tells of another rank: what torch's process groups raise has no class of its own."""
+    words = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Timed out waiting",
+        "timed out",
+        "Broken pipe",
+        "pair closure",
+    )
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
+
+
+def _said(text: str, elsewhere: bool) -> str:
+    """What other ranks say of themselves, through the store that all of them know."""
+    try:
+        store = PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
+        me, size = dist.get_rank(), dist.get_world_size()
+        store.set(str(me), ("lost " if elsewhere else "failed ") + text)
+        if not elsewhere:
+            return ""
+        until = time.monotonic() + PATIENCE
+        known: dict[int, str] = {}
+        while time.monotonic() < until and len(known) < size - 1:
+            for rank in range(size):
+                if rank != me and rank not in known and store.check([str(rank)]):
+                    known[rank] = store.get(str(rank)).decode()
+            if any(each.startswith("failed ") for each in known.values()):
+                break
+            time.sleep(0.05)
+    except (RuntimeError, dist.DistError):
+        return "The store is gone as well: the rank or the agent that holds it has died."
+    causes = [each.removeprefix("failed ") for each in known.values() if each.startswith("failed ")]
+    silent = [rank for rank in range(size) if rank != me and rank not in known]
+    if causes:
+        return f"The cause: {'; '.join(causes)}"
+    return f"Rank {', '.join(map(str, silent))} said nothing: it died or hangs." if silent else "All ranks lost each other."

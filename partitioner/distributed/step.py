@@ -1,0 +1,224 @@
+"""One training step of all ranks: a batch in, the loss out, gradients where the parameters are.
+
+    batch       16 rows, 4 microbatches     rows 0-3 | 4-7 | 8-11 | 12-15
+    schedule    torch.distributed.pipelining's, forwards and backwards
+    ties        gradients of what several stages hold are summed
+    loss        the mean over microbatches and over the data axis, on every rank
+
+Whatever is not as the stages were made for is refused before anything is sent: the engine itself would not notice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from partitioner.distributed.example import Example
+from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.ties import Tie, clip_gradients, sum_gradients
+from partitioner.errors import InputError
+from partitioner.model.call import Call, example_call
+
+
+@dataclass(eq=False)
+class Batches:
+    """The microbatches of the step that is under way: stages ask for what they need of them.
+
+    Args:
+        example: a call with a microbatch, as it was traced.
+        count: microbatches of a step.
+        device: where they are wanted.
+    """
+
+    example: Example
+    count: int
+    device: torch.device
+    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
+
+    def __call__(self, number: int) -> Mapping[str, torch.Tensor]:
+        """The graph's inputs of one microbatch, by name."""
+        return self.inputs[number]
+
+    def fill(self, model: nn.Module, inputs: Any, target: Any) -> None:
+        """Divide a batch.
+
+        Raises:
+            InputError: it is not like the example, or does not divide.
+        """
+        call = example_call(model, inputs, None)
+        assert call is not None
+        if call.spec != self.example.call.spec:
+            raise InputError("the batch has another structure than the example inputs")
+        rows = self.rows(call)
+        parts = [self._part(call, number, rows) for number in range(self.count)]
+        self.inputs = [self.example.arguments([each.to(self.device) for each in part]) for part in parts]
+        self.targets = [
+            tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target) for number in range(self.count)
+        ]
+
+    def rows(self, call: Call) -> int:
+        """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
+
+        Raises:
+            InputError: a tensor has another shape or dtype than the stages were made for.
+        """
+        names = call.names(lambda *_args, **_kwargs: None)
+        rows = 0
+        for name, tensor, known in zip(names, call.tensors, self.example.call.tensors, strict=True):
+            batched = known.dim() > 0 and known.shape[0] == self.example.call.tensors[0].shape[0]
+            wanted = (known.shape[0] * self.count, *known.shape[1:]) if batched else tuple(known.shape)
+            if tuple(tensor.shape) != wanted or tensor.dtype != known.dtype:
+                raise InputError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the stages were made for {known.dtype} of "
+                    f"shape {wanted}: {self.count} microbatches of {tuple(known.shape)}. Pad it, drop the last batch of an "
+                    "epoch (drop_last=True), or make stages for this size"
+                )
+            rows = wanted[0] if batched and not rows else rows
+        return rows
+
+    def _part(self, call: Call, number: int, rows: int) -> list[torch.Tensor]:
+        return [self._rows(tensor, number, rows) for tensor in call.tensors]
+
+    def _rows(self, leaf: Any, number: int, rows: int) -> Any:
+        """The rows of one microbatch, of a tensor that has a row for each of the batch's; anything else as it is."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != rows:
+            return leaf
+        each = rows // self.count
+        return leaf[number * each : (number + 1) * each]
+
+
+@dataclass(eq=False)
+class Step:
+    """Called with a batch on every rank, it leaves gradients in the rank's parameters, and gives the loss.
+
+    A batch is what the example inputs were, a tensor, a tuple or a dict; with a loss that takes a target, a pair of that and
+    the target. Ranks of one copy of the model get the same batch; those along the data axis each get their own.
+
+    Args:
+        model: the whole model, for its signature.
+        ranks: this rank.
+        schedule: of `torch.distributed.pipelining`; ``None`` where there is no pipeline.
+        batches: what stages read.
+        loss: of the model's output and, if there is one, the target.
+        ties: parameters that other ranks of this copy hold, too.
+        parameters: this rank's, by key.
+        last: the place along the pipeline axis of the rank that has the last stage.
+        first_here: whether this rank has the first stage.
+        sharded: whether parameters are sharded along the data axis.
+    """
+
+    model: nn.Module
+    ranks: Ranks
+    schedule: Any
+    batches: Batches
+    loss: Loss
+    ties: Sequence[Tie]
+    parameters: Mapping[str, nn.Parameter]
+    last: int
+    first_here: bool
+    sharded: bool
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """Forward and backward of one batch.
+
+        Returns:
+            The loss: a detached scalar, the same on every rank.
+
+        Raises:
+            InputError: the batch is not what the stages were made for.
+            RanksError: another rank failed or is lost; names it and its cause.
+        """
+        inputs, target = self.loss.divided(batch)
+        with told(self.ranks, "reading a batch"):
+            self.batches.fill(self.model, inputs, target)
+        with told(self.ranks, "in a training step"):
+            losses = self._run()
+            sum_gradients(self.ties, self.parameters)
+            return self._shared(losses)
+
+    def clip_grad_norm_(self, most: float) -> torch.Tensor:
+        """Scale the gradients of the whole model so that their norm is at most ``most``; the norm before, on every rank."""
+        return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded)
+
+    def _run(self) -> list[torch.Tensor]:
+        numbers = torch.arange(self.batches.count)
+        losses: list[torch.Tensor] = []
+        given = (numbers,) if self.first_here else ()
+        wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
+        self.schedule.step(*given, number=numbers, **wanted)
+        return losses
+
+    def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The mean loss, which the rank of the last stage tells the others."""
+        mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
+        mean = mean.float()
+        mesh = self.ranks.mesh
+        dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)
+        if mesh["data"].size() > 1:
+            dist.all_reduce(mean, group=mesh.get_group("data"))
+            mean /= mesh["data"].size()
+        return mean
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
+
+    What it gives is divided by the number of microbatches, so that their sum is the mean over all of them.
+
+    Args:
+        function: of the model's output, and of a target if it takes two arguments.
+        batches: which know the targets.
+        dims: set to what the function gave, for errors.
+    """
+
+    function: Callable[..., torch.Tensor]
+    batches: Batches
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether the function has a second argument that must be given."""
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):
+            return True
+        needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
+        return len(needed) > 1 or any(each.kind == each.VAR_POSITIONAL for each in parameters)
+
+    def divided(self, batch: Any) -> tuple[Any, Any]:
+        """A batch's inputs and its target.
+
+        Raises:
+            InputError: it should be a pair, and is none.
+        """
+        if not self.takes_target:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(
+                "loss_fn takes an output and a target, so a batch is a pair (inputs, target); this one is a "
+                f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+            )
+        return batch[0], batch[1]
+
+    def __call__(self, results: Any, number: torch.Tensor) -> torch.Tensor:
+        """The part of one microbatch in the loss.
+
+        Raises:
+            InputError: it is no scalar.
+        """
+        flat, _ = tree_flatten(results)
+        output = self.batches.example.output(flat)
+        target = self.batches.targets[int(number)]
+        found = self.function(output, target) if self.takes_target else self.function(output)
+        if not isinstance(found, torch.Tensor) or found.dim():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise InputError(f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch")
+        return found / self.batches.count

@@ -1,0 +1,95 @@
+"""What several stages share: a weight that is tied over ranks has one value and one gradient, and norms count it once.
+
+    embedding on rank 0    gradient g0       both have g0 + g3 before the optimizer's step
+    head on rank 3         gradient g3
+
+Nothing in torch does that for stages: each rank would train its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from partitioner.distributed.ranks import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Tie:
+    """A parameter that several ranks hold.
+
+    Args:
+        key: in the model.
+        ranks: places along the pipeline axis.
+        group: of those ranks.
+    """
+
+    key: str
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup
+
+
+def ties_of(ranks: Ranks, holders: Mapping[str, Sequence[int]]) -> list[Tie]:
+    """The ties among this rank's copy of the model. Every rank calls it, with the same holders: groups are made by all.
+
+    Args:
+        ranks: this rank.
+        holders: by key, the places along the pipeline axis of the ranks that hold a parameter.
+    """
+    found: list[Tie] = []
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    grid = ranks.mesh.mesh
+    for places in sorted({tuple(sorted(set(each))) for each in holders.values()}):
+        for data in range(grid.shape[0]):
+            members = [int(grid[data, place]) for place in places]
+            group = dist.new_group(members) if len(members) > 1 else None
+            if data == ranks.data and group is not None:
+                groups[places] = group
+    for key in sorted(holders):
+        places = tuple(sorted(set(holders[key])))
+        if len(places) > 1 and ranks.pipeline in places:
+            found.append(Tie(key, places, groups[places]))
+    return found
+
+
+def sum_gradients(ties: Iterable[Tie], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Give every holder of a tied parameter the sum of all gradients of it."""
+    for tie in ties:
+        parameter = parameters[tie.key]
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(local(parameter.grad), group=tie.group)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor; of any other, the tensor itself."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def clip_gradients(
+    ranks: Ranks, ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], most: float, sharded: bool
+) -> torch.Tensor:
+    """Scale all gradients of the model, wherever they lie, so that their norm is at most ``most``.
+
+    Returns:
+        The norm before.
+    """
+    elsewhere = {tie.key for tie in ties if tie.ranks[0] != ranks.pipeline}
+    gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
+    squares = [local(grad).float().square().sum() for key, grad in gradients.items() if key not in elsewhere]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=ranks.device)
+    dist.all_reduce(total, group=ranks.mesh.get_group("pipeline"))
+    if sharded:
+        dist.all_reduce(total, group=ranks.mesh.get_group("data"))
+    norm = total.sqrt()
+    scale = torch.clamp(most / (norm + 1e-6), max=1.0)
+    for grad in gradients.values():
+        local(grad).mul_(scale)
+    return norm
