@@ -53,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
         "driver",
         "planning",
         "profile.calibrate",
+        "distributed.outlook",
         "report",
         "lower.verify",
         "lower.planfile",

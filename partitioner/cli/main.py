@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,8 @@ def inspect_command(
         from partitioner.report.inspection import parse_depths
         from partitioner.spec.spec import choice
 
+        if spec is not None and (text := _ranks(target, inputs, spec, format_name)) is not None:
+            return write(text, output)
         draw = choice("format", format_name, FORMATS)
         wanted = None if depth is None else parse_depths(depth)
         plan = _plan(target, inputs, devices, policy, spec, check=not no_check)
@@ -129,6 +132,21 @@ def verify_command(
             write(f"{error}\n")
             raise typer.Exit(1) from None
         write(f"no faults: {len(program.instructions)} instructions on {len(program.lanes)} lanes\n")
+
+
+def _ranks(target: str, inputs: list[str] | None, spec: str, format_name: str) -> str | None:
+    """What a spec for many ranks promises for a model; ``None`` if the spec is for one process."""
+    from partitioner.spec.spec import load_spec
+
+    read = load_spec(spec)
+    if read.distributed is None:
+        return None
+    from partitioner.cli.target import load_target
+    from partitioner.distributed.outlook import outlook
+
+    found = load_target(target, inputs or [])
+    expected = outlook(found.module, found.inputs, read, found.kwargs)
+    return f"{json.dumps(expected.data(), indent=2) if format_name == 'json' else expected}\n"
 
 
 app.command("plan")(plan_command)

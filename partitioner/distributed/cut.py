@@ -26,6 +26,7 @@ from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.memory import Memory
 from partitioner.ir.task import group
 from partitioner.ir.units import format_duration, format_size
 from partitioner.model.state import sizes
@@ -99,7 +100,7 @@ class Cut:
         return "\n".join(lines)
 
 
-def cut_into(traced: Traced, count: int, device: Device, link: Link | None = None) -> Cut:
+def cut_into(traced: Traced, count: int, device: Device, link: Link | None = None, memory: Memory | None = None) -> Cut:
     """Cut a graph into stages.
 
     Args:
@@ -107,6 +108,7 @@ def cut_into(traced: Traced, count: int, device: Device, link: Link | None = Non
         count: how many stages.
         device: what each stage runs on; its memory is each stage's cap.
         link: between any two of them; a default where nobody said.
+        memory: what training keeps beside parameters, which has room under the cap then.
 
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the caps.
@@ -119,7 +121,7 @@ def cut_into(traced: Traced, count: int, device: Device, link: Link | None = Non
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     costs, rules = estimate(graph, machine, state), _together(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
-    problem = replace(pose(tasks, costs, machine, rules, "throughput"), contiguous=True, fetched=False)
+    problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
     answer = decided(problem, Chain())
     homes = {op: problem.lanes[answer.lane[task.name]] for task in tasks.tasks for op in task.ops}
     number = _numbered(graph, homes)

@@ -91,6 +91,22 @@ def example_of(model: nn.Module, call: Call) -> Example:
     return Example(traced, call, places, structure, tuple(_leaf(leaf, names) for leaf in leaves), _differentiable(traced.graph))
 
 
+def first_part(call: Call, count: int) -> Call:
+    """The first microbatch of a batch.
+
+    Raises:
+        InputError: its rows do not divide.
+    """
+    rows = call.tensors[0].shape[0] if call.tensors[0].dim() else 0
+    if rows == 0 or rows % count:
+        raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
+    leaves = (
+        leaf[: rows // count].clone() if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows else leaf
+        for leaf in call.leaves
+    )
+    return Call(call.spec, tuple(leaves))
+
+
 def _places(graph: Graph, found: Found, call: Call) -> dict[str, int]:
     numbers = {id(tensor): place for place, tensor in enumerate(call.tensors)}
     places = {}

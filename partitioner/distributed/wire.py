@@ -25,8 +25,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.compile import emit, plan_of
-from partitioner.distributed.cut import Cut, cut_into
-from partitioner.distributed.example import Example, example_of
+from partitioner.distributed.cut import Cut
+from partitioner.distributed.example import Example, example_of, first_part
+from partitioner.distributed.outlook import distributed_in, staged
 from partitioner.distributed.part import Part, Stage, part_of, register
 from partitioner.distributed.ranks import Ranks, agree, connect, together
 from partitioner.distributed.schedules import kind_of, schedule
@@ -35,11 +36,11 @@ from partitioner.distributed.ties import ties_of
 from partitioner.errors import InputError, SpecError
 from partitioner.ir.graph import TensorMeta
 from partitioner.ir.saving import saved_graph
-from partitioner.model.call import Call, example_call
+from partitioner.model.call import example_call
 from partitioner.model.state import all_state
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
-from partitioner.spec.spec import Spec, load_spec
+from partitioner.spec.spec import Spec
 
 
 class Ranked(nn.Module):
@@ -97,10 +98,7 @@ def parallelize(
         model, step = parallelize(model, x, spec, nn.functional.cross_entropy)
         loss = step((x, target))
     """
-    whole = load_spec(spec)
-    if whole.distributed is None:
-        raise SpecError("the spec has no section distributed, such as distributed: {mesh: {pipeline: 2}, microbatches: 4}")
-    asked = whole.distributed
+    whole, asked = distributed_in(spec)
     kind = kind_of(asked)
     ranks = connect(asked)
     planned = together(lambda: _planned(model, example_inputs, whole, asked, ranks))
@@ -138,21 +136,9 @@ def _planned(model: nn.Module, inputs: Any, spec: Spec, asked: DistributedSpec, 
     call = example_call(model, inputs, None)
     if call is None or not call.tensors:
         raise InputError("example_inputs has no tensor; give one rank's batch")
-    example = example_of(model, _first(call, asked.microbatches))
+    example = example_of(model, first_part(call, asked.microbatches))
     machine = build_machine(spec, [str(ranks.device)])
-    return _Planned(example, cut_into(example.traced, asked.mesh.pipeline * asked.stages_per_rank, machine.devices[0]))
-
-
-def _first(call: Call, count: int) -> Call:
-    """The first microbatch of a batch."""
-    rows = call.tensors[0].shape[0] if call.tensors[0].dim() else 0
-    if rows == 0 or rows % count:
-        raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
-    leaves = (
-        leaf[: rows // count].contiguous() if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows else leaf
-        for leaf in call.leaves
-    )
-    return Call(call.spec, tuple(leaves))
+    return _Planned(example, staged(example, spec, asked, machine.devices[0]))
 
 
 def _facts(spec: Spec, example: Example, cut: Cut) -> dict[str, str]:
