@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from partitioner.spec.quantities import Duration
+
 ScheduleName = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"]
 
 
@@ -53,4 +55,6 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
         default="ddp",
         description="how copies along the data axis agree: ddp averages gradients; fsdp2 shards parameters, too; none",
     )
-    timeout: float = Field(default=300.0, gt=0, le=86400, description="seconds after which a rank gives up on the others")
+    timeout: Duration = Field(
+        default=300.0, le=86400, description="seconds after which a rank gives up on the others, such as 60s"
+    )

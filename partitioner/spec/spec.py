@@ -13,7 +13,7 @@ What a spec does not say is filled in by :mod:`partitioner.spec.discover`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -30,7 +30,6 @@ from pydantic import (
 )
 
 from partitioner.errors import SpecError
-from partitioner.ir import units
 from partitioner.ir.optimizer import OPTIMIZERS, optimizer_named
 from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
@@ -38,21 +37,10 @@ from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.document import read_document
 from partitioner.spec.faults import disagreements, fault_lines
 from partitioner.spec.hardware import HARDWARE, hardware_named
+from partitioner.spec.quantities import Bandwidth, Duration, Flops, Size
 
 MOST_FAULTS = 50
 
-
-def _quantity(kind: units.Quantity, parse: Callable[[object], float], least: int) -> tuple[object, ...]:
-    """The metadata of a field that reads numbers and texts alike, in Python and in the JSON Schema."""
-    schema = {"anyOf": [{"type": "number", "minimum": least}, {"type": "string", "pattern": kind.pattern}]}
-    return BeforeValidator(parse), Field(ge=least), WithJsonSchema({**schema, "examples": [kind.example]})
-
-
-# A rate under one unit per second is a slip of the prefix, and would make a time that overflows.
-Size = Annotated[int, *_quantity(units.SIZE, units.parse_size, 1)]
-Bandwidth = Annotated[float, *_quantity(units.BANDWIDTH, units.parse_bandwidth, 1)]
-Flops = Annotated[float, *_quantity(units.FLOPS, units.parse_flops, 1)]
-Duration = Annotated[float, *_quantity(units.DURATION, units.parse_duration, 0)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
 Hardware = Annotated[
