@@ -11,8 +11,30 @@ The engine is torch's: `torch.distributed.pipelining` runs stages, DDP or FSDP2 
 to trace the model, cut it, wire it, and refuse what would go wrong without a word.
 """
 
+from partitioner.distributed.checkpoint import Progress, latest, load, save
 from partitioner.distributed.cut import Cut, cut_into
+from partitioner.distributed.forward import Forward
+from partitioner.distributed.held import Ranked
+from partitioner.distributed.kept import CheckpointError
+from partitioner.distributed.outlook import Outlook, outlook
 from partitioner.distributed.step import Step
-from partitioner.distributed.wire import Ranked, parallelize
+from partitioner.distributed.wire import Wired, inference, parallelize, stages
 
-__all__ = ["Cut", "Ranked", "Step", "cut_into", "parallelize"]
+__all__ = [
+    "CheckpointError",
+    "Cut",
+    "Forward",
+    "Outlook",
+    "Progress",
+    "Ranked",
+    "Step",
+    "Wired",
+    "cut_into",
+    "inference",
+    "latest",
+    "load",
+    "outlook",
+    "parallelize",
+    "save",
+    "stages",
+]

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from partitioner.distributed.example import Example
 from partitioner.distributed.ranks import Ranks, told
 from partitioner.distributed.ties import Tie, clip_gradients, sum_gradients
 from partitioner.errors import InputError
 from partitioner.model.call import Call, example_call
+
+WATCHED_STEPS = 2
+"""Steps at the beginning in which ranks compare their batches."""
 
 
 @dataclass(eq=False)
@@ -84,6 +87,16 @@ class Batches:
             rows = wanted[0] if batched and not rows else rows
         return rows
 
+    def checksum(self) -> torch.Tensor:
+        """What tells one batch from another: sums of its microbatches' inputs, as they are and by place."""
+        tensors = [each.detach().double().flatten().cpu() for part in self.inputs for each in part.values()]
+        tensors += [
+            each.detach().double().flatten().cpu() for each in tree_leaves(self.targets) if isinstance(each, torch.Tensor)
+        ]
+        places = (torch.arange(each.numel(), dtype=torch.float64) for each in tensors)
+        sums = [torch.stack((each.sum(), each @ place)) for each, place in zip(tensors, places, strict=True)]
+        return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)
+
     def _part(self, call: Call, number: int, rows: int) -> list[torch.Tensor]:
         return [self._rows(tensor, number, rows) for tensor in call.tensors]
 
@@ -113,6 +126,7 @@ class Step:
         last: the place along the pipeline axis of the rank that has the last stage.
         first_here: whether this rank has the first stage.
         sharded: whether parameters are sharded along the data axis.
+        steps: how many have been watched for ranks that are given different batches.
     """
 
     model: nn.Module
@@ -125,6 +139,7 @@ class Step:
     last: int
     first_here: bool
     sharded: bool
+    steps: int = 0
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Forward and backward of one batch.
@@ -140,6 +155,7 @@ class Step:
         with told(self.ranks, "reading a batch"):
             self.batches.fill(self.model, inputs, target)
         with told(self.ranks, "in a training step"):
+            self._see_one_batch()
             losses = self._run()
             sum_gradients(self.ties, self.parameters)
             return self._shared(losses)
@@ -153,8 +169,28 @@ class Step:
         losses: list[torch.Tensor] = []
         given = (numbers,) if self.first_here else ()
         wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
-        self.schedule.step(*given, number=numbers, **wanted)
+        self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
         return losses
+
+    def _see_one_batch(self) -> None:
+        """Compare what the ranks of one copy were given, in the first steps: a sampler that gives each its own goes unnoticed.
+
+        Raises:
+            InputError: they differ.
+        """
+        group = self.ranks.mesh.get_group("pipeline")
+        if self.steps >= WATCHED_STEPS or dist.get_world_size(group) == 1:
+            return
+        self.steps += 1
+        mine = self.batches.checksum().to(self.ranks.device)
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, mine, group=group)
+        others = [place for place, each in enumerate(found) if not torch.equal(each, found[0])]
+        if others:
+            raise InputError(
+                f"the ranks of one copy of the model were given different batches: pipeline 0 and pipeline {others[0]}. Give "
+                "ranks along the pipeline axis the same: DistributedSampler(num_replicas=the data axis, rank=the place on it)"
+            )
 
     def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mean loss, which the rank of the last stage tells the others."""

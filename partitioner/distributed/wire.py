@@ -13,6 +13,7 @@ Before the stages are made, the ranks see whether they all mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,47 +22,27 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.compile import emit, plan_of
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.example import Example, example_of, first_part
+from partitioner.distributed.forward import Forward, refuse_other_than_rows
+from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.outlook import distributed_in, staged
-from partitioner.distributed.part import Part, Stage, part_of, register
+from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.ranks import Ranks, agree, connect, together
-from partitioner.distributed.schedules import kind_of, schedule
+from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.step import Batches, Loss, Step
-from partitioner.distributed.ties import ties_of
+from partitioner.distributed.ties import Tie, ties_of
 from partitioner.errors import InputError, SpecError
 from partitioner.ir.graph import TensorMeta
 from partitioner.ir.saving import saved_graph
 from partitioner.model.call import example_call
-from partitioner.model.state import all_state
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
-
-
-class Ranked(nn.Module):
-    """What one rank holds of a model: its parameters and buffers, under the model's own keys. `Step` runs it.
-
-    Args:
-        cut: where the model is cut.
-        numbers: the stages that this rank holds.
-    """
-
-    def __init__(self, cut: Cut, numbers: tuple[int, ...]) -> None:
-        super().__init__()
-        self.__dict__["cut"], self.__dict__["numbers"] = cut, numbers
-
-    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Not for users.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError("this is one rank's part of the model; call the step that parallelize gave with it, on every rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,38 +79,103 @@ def parallelize(
         model, step = parallelize(model, x, spec, nn.functional.cross_entropy)
         loss = step((x, target))
     """
-    whole, asked = distributed_in(spec)
-    kind = kind_of(asked)
-    ranks = connect(asked)
-    planned = together(lambda: _planned(model, example_inputs, whole, asked, ranks))
-    example, cut = planned.example, planned.cut
-    agree(_facts(whole, example, cut))
-    numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
-    batches = Batches(example, asked.microbatches, ranks.device)
-    state = _State(example, ranks.device)
-    parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
-    modules = together(lambda: [_module(part, state, batches, whole, ranks) for part in parts])
-    holders = {key: {_holder(stage, asked, kind.v) for stage in stages} for key, stages in cut.ties.items()}
-    together(lambda: _refuse_ties_within(asked, cut, numbers))
-    ties = ties_of(ranks, {key: sorted(places) for key, places in holders.items() if len(places) > 1})
-    stages = [
-        _stage(_wrapped(module, asked, ranks), part, cut, example, ranks) for module, part in zip(modules, parts, strict=True)
-    ]
-    held = _held(model, cut, numbers, modules, ranks)
-    loss = Loss(loss_fn, batches)
+    wired = stages(model, example_inputs, spec)
+    loss = Loss(loss_fn, wired.batches)
     step = Step(
         model=model,
-        ranks=ranks,
-        schedule=schedule(asked, kind, stages, loss),
-        batches=batches,
+        ranks=wired.ranks,
+        schedule=schedule(wired.asked, wired.kind, wired.stages, loss),
+        batches=wired.batches,
         loss=loss,
-        ties=ties,
-        parameters=dict(held.named_parameters()),
-        last=_holder(cut.count - 1, asked, kind.v),
-        first_here=0 in numbers,
-        sharded=asked.wrap == "fsdp2" and asked.mesh.data > 1,
+        ties=wired.ties,
+        parameters=dict(wired.held.named_parameters()),
+        last=_holder(wired.held.cut.count - 1, wired.asked, wired.kind.v),
+        first_here=0 in wired.held.numbers,
+        sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
     )
-    return held, step
+    return wired.held, step
+
+
+def inference(model: nn.Module, example_inputs: Any, spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Ranked, Forward]:
+    """Share a model out over ranks for inference: `parallelize` without a loss and a backward.
+
+    Args:
+        model: the whole model, the same on every rank; usually in eval mode.
+        example_inputs: one rank's batch; its rows are divided into microbatches.
+        spec: as for `parallelize`, with one stage for each rank; of its schedule nothing but the forward is left.
+
+    Returns:
+        This rank's part; and a function of a batch that gives the model's output on the rank of the last stage.
+
+    Raises:
+        As `parallelize`.
+
+    Example:
+        model, forward = inference(model.eval(), x, {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}})
+        output = forward(x)
+    """
+    wired = stages(model, example_inputs, spec, training=False)
+    engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches)
+    return wired.held, Forward(model, wired.ranks, engine, 0 in wired.held.numbers, wired.batches)
+
+
+@dataclass(frozen=True, eq=False)
+class Wired:
+    """A rank's part of a model, ready for a loop of one's own.
+
+    Args:
+        asked: mesh, schedule, microbatches, wrapping.
+        kind: the schedule, and who holds which stage.
+        ranks: this rank.
+        batches: what stages read: fill it before each step; stages are called with numbers of microbatches.
+        ties: parameters that other ranks hold, too; `sum_gradients` sums theirs.
+        stages: of torch, this rank's; for any schedule of torch's.
+        held: this rank's parameters and buffers under the model's keys.
+    """
+
+    asked: DistributedSpec
+    kind: Kind
+    ranks: Ranks
+    batches: Batches
+    ties: list[Tie]
+    stages: list[PipelineStage]
+    held: Ranked
+
+
+def stages(
+    model: nn.Module, example_inputs: Any, spec: Spec | Mapping[str, Any] | str | Path, *, training: bool = True
+) -> Wired:
+    """This rank's stages, for users who have their own schedule or loop; `parallelize` is this and a `Step`.
+
+    Args:
+        model, example_inputs, spec: as for `parallelize`.
+        training: whether a backward follows.
+
+    Raises:
+        As `parallelize`.
+    """
+    whole, asked = distributed_in(spec)
+    kind = kind_of(asked)
+    if not training and asked.stages_per_rank > 1:
+        raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
+    ranks = connect(asked)
+    with nullcontext() if training else torch.no_grad():
+        planned = together(lambda: _planned(model, example_inputs, whole, asked, ranks))
+    example, cut = planned.example, planned.cut
+    if not training:
+        together(lambda: refuse_other_than_rows(example))
+    agree(_facts(whole, example, cut))
+    numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
+    together(lambda: _refuse_ties_within(asked, cut, numbers))
+    batches, state = Batches(example, asked.microbatches, ranks.device), _State(example, ranks.device)
+    parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
+    modules = together(lambda: [_module(part, state, batches, whole, ranks) for part in parts])
+    holders = {key: {_holder(stage, asked, kind.v) for stage in users} for key, users in cut.ties.items()}
+    ties = ties_of(ranks, {key: sorted(places) for key, places in holders.items() if len(places) > 1})
+    start_alike(modules, ties, ranks)
+    wrapped = [_wrapped(module, asked, ranks) if training else module for module in modules]
+    made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
+    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules))
 
 
 def _planned(model: nn.Module, inputs: Any, spec: Spec, asked: DistributedSpec, ranks: Ranks) -> _Planned:
@@ -226,19 +272,3 @@ def _refuse_ties_within(asked: DistributedSpec, cut: Cut, numbers: tuple[int, ..
             f"two stages of one rank share {twice[0]}, and {asked.wrap} would reduce its gradient twice: take a schedule with "
             "one stage for each rank"
         )
-
-
-def _held(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage], ranks: Ranks) -> Ranked:
-    """This rank's state under every key that the model has for it; what no stage uses is with the first stage."""
-    here = {key: tensor for module in modules for key, tensor in (*module.named_parameters(), *module.named_buffers())}
-    used = {key for op in cut.graph.ops for key in op.state}
-    first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
-    held = Ranked(cut, numbers)
-    held.training = model.training
-    for key, tensor in model.state_dict(keep_vars=True).items():
-        known = first.get(id(tensor), key)
-        if known in here:
-            register(held, key, here[known])
-        elif known not in used and 0 in numbers:
-            register(held, key, tensor)
-    return held

@@ -1,0 +1,284 @@
+"""Checkpoints of a job: written by its ranks together, whole or not at all, and read by any other layout of ranks.
+
+    run/step-100/               whole
+    run/step-200/               whole: what `latest` gives
+    run/step-300.unfinished/    a job died while it wrote this; the next save removes it
+
+    where = latest("run")
+    step, extra = load(where, model, optimizer) if where else (0, None)
+
+The files are `torch.distributed.checkpoint`'s, whose index torch reads with pickle: load only what you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+
+from partitioner.distributed.kept import MODEL, CheckpointError, Kept, go_on, random_states
+from partitioner.distributed.ranks import together
+
+T = TypeVar("T")
+
+ABOUT = "about.json"
+
+
+class Progress(NamedTuple):
+    """How far the training was that a checkpoint was made of.
+
+    Args:
+        step: as `save` was told.
+        extra: as `save` was told, of what JSON can say.
+    """
+
+    step: int
+    extra: Any
+
+
+def save(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    step: int = 0,
+    extra: Any = None,
+) -> Path:
+    """Write a checkpoint, a new folder ``step-<n>``, which has its name only once all of it is on the disk.
+
+    Every rank calls it, with the part of the model that `parallelize` gave; a plain model in one process is saved alike. Kept
+    are parameters, persistent buffers, the optimizer's state and options, and the states of torch's random numbers on each
+    rank. Python's and NumPy's random numbers are not, nor the place in the data: find that from the step.
+
+    Args:
+        folder: of the run; all ranks see it.
+        model: what `parallelize` gave, or a plain model.
+        optimizer: of its parameters.
+        step: how many were made.
+        extra: whatever else is wanted, of what JSON can say, such as a scheduler's ``state_dict()``. The first rank's is kept.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: there is one of this step already, or it cannot be written; on the first rank, the others end.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run:
+        ...     save(run, nn.Linear(2, 2), step=5).name
+        'step-5'
+    """
+    final = Path(folder) / f"step-{step}"
+    unfinished = final.with_name(f"{final.name}.unfinished")
+    kept = _together(lambda: Kept(model, optimizer))
+    options = _gathered(kept.options())
+    about = {
+        "step": step,
+        "extra": extra,
+        "seed": torch.initial_seed(),
+        "ranks": len(options),
+        "optimizer": {key: value for each in reversed(options) for key, value in each.items()},
+    }
+    _together(lambda: _prepare(final, unfinished, about) if _rank() == 0 else None)
+    _together(lambda: _see(unfinished))
+    _warn_of_differences(kept)
+    content = {**kept.tensors(), **kept.states(), **random_states(_rank())}
+    writer = FileSystemWriter(unfinished)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    with _explained(f"{final} could not be written"):
+        state_dict_saver.save(content, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+    _together(lambda: _finish(final, unfinished) if _rank() == 0 else None)
+    return final
+
+
+def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
+    """Read a checkpoint into a model and its optimizer, in place, whatever layout of ranks wrote it.
+
+    Every rank calls it, with the same folder. With an optimizer, training goes on: in a job of as many ranks torch's random
+    numbers go on too, and in another one they start anew from the seed, the step and the rank, the same each time.
+
+    Args:
+        folder: the checkpoint, such as `latest` gives.
+        model: what `parallelize` gave, or a plain model.
+        optimizer: of its parameters.
+
+    Returns:
+        The step, and ``extra``; of a checkpoint that torch wrote by itself, 0 and ``None``.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it does not fit: a key is missing, or there is one too many, or a
+            shape is another; on the first rank, the others end. Then the model is as it was, unless files are damaged.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run:
+        ...     load(save(run, nn.Linear(2, 2), step=5, extra="good"), nn.Linear(2, 2))
+        Progress(step=5, extra='good')
+    """
+    folder = Path(folder)
+    kept = _together(lambda: Kept(model, optimizer))
+    about, found = _together(lambda: _read(folder))
+    options = about.get("optimizer")
+    lines = _gathered(kept.faults(found, options))
+    needed = {name for names in _gathered(list(kept.tensors())) for name in names}
+    excess = [f"{name.removeprefix(MODEL)} is not in the model" for name in found.state_dict_metadata if _excess(name, needed)]
+    _together(lambda: _refuse(folder, list(dict.fromkeys([line for each in lines for line in each] + excess))))
+    states = _together(lambda: kept.empty_states(found))
+    random = random_states(_rank()) if optimizer is not None and about.get("ranks") == len(lines) else {}
+    random = {name: state for name, state in random.items() if name in found.state_dict_metadata}
+    content = {**kept.tensors(), **states, **random}
+    with _explained(f"{folder} could not be read"):
+        state_dict_loader.load(content, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized())
+    _together(lambda: kept.give({name: content[name] for name in states}, options))
+    if optimizer is not None and about:
+        go_on({name: content[name] for name in random}, about["seed"], about["step"], _rank())
+    return Progress(about.get("step", 0), about.get("extra"))
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The whole checkpoint of the highest step in a run's folder; ``None`` if there is none.
+
+    Example:
+        >>> latest("no/such/folder") is None
+        True
+    """
+    found = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    whole = [path for path in found if (path / ".metadata").exists()]
+    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
+
+def _prepare(final: Path, unfinished: Path, about: dict[str, Any]) -> None:
+    """Make the folder, with all in it that is no tensor, and remove what was never finished."""
+    if final.exists():
+        raise CheckpointError(f"{final} is there already, and a checkpoint is never overwritten: choose another folder or step")
+    try:
+        text = json.dumps(about, indent=1)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"extra, or an option of the optimizer, is not JSON: {error}. Pass numbers, strings, lists and dicts"
+        ) from error
+    try:
+        for left in final.parent.glob("step-*.unfinished"):
+            shutil.rmtree(left)
+        unfinished.mkdir(parents=True)
+        with open(unfinished / ABOUT, "w") as file:
+            file.write(text)
+            _flush(file.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{unfinished} could not be written: {error}") from error
+
+
+def _see(unfinished: Path) -> None:
+    if not unfinished.is_dir():
+        raise CheckpointError(f"rank {_rank()} does not see {unfinished}: checkpoints need a folder that all ranks share")
+
+
+def _finish(final: Path, unfinished: Path) -> None:
+    """Give a checkpoint its name, so that it has it after a loss of power, too."""
+    for path in (unfinished, final.parent):
+        if path == final.parent:
+            unfinished.rename(final)
+        number = os.open(path, os.O_RDONLY)
+        try:
+            _flush(number)
+        finally:
+            os.close(number)
+
+
+def _flush(number: int) -> None:
+    os.fsync(number)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Metadata]:
+    if not (folder / ".metadata").exists():
+        whole = latest(folder)
+        raise CheckpointError(
+            f"{folder} is no whole checkpoint" + (f"; do you mean {whole}?" if whole else ": it has no file .metadata")
+        )
+    try:
+        about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).exists() else {}
+        return about, FileSystemReader(folder).read_metadata()
+    except Exception as error:  # a damaged index may raise anything
+        raise CheckpointError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _excess(name: str, needed: set[str]) -> bool:
+    return name.startswith(MODEL) and name not in needed
+
+
+def _refuse(folder: Path, lines: list[str]) -> None:
+    if lines:
+        more = [f"  and {len(lines) - 10} more"] if len(lines) > 10 else []
+        raise CheckpointError("\n".join([f"{folder} does not fit the model:", *(f"  {line}" for line in lines[:10]), *more]))
+
+
+def _warn_of_differences(kept: Kept) -> None:
+    """Tell of parameters that several ranks hold with different values, of which the first rank's is kept."""
+    said = _gathered(
+        {
+            name: blake2b(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, digest_size=8).hexdigest()
+            for name, tensor in kept.replicated().items()
+        }
+        if dist.is_initialized() and dist.get_world_size() > 1
+        else {}
+    )
+    first: dict[str, tuple[int, str]] = {}
+    for rank, each in enumerate(said):
+        for name, digest in each.items():
+            if first.setdefault(name, (rank, digest))[1] != digest and _rank() == 0:
+                warnings.warn(
+                    f"{name.removeprefix(MODEL)} differs between rank {first[name][0]} and rank {rank}; the first one's values "
+                    "are kept, as of all that several ranks hold",
+                    stacklevel=3,
+                )
+                return
+
+
+@contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Raise what torch's checkpoints raise, which `except Exception` would not catch, as an error of ours.
+
+    Raises:
+        CheckpointError: on the first rank; the others end.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
+        if _rank():
+            raise SystemExit(1) from None
+        raise CheckpointError(f"{doing}. Rank {rank}: {type(cause).__name__}: {cause}") from cause
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _together(build: Callable[[], T]) -> T:
+    return together(build) if dist.is_initialized() else build()
+
+
+def _gathered(value: T) -> list[T]:
+    said = [value]
+    if dist.is_initialized():
+        said *= dist.get_world_size()
+        dist.all_gather_object(said, value)
+    return said

@@ -1,0 +1,72 @@
+"""Inference over ranks: a batch in, the model's output out of the rank that has the last stage; nothing is kept for a backward.
+
+    rank 0   m0 m1 m2 m3
+    rank 1      m0 m1 m2 m3  ->  output       microbatches follow each other through the stages
+
+Outputs of microbatches are put together by rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from partitioner.distributed.example import Example
+from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.step import Batches
+from partitioner.errors import InputError
+
+
+@dataclass(eq=False)
+class Forward:
+    """Called with a batch on every rank, it gives the model's output on the rank of the last stage, and ``None`` on others.
+
+    Args:
+        model: the whole model, for its signature.
+        ranks: this rank.
+        schedule: of `torch.distributed.pipelining`, without a loss.
+        first_here: whether this rank has the first stage.
+        batches: what stages read.
+    """
+
+    model: nn.Module
+    ranks: Ranks
+    schedule: Any
+    first_here: bool
+    batches: Batches
+
+    @torch.no_grad()
+    def __call__(self, inputs: Any) -> Any:
+        """The output of one batch.
+
+        Raises:
+            InputError: the batch is not what the stages were made for.
+            RanksError: another rank failed or is lost; names it and its cause.
+        """
+        with told(self.ranks, "reading a batch"):
+            self.batches.fill(self.model, inputs, None)
+        with told(self.ranks, "in a forward"):
+            numbers = torch.arange(self.batches.count)
+            given = (numbers,) if self.first_here else ()
+            merged = self.schedule.step(*given, number=numbers)
+        return None if merged is None else self.batches.example.output(tree_leaves(merged))
+
+
+def refuse_other_than_rows(example: Example) -> None:
+    """Refuse a model whose output is not by rows: outputs of microbatches could not be put together.
+
+    Raises:
+        InputError: names the value.
+    """
+    graph, rows = example.traced.graph, example.call.tensors[0].shape[0]
+    metas = {op.name: op.outputs[0] for op in graph.ops if op.outputs} | {name: meta for name, meta in graph.inputs if meta}
+    for name in graph.outputs:
+        if metas[name].shape[:1] != (rows,):
+            raise InputError(
+                f"the model returns {name}, {metas[name]}, without a row for each of the {rows} of a microbatch; return "
+                "what is by rows, or ask for one microbatch"
+            )

@@ -1,0 +1,70 @@
+"""What one rank holds of a model: its parameters and buffers, under every key that the model has for them.
+
+    rank 0    wte.weight  h.0 ... h.5                  the embedding
+    rank 1    h.6 ... h.11  wte.weight  lm_head.weight     tied to it: one parameter, both of its keys
+
+What no stage uses is with the first one, so that the ranks together hold what the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from partitioner.distributed.cut import Cut
+from partitioner.distributed.part import Stage, register
+from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.ties import Tie
+from partitioner.errors import InputError
+from partitioner.model.state import all_state
+
+
+class Ranked(nn.Module):
+    """What one rank holds of a model: its parameters and buffers, under the model's own keys. `Step` runs it.
+
+    Args:
+        cut: where the model is cut.
+        numbers: the stages that this rank holds.
+    """
+
+    def __init__(self, cut: Cut, numbers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.cut, self.numbers = cut, numbers
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Not for users.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("this is one rank's part of the model; call the step that parallelize gave with it, on every rank")
+
+
+def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage]) -> Ranked:
+    """This rank's state under every key that the model has for it; what no stage uses is with the first stage."""
+    here = {key: tensor for module in modules for key, tensor in (*module.named_parameters(), *module.named_buffers())}
+    used = {key for op in cut.graph.ops for key in op.state}
+    first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
+    held = Ranked(cut, numbers)
+    held.training = model.training
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        known = first.get(id(tensor), key)
+        if known in here:
+            register(held, key, here[known])
+        elif known not in used and 0 in numbers:
+            register(held, key, tensor)
+    return held
+
+
+def start_alike(modules: list[Stage], ties: Iterable[Tie], ranks: Ranks) -> None:
+    """Copies of the model begin with the values of the first, and a tie with those of its first rank, whatever the seeds."""
+    held = {key: tensor for module in modules for key, tensor in module.state_dict(keep_vars=True).items()}
+    if ranks.mesh["data"].size() > 1:
+        for tensor in held.values():
+            dist.broadcast(tensor.detach(), group=ranks.mesh.get_group("data"), group_src=0)
+    for tie in ties:
+        if tie.key in held:
+            dist.broadcast(held[tie.key].detach(), group=tie.group, group_src=0)

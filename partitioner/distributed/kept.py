@@ -1,0 +1,218 @@
+"""What a checkpoint holds, by name: the tensors of a model and of its optimizer, each under the model's own key.
+
+    model.blocks.0.weight                   the parameter, or buffer; of a tied one, under each of its keys
+    optim.state.blocks.0.weight.exp_avg     what the optimizer knows of it; of a tied one, under the first of its keys
+    random.3.cpu                            the state of rank 3's random numbers
+    about.json                              steps, extra, and what is no tensor: learning rates, betas
+
+The names are those that torch gives, so that torch reads such a checkpoint, and one that torch wrote can be read.
+No name says which rank held a thing: any other layout finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from partitioner.errors import PartitionerError
+
+MODEL, STATE, RANDOM = "model.", "optim.state.", "random."
+
+
+class CheckpointError(PartitionerError):
+    """A checkpoint cannot be written, or does not fit. Names the key or the rank."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """The part of a model and of its optimizer that this rank holds, under the names of a checkpoint.
+
+    Args:
+        model: a plain module, or a rank's part.
+        optimizer: of parameters of that model.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    keys: Mapping[int, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys: dict[int, tuple[str, ...]] = {}
+        for key, tensor in self._own():
+            keys[id(tensor)] = (*keys.get(id(tensor), ()), key)
+        self.keys = keys
+        foreign = sum(id(parameter) not in keys for _, parameter in self._trained())
+        if foreign:
+            raise CheckpointError(
+                f"the optimizer has {foreign} parameters that the model has not; make it of the parameters of what is saved, "
+                "after parallelize"
+            )
+
+    def _own(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            if not isinstance(value, torch.Tensor):
+                raise CheckpointError(f"{key} is a {type(value).__name__}, and a checkpoint keeps tensors: pass it as extra")
+            yield key, value
+
+    def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            for parameter in group["params"]:
+                yield group, parameter
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's, by name."""
+        return {MODEL + key: tensor.detach() for key, tensor in self._own()}
+
+    def replicated(self) -> dict[str, torch.Tensor]:
+        """The parameters that are not sharded, by name: wherever else they are held, they should be equal."""
+        return {
+            MODEL + key: tensor.detach()
+            for key, tensor in self._own()
+            if isinstance(tensor, nn.Parameter) and not hasattr(tensor, "to_local")
+        }
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """The optimizer's tensors, by name."""
+        return {
+            f"{STATE}{self.keys[id(parameter)][0]}.{name}": value
+            for _, parameter in self._trained()
+            for name, value in self._state(parameter).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def options(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer knows of each parameter that is no tensor, by key: ``{"group": ..., "state": ...}``."""
+        return {
+            self.keys[id(parameter)][0]: {
+                "group": {name: _plain(value) for name, value in group.items() if name != "params"},
+                "state": {name: value for name, value in self._state(parameter).items() if not isinstance(value, torch.Tensor)},
+            }
+            for group, parameter in self._trained()
+        }
+
+    def _state(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        assert self.optimizer is not None
+        state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})
+        return state
+
+    def faults(self, found: Metadata, options: Mapping[str, Any] | None) -> list[str]:
+        """What this rank holds and a checkpoint does not have, or has in another shape."""
+        lines = []
+        for name, tensor in self.tensors().items():
+            meta, key = found.state_dict_metadata.get(name), name.removeprefix(MODEL)
+            if not isinstance(meta, TensorStorageMetadata):
+                lines.append(f"{key} is missing")
+            elif meta.size != tensor.shape:
+                lines.append(f"{key} has shape {tuple(meta.size)}, and the model's has {tuple(tensor.shape)}")
+            if tensor.is_meta:
+                lines.append(f"{key} of the model has no storage, being on meta: call model.to_empty(device='cpu') first")
+        if self.optimizer is None:
+            return lines
+        if options == {} or (options is None and not any(name.startswith(STATE) for name in found.state_dict_metadata)):
+            return [*lines, "no optimizer was saved"]
+        for _, parameter in self._trained():
+            if options is not None and not any(key in options for key in self.keys[id(parameter)]):
+                lines.append(f"{self.keys[id(parameter)][0]} is missing in the optimizer that was saved")
+        return lines
+
+    def empty_states(self, found: Metadata) -> dict[str, torch.Tensor]:
+        """Room for what a checkpoint knows of this rank's parameters, by the name that it has there.
+
+        Raises:
+            CheckpointError: a parameter is sharded, and its state has another shape.
+        """
+        here = {key: parameter for _, parameter in self._trained() for key in self.keys[id(parameter)]}
+        room = {}
+        for name, meta in found.state_dict_metadata.items():
+            key, _, word = name.removeprefix(STATE).rpartition(".")
+            if not name.startswith(STATE) or key not in here or not isinstance(meta, TensorStorageMetadata):
+                continue
+            parameter, dtype = here[key], meta.properties.dtype
+            if meta.size == parameter.shape:
+                room[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            elif hasattr(parameter, "to_local") and meta.size:
+                raise CheckpointError(
+                    f"{word} of {key} has shape {tuple(meta.size)}, and the parameter {tuple(parameter.shape)}: it cannot be "
+                    "sharded alike; take wrap: ddp"
+                )
+            else:
+                room[name] = torch.zeros(meta.size, dtype=dtype, device=parameter.device if meta.size else "cpu")
+        return room
+
+    def give(self, states: Mapping[str, torch.Tensor], options: Mapping[str, Any] | None) -> None:
+        """Hand the optimizer what was loaded.
+
+        Raises:
+            CheckpointError: parameters that are in one group now were saved with different options.
+        """
+        if self.optimizer is None:
+            return
+        own = self.optimizer.state_dict()
+        by_key: dict[str, dict[str, Any]] = {}
+        for name, tensor in states.items():
+            key, _, word = name.removeprefix(STATE).rpartition(".")
+            by_key.setdefault(key, {})[word] = tensor
+        state = {}
+        for number, (_, parameter) in zip(_numbers(own["param_groups"]), self._trained(), strict=True):
+            known = next((key for key in self.keys[id(parameter)] if key in by_key or key in (options or {})), "")
+            values = dict(by_key.get(known, {})) | ((options or {}).get(known, {}).get("state", {}))
+            if values:
+                state[number] = values
+        groups = own["param_groups"] if options is None else self._groups(own["param_groups"], options)
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _groups(self, own: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        groups = []
+        for group, now in zip(own, self.optimizer.param_groups if self.optimizer else (), strict=True):
+            keys = [next(key for key in self.keys[id(each)] if key in options) for each in now["params"]]
+            for key in keys:
+                for name, value in options[key]["group"].items():
+                    if value != options[keys[0]]["group"].get(name):
+                        raise CheckpointError(
+                            f"{keys[0]} and {key} are in one group of the optimizer, and were saved with different {name}: "
+                            f"{options[keys[0]]['group'].get(name)} and {value}. Make the groups that there were"
+                        )
+            saved = options[keys[0]]["group"] if keys else {}
+            groups.append(group | {name: _like(group.get(name), value) for name, value in saved.items()})
+        return groups
+
+
+def _numbers(groups: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    for group in groups:
+        yield from group["params"]
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON can say it."""
+    return value.tolist() if isinstance(value, torch.Tensor) else list(value) if isinstance(value, tuple) else value
+
+
+def _like(now: Any, value: Any) -> Any:
+    """An option out of JSON, as what the optimizer has there."""
+    return now.new_tensor(value) if isinstance(now, torch.Tensor) else tuple(value) if isinstance(now, tuple) else value
+
+
+def random_states(rank: int) -> dict[str, torch.Tensor]:
+    """The states of this rank's random numbers, by name."""
+    states = {f"{RANDOM}{rank}.cpu": torch.get_rng_state()}
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is not None:
+        states[f"{RANDOM}{rank}.{kind.type}"] = torch.get_device_module(kind).get_rng_state()
+    return states
+
+
+def go_on(states: Mapping[str, torch.Tensor], seed: int, step: int, rank: int) -> None:
+    """Let random numbers go on where they were; without their states, start them so that each resumption draws the same."""
+    if not states:
+        torch.manual_seed((seed + 1_000_003 * step + rank) % 2**63)
+    for name, state in states.items():
+        kind = name.rpartition(".")[2]
+        if kind == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(kind).set_rng_state(state)
