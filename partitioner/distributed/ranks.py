@@ -3,14 +3,15 @@
     mesh  data x pipeline    rank 0  data 0, pipeline 0    rank 1  data 0, pipeline 1
                              rank 2  data 1, pipeline 0    rank 3  data 1, pipeline 1
 
-What is wrong is said once, on the first rank; a rank that loses another one says which, and what that one said before it went.
+What is wrong on every rank is said once, by the first. A rank that loses another one says which, and what that one said before
+it went.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +31,9 @@ AXES = ("data", "pipeline")
 
 PATIENCE = 5.0
 """Seconds for which a rank that fails waits for what the others say."""
+
+LEAD = 2.0
+"""Seconds by which the first rank's words go ahead of another rank's end: with the first end, torchrun ends all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +103,19 @@ def _refuse(error: PartitionerError) -> None:
     """Raise on the first rank; the others end without a word."""
     if dist.get_rank() == 0:
         raise error
+    time.sleep(LEAD)
     raise SystemExit(1)
+
+
+@contextmanager
+def first_speaks() -> Iterator[None]:
+    """Before ranks can ask each other: what is wrong on all of them is said by the first, for torchrun ends those that wait."""
+    try:
+        yield
+    except PartitionerError:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(LEAD)
+        raise
 
 
 def together(build: Callable[[], T]) -> T:
@@ -145,30 +161,44 @@ def agree(facts: Mapping[str, str]) -> None:
 
 def _gathered(value: T) -> list[T]:
     said: list[T] = [value] * dist.get_world_size()
-    dist.all_gather_object(said, value)
+    with told(None, "asking the others what they were asked"):
+        dist.all_gather_object(said, value)
     return said
 
 
 @contextmanager
-def told(ranks: Ranks, doing: str) -> Iterator[None]:
+def told(ranks: Ranks | None, doing: str) -> Iterator[None]:
     """Tell the other ranks what went wrong here, and this one's user what went wrong elsewhere.
 
     Raises:
-        RanksError: another rank failed, or is lost; names it. What fails here is raised as it is.
+        RanksError: another rank failed, or is lost; names it. What fails here is raised as it is, unless it is the user's
+            error and a rank before this one has the same: then this one ends without a word.
     """
     try:
         yield
     except Exception as error:
-        text = f"{ranks.name}, {doing}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        elsewhere = _is_lost_connection(error)
-        others = _said(text, elsewhere)
-        if elsewhere:
-            raise RanksError(f"{ranks.name} lost another rank while {doing}; end the job. {others}") from error
-        error.add_note(f"on {ranks.name}, {doing}")
+        name = ranks.name if ranks else f"rank {dist.get_rank()}"
+        causes = _causes(error)
+        if any(map(_is_lost_connection, causes)):
+            raise RanksError(f"{name} lost another rank while {doing}; end the job. {_why(f'{name}, {doing}')}") from error
+        lines = str(causes[-1]).strip().splitlines()
+        fault = f"{type(causes[-1]).__name__}: {lines[0] if lines else ''}"
+        if _say(f"failed {name}, {doing}: {fault}") and isinstance(error, PartitionerError) and _said_before(fault):
+            time.sleep(LEAD)
+            raise SystemExit(1) from None
+        error.add_note(f"on {name}, {doing}")
         raise
 
 
-def _is_lost_connection(error: Exception) -> bool:
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from: torch's stages wrap what they catch."""
+    found = [error]
+    while found[-1].__cause__ is not None:
+        found.append(found[-1].__cause__)
+    return found
+
+
+def _is_lost_connection(error: BaseException) -> bool:
     """Whether an error tells of another rank: what torch's process groups raise has no class of its own."""
     words = (
         "Connection closed by peer",
@@ -181,27 +211,55 @@ def _is_lost_connection(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
-def _said(text: str, elsewhere: bool) -> str:
-    """What other ranks say of themselves, through the store that all of them know."""
+def _board() -> PrefixStore:
+    """Where ranks say what went wrong, each under its number: it outlives their connections."""
+    return PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
+
+
+def _say(text: str) -> bool:
+    """Whether it could be said."""
     try:
-        store = PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
-        me, size = dist.get_rank(), dist.get_world_size()
-        store.set(str(me), ("lost " if elsewhere else "failed ") + text)
-        if not elsewhere:
-            return ""
-        until = time.monotonic() + PATIENCE
-        known: dict[int, str] = {}
-        while time.monotonic() < until and len(known) < size - 1:
-            for rank in range(size):
-                if rank != me and rank not in known and store.check([str(rank)]):
-                    known[rank] = store.get(str(rank)).decode()
-            if any(each.startswith("failed ") for each in known.values()):
-                break
+        _board().set(str(dist.get_rank()), text)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _read(ranks: Iterable[int]) -> dict[int, str]:
+    """What those ranks say, of those that say something."""
+    board = _board()
+    return {rank: board.get(str(rank)).decode() for rank in ranks if board.check([str(rank)])}
+
+
+def _said_before(fault: str) -> bool:
+    """Whether a rank before this one has the same fault; of them, the first is waited for."""
+    before = range(dist.get_rank())
+    until = time.monotonic() + PATIENCE
+    try:
+        while before and not _read([0]).get(0, "").endswith(fault) and time.monotonic() < until:
             time.sleep(0.05)
-    except (RuntimeError, dist.DistError):
+        return any(text.endswith(fault) for text in _read(before).values())
+    except RuntimeError:
+        return False
+
+
+def _why(where: str) -> str:
+    """Why a connection is lost, as far as the other ranks say; they are told what is found."""
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    until = time.monotonic() + PATIENCE
+    known: dict[int, str] = {}
+    failed: list[str] = []
+    try:
+        _board().set(str(dist.get_rank()), "lost")
+        while time.monotonic() < until and not failed and any(rank not in known for rank in others):
+            time.sleep(0.05)
+            known = _read(others)
+            failed = [text.removeprefix("failed ") for text in known.values() if text != "lost"]
+    except RuntimeError:
         return "The store is gone as well: the rank or the agent that holds it has died."
-    causes = [each.removeprefix("failed ") for each in known.values() if each.startswith("failed ")]
-    silent = [rank for rank in range(size) if rank != me and rank not in known]
-    if causes:
-        return f"The cause: {'; '.join(causes)}"
-    return f"Rank {', '.join(map(str, silent))} said nothing: it died or hangs." if silent else "All ranks lost each other."
+    silent = ", ".join(str(rank) for rank in others if rank not in known)
+    if failed:
+        return f"The cause: {'; '.join(failed)}"
+    found = f"Rank {silent} said nothing: it died or hangs." if silent else "All ranks lost each other."
+    _say(f"{where}: {found}")
+    return found

@@ -60,20 +60,29 @@ class Batches:
         assert call is not None
         if call.spec != self.example.call.spec:
             raise InputError("the batch has another structure than the example inputs")
-        rows = self.rows(call)
+        rows = self.rows(call, call.names(model.forward))
+        self._refuse_target(target, rows)
         parts = [self._part(call, number, rows) for number in range(self.count)]
         self.inputs = [self.example.arguments([each.to(self.device) for each in part]) for part in parts]
         self.targets = [
             tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target) for number in range(self.count)
         ]
 
-    def rows(self, call: Call) -> int:
+    def _refuse_target(self, target: Any, rows: int) -> None:
+        """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
+        for leaf in tree_leaves(target):
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] != rows:
+                raise InputError(
+                    f"the target has a tensor of shape {tuple(leaf.shape)}, and the batch {rows} rows: a target's tensors have a "
+                    "row for each of them; what else a loss needs, let loss_fn hold it"
+                )
+
+    def rows(self, call: Call, names: Sequence[str]) -> int:
         """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
 
         Raises:
             InputError: a tensor has another shape or dtype than the stages were made for.
         """
-        names = call.names(lambda *_args, **_kwargs: None)
         rows = 0
         for name, tensor, known in zip(names, call.tensors, self.example.call.tensors, strict=True):
             batched = known.dim() > 0 and known.shape[0] == self.example.call.tensors[0].shape[0]
@@ -151,8 +160,8 @@ class Step:
             InputError: the batch is not what the stages were made for.
             RanksError: another rank failed or is lost; names it and its cause.
         """
-        inputs, target = self.loss.divided(batch)
         with told(self.ranks, "reading a batch"):
+            inputs, target = self.loss.divided(batch)
             self.batches.fill(self.model, inputs, target)
         with told(self.ranks, "in a training step"):
             self._see_one_batch()
@@ -162,7 +171,8 @@ class Step:
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
         """Scale the gradients of the whole model so that their norm is at most ``most``; the norm before, on every rank."""
-        return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded)
+        with told(self.ranks, "clipping gradients"):
+            return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded)
 
     def _run(self) -> list[torch.Tensor]:
         numbers = torch.arange(self.batches.count)

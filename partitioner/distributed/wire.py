@@ -230,7 +230,7 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:
     if asked.wrap == "fsdp2":
         fully_shard(module, mesh=ranks.mesh["data"])
         return module
-    return DistributedDataParallel(module, process_group=ranks.mesh.get_group("data"))
+    return DistributedDataParallel(module, process_group=ranks.mesh.get_group("data"), find_unused_parameters=True)
 
 
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
