@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Literal
 
 import networkx as nx
 from networkx.utils import UnionFind
@@ -35,6 +36,7 @@ from partitioner.planner.cost import estimate
 from partitioner.planner.policies import decided
 from partitioner.planner.policies.chain import Chain
 from partitioner.planner.pose import pose
+from partitioner.profile.profiled import profiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,14 @@ class Cut:
         return "\n".join(lines)
 
 
-def cut_into(traced: Traced, count: int, device: Device, link: Link | None = None, memory: Memory | None = None) -> Cut:
+def cut_into(
+    traced: Traced,
+    count: int,
+    device: Device,
+    link: Link | None = None,
+    memory: Memory | None = None,
+    profile: Literal["auto", "all"] | None = None,
+) -> Cut:
     """Cut a graph into stages.
 
     Args:
@@ -109,17 +118,18 @@ def cut_into(traced: Traced, count: int, device: Device, link: Link | None = Non
         device: what each stage runs on; its memory is each stage's cap.
         link: between any two of them; a default where nobody said.
         memory: what training keeps beside parameters, which has room under the cap then.
+        profile: which ops are timed here first, as in a spec.
 
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the caps.
     """
     graph = traced.graph
     names = [f"stage {number}" for number in range(count)]
-    devices = tuple(replace(device, name=name, torch_device=f"cuda:{number}", lanes=1) for number, name in enumerate(names))
+    devices = tuple(replace(device, name=name, lanes=1) for name in names)
     links = tuple(replace(link, source=one, target=two) for one in names for two in names if one != two) if link else ()
     machine = Machine(devices, links)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    costs, rules = estimate(graph, machine, state), _together(graph, state)
+    costs, rules = profiled(graph, estimate(graph, machine, state), profile), _together(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
     problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
     answer = decided(problem, Chain())

@@ -159,7 +159,7 @@ def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, D
 def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
     """The model's graph in as many stages as are asked for, with room for gradients and what the optimizer keeps."""
     memory = memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer)) if device.memory else None
-    return cut_into(example.traced, asked.mesh.pipeline * asked.stages_per_rank, device, memory=memory)
+    return cut_into(example.traced, asked.mesh.pipeline * asked.stages_per_rank, device, memory=memory, profile=spec.profile)
 
 
 def _bytes(cut: Cut, memory: Memory, kind: Kind, asked: DistributedSpec, holds: tuple[tuple[int, ...], ...]) -> list[int]:

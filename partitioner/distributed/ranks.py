@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,18 +19,15 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from partitioner.distributed.board import board
 from partitioner.errors import PartitionerError, RanksError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
 T = TypeVar("T")
 
 AXES = ("data", "pipeline")
-
-PATIENCE = 5.0
-"""Seconds for which a rank that fails waits for what the others say."""
 
 LEAD = 2.0
 """Seconds by which the first rank's words go ahead of another rank's end: with the first end, torchrun ends all of them."""
@@ -71,6 +68,7 @@ def connect(spec: DistributedSpec) -> Ranks:
 
     Raises:
         SpecError: this process is not part of a job, or the job has another number of ranks than the mesh.
+        RanksError: another rank did not come.
     """
     device = _device()
     if not dist.is_initialized():
@@ -80,12 +78,17 @@ def connect(spec: DistributedSpec) -> Ranks:
                 f"torchrun --nproc-per-node {spec.mesh.size} program.py"
             )
         backend = "gloo" if device.type == "cpu" else None
-        dist.init_process_group(backend, timeout=timedelta(seconds=spec.timeout))
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=spec.timeout))
+        except dist.DistError as error:
+            raise RanksError(f"not all ranks have come within {spec.timeout:g} s: {error}") from error
     size = dist.get_world_size()
     if size != spec.mesh.size:
         axes = f"data {spec.mesh.data} x pipeline {spec.mesh.pipeline}"
         _refuse(SpecError(f"the mesh ({axes}) has {spec.mesh.size} ranks, and the job has {size}; change one of them"))
-    mesh = init_device_mesh(device.type, (spec.mesh.data, spec.mesh.pipeline), mesh_dim_names=AXES)
+    with told(None, "joining the others"):
+        board()
+        mesh = init_device_mesh(device.type, (spec.mesh.data, spec.mesh.pipeline), mesh_dim_names=AXES)
     return Ranks(mesh, device)
 
 
@@ -159,6 +162,14 @@ def agree(facts: Mapping[str, str]) -> None:
         _refuse(RanksError("\n".join(["the ranks were not asked the same:", *lines])))
 
 
+def told_by_first(value: T | None) -> T:
+    """What the first rank decided, on every rank: measured seconds would differ from rank to rank."""
+    said: list[T | None] = [value]
+    dist.broadcast_object_list(said, src=0)
+    assert said[0] is not None
+    return said[0]
+
+
 def _gathered(value: T) -> list[T]:
     said: list[T] = [value] * dist.get_world_size()
     with told(None, "asking the others what they were asked"):
@@ -177,17 +188,33 @@ def told(ranks: Ranks | None, doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        name = ranks.name if ranks else f"rank {dist.get_rank()}"
+        where = f"{ranks.name if ranks else f'rank {dist.get_rank()}'}, {doing}"
         causes = _causes(error)
         if any(map(_is_lost_connection, causes)):
-            raise RanksError(f"{name} lost another rank while {doing}; end the job. {_why(f'{name}, {doing}')}") from error
+            raise RanksError(f"{where}: another rank is lost, end the job. {_why_lost(where)}") from error
         lines = str(causes[-1]).strip().splitlines()
         fault = f"{type(causes[-1]).__name__}: {lines[0] if lines else ''}"
-        if _say(f"failed {name}, {doing}: {fault}") and isinstance(error, PartitionerError) and _said_before(fault):
+        if _said_before(where, fault, wait=isinstance(error, PartitionerError)):
             time.sleep(LEAD)
             raise SystemExit(1) from None
-        error.add_note(f"on {name}, {doing}")
+        error.add_note(f"on {where}")
         raise
+
+
+def _why_lost(where: str) -> str:
+    try:
+        return board().why_lost(where)
+    except RuntimeError:
+        return "The store is gone as well: the rank or the agent that holds it has died."
+
+
+def _said_before(where: str, fault: str, wait: bool) -> bool:
+    """Say what fails here; whether a rank before this one says the same."""
+    try:
+        board().say(f"{where}: {fault}")
+        return wait and board().said_before(fault)
+    except RuntimeError:
+        return False
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -209,57 +236,3 @@ def _is_lost_connection(error: BaseException) -> bool:
         "pair closure",
     )
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
-
-
-def _board() -> PrefixStore:
-    """Where ranks say what went wrong, each under its number: it outlives their connections."""
-    return PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
-
-
-def _say(text: str) -> bool:
-    """Whether it could be said."""
-    try:
-        _board().set(str(dist.get_rank()), text)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _read(ranks: Iterable[int]) -> dict[int, str]:
-    """What those ranks say, of those that say something."""
-    board = _board()
-    return {rank: board.get(str(rank)).decode() for rank in ranks if board.check([str(rank)])}
-
-
-def _said_before(fault: str) -> bool:
-    """Whether a rank before this one has the same fault; of them, the first is waited for."""
-    before = range(dist.get_rank())
-    until = time.monotonic() + PATIENCE
-    try:
-        while before and not _read([0]).get(0, "").endswith(fault) and time.monotonic() < until:
-            time.sleep(0.05)
-        return any(text.endswith(fault) for text in _read(before).values())
-    except RuntimeError:
-        return False
-
-
-def _why(where: str) -> str:
-    """Why a connection is lost, as far as the other ranks say; they are told what is found."""
-    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-    until = time.monotonic() + PATIENCE
-    known: dict[int, str] = {}
-    failed: list[str] = []
-    try:
-        _board().set(str(dist.get_rank()), "lost")
-        while time.monotonic() < until and not failed and any(rank not in known for rank in others):
-            time.sleep(0.05)
-            known = _read(others)
-            failed = [text.removeprefix("failed ") for text in known.values() if text != "lost"]
-    except RuntimeError:
-        return "The store is gone as well: the rank or the agent that holds it has died."
-    silent = ", ".join(str(rank) for rank in others if rank not in known)
-    if failed:
-        return f"The cause: {'; '.join(failed)}"
-    found = f"Rank {silent} said nothing: it died or hangs." if silent else "All ranks lost each other."
-    _say(f"{where}: {found}")
-    return found

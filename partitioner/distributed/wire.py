@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -32,7 +33,7 @@ from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.outlook import distributed_in, staged
 from partitioner.distributed.part import Part, Stage, part_of
-from partitioner.distributed.ranks import Ranks, agree, connect, together
+from partitioner.distributed.ranks import Ranks, agree, connect, together, told_by_first
 from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.ties import Tie, ties_of
@@ -43,14 +44,6 @@ from partitioner.model.call import example_call
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
-
-
-@dataclass(frozen=True, eq=False)
-class _Planned:
-    """What a rank knows before it asks the others."""
-
-    example: Example
-    cut: Cut
 
 
 def parallelize(
@@ -160,11 +153,14 @@ def stages(
         raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
     with nullcontext() if training else torch.no_grad():
-        planned = together(lambda: _planned(model, example_inputs, whole, asked, ranks))
-    example, cut = planned.example, planned.cut
+        example = together(lambda: _example(model, example_inputs, asked.microbatches))
     if not training:
         together(lambda: refuse_other_than_rows(example))
-    agree(_facts(whole, example, cut))
+    agree(_facts(whole, example))
+    device = build_machine(whole, [str(ranks.device)]).devices[0]
+    decided = together(lambda: staged(example, whole, asked, device) if dist.get_rank() == 0 else None)
+    stage, seconds, bound = told_by_first(None if decided is None else (decided.stage, decided.seconds, decided.bound))
+    cut = Cut(example.traced.graph, stage, seconds, bound)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     together(lambda: _refuse_ties_within(asked, cut, numbers))
     batches, state = Batches(example, asked.microbatches, ranks.device), _State(example, ranks.device)
@@ -178,22 +174,19 @@ def stages(
     return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules))
 
 
-def _planned(model: nn.Module, inputs: Any, spec: Spec, asked: DistributedSpec, ranks: Ranks) -> _Planned:
+def _example(model: nn.Module, inputs: Any, count: int) -> Example:
     call = example_call(model, inputs, None)
     if call is None or not call.tensors:
         raise InputError("example_inputs has no tensor; give one rank's batch")
-    example = example_of(model, first_part(call, asked.microbatches))
-    machine = build_machine(spec, [str(ranks.device)])
-    return _Planned(example, staged(example, spec, asked, machine.devices[0]))
+    return example_of(model, first_part(call, count))
 
 
-def _facts(spec: Spec, example: Example, cut: Cut) -> dict[str, str]:
+def _facts(spec: Spec, example: Example) -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "partitioner": version("partitioner"),
         "spec": spec.model_dump_json(),
         "model": saved_graph(example.traced.graph).digest(),
-        "stages": str(cut),
     }
 
 

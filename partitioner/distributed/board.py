@@ -1,0 +1,101 @@
+"""What ranks tell each other when their connections fail: a board, in the store at which they met.
+
+    rank 3    fails: writes why, and ends
+    rank 2    loses rank 3, and reads why
+
+    rank 3    is killed
+    rank 2    loses it, and nothing is written: rings        ranks 0 and 1 answer, rank 3 does not: it is gone
+
+In each rank a thread waits to answer, for the rank itself may be blocked in a receive or in the user's code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+PATIENCE = 5.0
+"""Seconds for which a rank waits for what the others say."""
+
+ANSWER = 2.0
+"""Seconds in which a rank that is there answers."""
+
+FOREVER = timedelta(days=3650)
+
+_BOARDS: WeakKeyDictionary[dist.ProcessGroup, Board] = WeakKeyDictionary()
+
+
+def board() -> Board:
+    """The board of the process group that there is.
+
+    Raises:
+        RuntimeError: its store is gone.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    if group not in _BOARDS:
+        _BOARDS[group] = Board()
+    return _BOARDS[group]
+
+
+class Board:
+    """This rank's view of it; what a rank says lies under its number."""
+
+    def __init__(self) -> None:
+        self.store = PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
+        self.rank = dist.get_rank()
+        self.others = [rank for rank in range(dist.get_world_size()) if rank != self.rank]
+        Thread(target=_answer, args=(self.store.clone(), self.rank), daemon=True, name="partitioner board").start()
+
+    def say(self, text: str) -> None:
+        """Write what the others shall know; an empty text: that another rank is lost to this one."""
+        self.store.set(str(self.rank), text)
+
+    def read(self, ranks: Iterable[int]) -> dict[int, str]:
+        """What those ranks say, of those that say something."""
+        return {rank: self.store.get(str(rank)).decode() for rank in ranks if self.store.check([str(rank)])}
+
+    def said_before(self, fault: str) -> bool:
+        """Whether a rank before this one has the same fault; of them, the first is waited for."""
+        before = range(self.rank)
+        until = time.monotonic() + PATIENCE
+        while before and not self.read([0]).get(0, "").endswith(fault) and time.monotonic() < until:
+            time.sleep(0.05)
+        return any(text.endswith(fault) for text in self.read(before).values())
+
+    def why_lost(self, where: str) -> str:
+        """Why a connection is lost, as far as the others say; they are told what is found."""
+        self.say("")
+        self.store.set("ring", "")
+        begin = time.monotonic()
+        while (waited := time.monotonic() - begin) < PATIENCE:
+            said = self.read(self.others)
+            gone = [rank for rank in self.others if rank not in said and not self.store.check([f"here/{rank}"])]
+            if any(said.values()) or len(said) == len(self.others) or (gone and waited > ANSWER):
+                break
+            time.sleep(0.05)
+        silent = [rank for rank in self.others if rank not in said]
+        if any(said.values()):
+            return f"The cause: {'; '.join(dict.fromkeys(filter(None, said.values())))}"
+        if not silent:
+            return "All ranks lost each other."
+        found = f"{_ranks(gone)} gone: killed, stopped, or at the end of its program" if gone else f"{_ranks(silent)} silent: it hangs"
+        self.say(f"{where}: {found}")
+        return f"{found}."
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank {numbers[0]} is" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))} are"
+
+
+def _answer(store: dist.Store, rank: int) -> None:
+    with suppress(RuntimeError):  # the store is gone, and with it the job
+        store.wait(["ring"], FOREVER)
+        store.set(f"here/{rank}", "")
