@@ -17,6 +17,7 @@ from partitioner.distributed.forward import Forward
 from partitioner.distributed.held import Ranked
 from partitioner.distributed.kept import CheckpointError
 from partitioner.distributed.outlook import Outlook, outlook
+from partitioner.distributed.scaler import GradScaler
 from partitioner.distributed.step import Step
 from partitioner.distributed.wire import Wired, inference, parallelize, stages
 
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointError",
     "Cut",
     "Forward",
+    "GradScaler",
     "Outlook",
     "Progress",
     "Ranked",

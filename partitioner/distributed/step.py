@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -205,7 +205,7 @@ class Step:
     def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mean loss, which the rank of the last stage tells the others."""
         mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
-        mean = mean.float()
+        mean = mean.float() if self.loss.scaler is None else mean.float() / self.loss.scaler.get_scale()
         mesh = self.ranks.mesh
         dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)
         if mesh["data"].size() > 1:
@@ -214,7 +214,17 @@ class Step:
         return mean
 
 
-@dataclass(frozen=True, eq=False)
+class Scaler(Protocol):
+    """What scales a loss, so that small gradients do not vanish in half precision."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """A loss, scaled."""
+
+    def get_scale(self) -> float:
+        """By how much."""
+
+
+@dataclass(eq=False)
 class Loss:
     """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
 
@@ -223,11 +233,12 @@ class Loss:
     Args:
         function: of the model's output, and of a target if it takes two arguments.
         batches: which know the targets.
-        dims: set to what the function gave, for errors.
+        scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/scaler.py`.
     """
 
     function: Callable[..., torch.Tensor]
     batches: Batches
+    scaler: Scaler | None = None
 
     @property
     def takes_target(self) -> bool:
@@ -267,4 +278,5 @@ class Loss:
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise InputError(f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch")
-        return found / self.batches.count
+        part = found / self.batches.count
+        return part if self.scaler is None else self.scaler.scale(part)
