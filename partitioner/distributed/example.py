@@ -24,6 +24,7 @@ from partitioner.frontend.trace import graph_of
 from partitioner.ir.graph import Graph
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
+from partitioner.model.state import all_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,8 @@ def example_of(model: nn.Module, call: Call) -> Example:
 
         return run
 
+    if any(tensor.is_meta for tensor in all_state(model).values()):
+        call = call.on("meta")
     method = compiled(model, receive, whole=True)
     args, kwargs = call.fill(call.tensors)
     with state_kept(model):

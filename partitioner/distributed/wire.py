@@ -35,6 +35,7 @@ from partitioner.distributed.outlook import distributed_in, staged
 from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.ranks import Ranks, agree, connect, together, told_by_first
 from partitioner.distributed.schedules import Kind, kind_of, schedule
+from partitioner.distributed.state import State, state_of
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.ties import Tie, ties_of
 from partitioner.errors import InputError, SpecError
@@ -51,6 +52,7 @@ def parallelize(
     example_inputs: Any,
     spec: Spec | Mapping[str, Any] | str | Path,
     loss_fn: Callable[..., torch.Tensor],
+    weights: str | Path | None = None,
 ) -> tuple[Ranked, Step]:
     """Share a model out over the ranks of a job that torchrun started. Every rank calls it, with the same arguments.
 
@@ -59,6 +61,8 @@ def parallelize(
         example_inputs: one rank's batch, as `partition` takes it; its rows are divided into microbatches.
         spec: a spec with a section ``distributed``; `partitioner.spec.distributed` says what it may hold.
         loss_fn: the loss of the model's output or, with two arguments, of it and a target: a scalar, the mean over rows.
+        weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. Each
+            rank reads what it holds.
 
     Returns:
         This rank's part, whose parameters go to an optimizer; and the step.
@@ -72,7 +76,7 @@ def parallelize(
         model, step = parallelize(model, x, spec, nn.functional.cross_entropy)
         loss = step((x, target))
     """
-    wired = stages(model, example_inputs, spec)
+    wired = stages(model, example_inputs, spec, weights)
     loss = Loss(loss_fn, wired.batches)
     step = Step(
         model=model,
@@ -89,13 +93,19 @@ def parallelize(
     return wired.held, step
 
 
-def inference(model: nn.Module, example_inputs: Any, spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Ranked, Forward]:
+def inference(
+    model: nn.Module,
+    example_inputs: Any,
+    spec: Spec | Mapping[str, Any] | str | Path,
+    weights: str | Path | None = None,
+) -> tuple[Ranked, Forward]:
     """Share a model out over ranks for inference: `parallelize` without a loss and a backward.
 
     Args:
         model: the whole model, the same on every rank; usually in eval mode.
         example_inputs: one rank's batch; its rows are divided into microbatches.
         spec: as for `parallelize`, with one stage for each rank; of its schedule nothing but the forward is left.
+        weights: as for `parallelize`.
 
     Returns:
         This rank's part; and a function of a batch that gives the model's output on the rank of the last stage.
@@ -107,7 +117,7 @@ def inference(model: nn.Module, example_inputs: Any, spec: Spec | Mapping[str, A
         model, forward = inference(model.eval(), x, {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}})
         output = forward(x)
     """
-    wired = stages(model, example_inputs, spec, training=False)
+    wired = stages(model, example_inputs, spec, weights, training=False)
     engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches)
     return wired.held, Forward(model, wired.ranks, engine, 0 in wired.held.numbers, wired.batches)
 
@@ -136,12 +146,17 @@ class Wired:
 
 
 def stages(
-    model: nn.Module, example_inputs: Any, spec: Spec | Mapping[str, Any] | str | Path, *, training: bool = True
+    model: nn.Module,
+    example_inputs: Any,
+    spec: Spec | Mapping[str, Any] | str | Path,
+    weights: str | Path | None = None,
+    *,
+    training: bool = True,
 ) -> Wired:
     """This rank's stages, for users who have their own schedule or loop; `parallelize` is this and a `Step`.
 
     Args:
-        model, example_inputs, spec: as for `parallelize`.
+        model, example_inputs, spec, weights: as for `parallelize`.
         training: whether a backward follows.
 
     Raises:
@@ -163,8 +178,9 @@ def stages(
     cut = Cut(example.traced.graph, stage, seconds, bound)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     together(lambda: _refuse_ties_within(asked, cut, numbers))
-    batches, state = Batches(example, asked.microbatches, ranks.device), _State(example, ranks.device)
+    batches = Batches(example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
+    state = together(lambda: state_of(model, cut, parts, ranks.device, weights))
     modules = together(lambda: [_module(part, state, batches, whole, ranks) for part in parts])
     holders = {key: {_holder(stage, asked, kind.v) for stage in users} for key, users in cut.ties.items()}
     ties = ties_of(ranks, {key: sorted(places) for key, places in holders.items() if len(places) > 1})
@@ -190,30 +206,10 @@ def _facts(spec: Spec, example: Example) -> dict[str, str]:
     }
 
 
-class _State:
-    """The state of this rank's stages where the rank computes: one tensor for each key, whichever stages use it."""
-
-    def __init__(self, example: Example, device: torch.device) -> None:
-        self.example, self.device = example, device
-        self.moved: dict[str, torch.Tensor] = {}
-
-    def of(self, part: Part) -> dict[str, torch.Tensor]:
-        """What a part uses, by key."""
-        return {key: self._here(key, tensor) for key, tensor in part.traced.state.items()}
-
-    def _here(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == self.device:
-            return tensor
-        if key not in self.moved:
-            moved = tensor.detach().to(self.device)
-            self.moved[key] = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
-        return self.moved[key]
-
-
-def _module(part: Part, state: _State, batches: Batches, spec: Spec, ranks: Ranks) -> Stage:
+def _module(part: Part, state: State, batches: Batches, spec: Spec, ranks: Ranks) -> Stage:
     """A stage, planned for this rank's device."""
     run = emit(plan_of(part.traced, build_machine(spec, [str(ranks.device)]), spec), spec)
-    return Stage(part, run, state.of(part), batches)
+    return Stage(part, run, state.values(part), batches)
 
 
 def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:

@@ -8,7 +8,7 @@ All names, shapes and dtypes are compared before anything is read, and the model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -46,7 +46,11 @@ class Slot:
 
 
 def materialise(
-    model: nn.Module, weights: str | PathLike[str], devices: Mapping[str, str] | None = None, default: str = "cpu"
+    model: nn.Module,
+    weights: str | PathLike[str],
+    devices: Mapping[str, str] | None = None,
+    default: str = "cpu",
+    only: Container[str] | None = None,
 ) -> None:
     """Give the parameters and buffers of a model that lie on the meta device the values of a checkpoint, in place.
 
@@ -55,6 +59,7 @@ def materialise(
         weights: a ``.safetensors`` file, the ``.safetensors.index.json`` of several, or the folder that holds them.
         devices: torch device by qualified name, such as `ir.plan.state_devices` of a plan.
         default: where everything goes that has no device there.
+        only: qualified names of what is read, where that is not all; the rest of the checkpoint is compared and left alone.
 
     Raises:
         SpecError: the checkpoint cannot be read, or does not fit: lists what is missing, left over, or of another shape or
@@ -85,8 +90,9 @@ def materialise(
     if faults:
         more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
         raise SpecError("\n  ".join([f"{checkpoint.path} does not fit {type(model).__name__}:", *faults[:MOST_FAULTS], *more]))
-    found = dict(_read(sources))
-    _fill(model, {id(slot.tensor): found[slot] if slot in found else made[slot.names[0]] for slot in slots})
+    wanted = [slot for slot in slots if only is None or any(name in only for name in slot.names)]
+    found = dict(_read({slot: sources[slot] for slot in wanted if slot in sources}))
+    _fill(model, {id(slot.tensor): found[slot] if slot in found else made[slot.names[0]] for slot in wanted})
     _move_rest(model, places, default)
 
 
@@ -186,4 +192,4 @@ def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _move_rest(model: nn.Module, devices: Mapping[str, str], default: str) -> None:
     """What had values already goes to its device, too."""
-    move_state(all_state(model), devices, default)
+    move_state({name: tensor for name, tensor in all_state(model).items() if not tensor.is_meta}, devices, default)

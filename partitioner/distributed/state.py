@@ -1,0 +1,79 @@
+"""The parameters and buffers of one rank's stages, with their values, where the rank computes.
+
+    rank 0    stage 0    model-00001.safetensors    embed, layers 0 - 3        what a rank does not hold, it does not read
+    rank 1    stage 1    model-00002.safetensors    layers 4 - 7, head
+
+There is one tensor for each key, whichever of the rank's stages use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from partitioner.distributed.cut import Cut
+from partitioner.distributed.part import Part
+from partitioner.errors import SpecError
+from partitioner.model.state import all_state
+from partitioner.runtime.materialise import materialise
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The model's tensors, and those that were moved.
+
+    Args:
+        known: every tensor of the model, by key.
+        device: where this rank computes.
+        moved: by key.
+    """
+
+    known: Mapping[str, torch.Tensor]
+    device: torch.device
+    moved: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def values(self, part: Part) -> dict[str, torch.Tensor]:
+        """What a part uses, by key."""
+        return {key: self._here(key, self.known.get(key, tensor)) for key, tensor in part.traced.state.items()}
+
+    def _here(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self.device:
+            return tensor
+        if key not in self.moved:
+            moved = tensor.detach().to(self.device)
+            self.moved[key] = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
+        return self.moved[key]
+
+
+def state_of(
+    model: nn.Module, cut: Cut, parts: Sequence[Part], device: torch.device, weights: str | Path | None = None
+) -> State:
+    """The state of this rank's parts.
+
+    Args:
+        model: the whole model; what is read from ``weights`` is put into it.
+        cut: where it is cut; what no stage uses is read with the first one.
+        parts: this rank's.
+        device: where this rank computes.
+        weights: a safetensors file, its index, or their folder, for a model on the meta device.
+
+    Raises:
+        SpecError: a tensor has no value, or the weights do not fit.
+    """
+    wanted = {key for part in parts for key in part.traced.state}
+    known = all_state(model)
+    if weights is not None:
+        if any(part.number == 0 for part in parts):
+            used = {id(known[key]) for op in cut.graph.ops for key in op.state if key in known}
+            wanted |= {key for key, tensor in known.items() if id(tensor) not in used}
+        materialise(model, weights, default=str(device), only=wanted)
+        known = all_state(model)
+    for part in parts:
+        for key, tensor in part.traced.state.items():
+            if known.get(key, tensor).is_meta:
+                raise SpecError(f"{key} is on the meta device and has no value; give weights=, a safetensors file or folder")
+    return State(known, device)

@@ -1,0 +1,66 @@
+"""A model that no rank ever holds as a whole: built on the meta device, each rank reads what it holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partitioner import distributed
+
+torch.set_num_threads(1)
+FOLDER, OUT = Path(sys.argv[1]), Path(sys.argv[2])
+SPEC = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}}
+
+
+class Tied(nn.Module):
+    """An embedding that is the head as well, and one layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(40, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.idle, self.head = nn.Linear(16, 16), nn.Linear(16, 40, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits."""
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy over all places."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+torch.manual_seed(0)
+ids, target = torch.randint(0, 40, (8, 5)), torch.randint(0, 40, (8, 5))
+whole = Tied()
+whole.load_state_dict(torch.load(FOLDER / "whole.pt", weights_only=True))
+with torch.device("meta"):
+    empty = Tied()
+part, step = distributed.parallelize(empty, ids, SPEC, loss_of, weights=FOLDER / "model.safetensors")
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (part, whole)]
+apart = 0.0
+for _ in range(3):
+    loss = step((ids, target))
+    wanted = loss_of(whole(ids), target)
+    wanted.backward()
+    apart = max(apart, abs(loss.item() - wanted.item()))
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+kept = sorted(key for key, tensor in empty.state_dict(keep_vars=True).items() if not tensor.is_meta)
+found = {"apart": apart, "held": sorted(part.state_dict()), "read": kept}
+gathered: list[object] = [None] * dist.get_world_size()
+dist.all_gather_object(gathered, found)
+if dist.get_rank() == 0:
+    OUT.write_text(json.dumps(gathered))
+dist.barrier()
+dist.destroy_process_group()
