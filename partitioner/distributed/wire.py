@@ -22,9 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.compile import emit, plan_of
 from partitioner.distributed.cut import Cut
@@ -33,11 +31,12 @@ from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.outlook import distributed_in, staged
 from partitioner.distributed.part import Part, Stage, part_of
-from partitioner.distributed.ranks import Ranks, agree, connect, together, told_by_first
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, together, told_by_first
 from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.state import State, state_of
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.ties import Tie, ties_of
+from partitioner.distributed.wrap import refuse_hook, wrapped_for
 from partitioner.errors import InputError, SpecError
 from partitioner.ir.graph import TensorMeta
 from partitioner.ir.saving import saved_graph
@@ -162,11 +161,13 @@ def stages(
     Raises:
         As `parallelize`.
     """
-    whole, asked = distributed_in(spec)
-    kind = kind_of(asked)
+    with first_speaks():
+        whole, asked = distributed_in(spec)
+        kind = kind_of(asked)
     if not training and asked.stages_per_rank > 1:
         raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
+    together(lambda: refuse_hook(asked, ranks))
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: _example(model, example_inputs, asked.microbatches))
     if not training:
@@ -185,7 +186,7 @@ def stages(
     holders = {key: {_holder(stage, asked, kind.v) for stage in users} for key, users in cut.ties.items()}
     ties = ties_of(ranks, {key: sorted(places) for key, places in holders.items() if len(places) > 1})
     start_alike(modules, ties, ranks)
-    wrapped = [_wrapped(module, asked, ranks) if training else module for module in modules]
+    wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
     return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules))
 
@@ -210,16 +211,6 @@ def _module(part: Part, state: State, batches: Batches, spec: Spec, ranks: Ranks
     """A stage, planned for this rank's device."""
     run = emit(plan_of(part.traced, build_machine(spec, [str(ranks.device)]), spec), spec)
     return Stage(part, run, state.values(part), batches)
-
-
-def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:
-    """What agrees with the same stage of other copies of the model."""
-    if asked.mesh.data == 1 or asked.wrap == "none" or not any(each.requires_grad for each in module.parameters()):
-        return module
-    if asked.wrap == "fsdp2":
-        fully_shard(module, mesh=ranks.mesh["data"])
-        return module
-    return DistributedDataParallel(module, process_group=ranks.mesh.get_group("data"), find_unused_parameters=True)
 
 
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:

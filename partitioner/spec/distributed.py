@@ -55,6 +55,9 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
         default="ddp",
         description="how copies along the data axis agree: ddp averages gradients; fsdp2 shards parameters, too; none",
     )
+    hook: Literal["none", "fp16", "bf16", "power_sgd"] = Field(
+        default="none", description="how ddp compresses gradients on their way: to half precision, or to a low rank"
+    )
     timeout: Duration = Field(
         default=300.0, le=86400, description="seconds after which a rank gives up on the others, such as 60s"
     )

@@ -1,0 +1,55 @@
+"""What makes the copies of a stage along the data axis one model: DDP averages gradients, FSDP2 shards parameters as well.
+
+    data 0  stage 0  \
+                      gradients of both are averaged, once, behind the last microbatch
+    data 1  stage 0  /
+
+DDP may compress what it sends, by a communication hook of torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from partitioner.distributed.part import Stage
+from partitioner.distributed.ranks import Ranks
+from partitioner.errors import SpecError
+from partitioner.spec.distributed import DistributedSpec
+
+
+def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
+    """Refuse a hook where nothing would call it, and those that do not work on gloo.
+
+    Raises:
+        SpecError: says which, and what does work.
+    """
+    if asked.hook == "none":
+        return
+    if asked.wrap != "ddp" or asked.mesh.data == 1:
+        raise SpecError(f"hook {asked.hook} is DDP's: it needs wrap: ddp and a data axis of 2 or more")
+    if asked.hook != "fp16" and dist.get_backend(ranks.mesh.get_group("data")) == "gloo":
+        why = "bfloat16 cannot be reduced there" if asked.hook == "bf16" else "it hangs there with several buckets"
+        raise SpecError(f"hook {asked.hook} does not work on gloo: {why} (torch 2.13); take fp16, or none")
+
+
+def wrapped_for(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:
+    """A stage that agrees with the same stage of other copies; the stage itself where there are none."""
+    if asked.mesh.data == 1 or asked.wrap == "none" or not any(each.requires_grad for each in module.parameters()):
+        return module
+    if asked.wrap == "fsdp2":
+        fully_shard(module, mesh=ranks.mesh["data"])
+        return module
+    group: Any = ranks.mesh.get_group("data")
+    wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+    if asked.hook == "power_sgd":
+        wrapped.register_comm_hook(PowerSGDState(group), powerSGD_hook)
+    elif asked.hook != "none":
+        wrapped.register_comm_hook(group, fp16_compress_hook if asked.hook == "fp16" else bf16_compress_hook)
+    return wrapped
