@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -143,10 +145,18 @@ def _generators() -> dict[str, object]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
+    """All generators that a forward may draw from begin at the seed, and go on afterwards as if nobody had drawn."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 @contextmanager
