@@ -11,23 +11,24 @@ In each rank a thread waits to answer, for the rank itself may be blocked in a r
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
-from threading import Thread
+from threading import Event, Thread
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 PATIENCE = 5.0
 """Seconds for which a rank waits for what the others say."""
 
-ANSWER = 2.0
+ANSWER = 3.0
 """Seconds in which a rank that is there answers."""
 
-FOREVER = timedelta(days=3650)
+GLANCE = 0.5
+"""Seconds from one look at the board to the next."""
 
 _BOARDS: WeakKeyDictionary[dist.ProcessGroup, Board] = WeakKeyDictionary()
 
@@ -52,7 +53,11 @@ class Board:
         self.store = PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
         self.rank = dist.get_rank()
         self.others = [rank for rank in range(dist.get_world_size()) if rank != self.rank]
-        Thread(target=_answer, args=(self.store.clone(), self.rank), daemon=True, name="partitioner board").start()
+        ended = Event()
+        own = self.store.clone()  # type: ignore[attr-defined]  # a connection of the thread's own
+        thread = Thread(target=_answer, args=(own, self.rank, ended), daemon=True, name="partitioner board")
+        thread.start()
+        atexit.register(_end, thread, ended)
 
     def say(self, text: str) -> None:
         """Write what the others shall know; an empty text: that another rank is lost to this one."""
@@ -86,7 +91,11 @@ class Board:
             return f"The cause: {'; '.join(dict.fromkeys(filter(None, said.values())))}"
         if not silent:
             return "All ranks lost each other."
-        found = f"{_ranks(gone)} gone: killed, stopped, or at the end of its program" if gone else f"{_ranks(silent)} silent: it hangs"
+        found = (
+            f"{_ranks(gone)} gone: killed, stopped, or at its end"
+            if gone
+            else f"{_ranks(silent)} silent: in no step, or hanging"
+        )
         self.say(f"{where}: {found}")
         return f"{found}."
 
@@ -95,7 +104,15 @@ def _ranks(numbers: list[int]) -> str:
     return f"rank {numbers[0]} is" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))} are"
 
 
-def _answer(store: dist.Store, rank: int) -> None:
+def _answer(store: Store, rank: int, ended: Event) -> None:
     with suppress(RuntimeError):  # the store is gone, and with it the job
-        store.wait(["ring"], FOREVER)
-        store.set(f"here/{rank}", "")
+        while not ended.wait(GLANCE):
+            if store.check(["ring"]):
+                store.set(f"here/{rank}", "")
+                return
+
+
+def _end(thread: Thread, ended: Event) -> None:
+    """A thread that comes back from C++ while the interpreter is taken down would abort the process."""
+    ended.set()
+    thread.join(1.0)

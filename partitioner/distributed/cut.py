@@ -132,7 +132,7 @@ def cut_into(
     costs, rules = profiled(graph, estimate(graph, machine, state), profile), _together(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
     problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
-    answer = decided(problem, Chain())
+    answer = decided(problem, Chain(moves=False))
     homes = {op: problem.lanes[answer.lane[task.name]] for task in tasks.tasks for op in task.ops}
     number = _numbered(graph, homes)
     seconds_of = {op.name: costs.op_time(op.name, devices[0], devices[0].threads_per_lane) for op in graph.ops}

@@ -165,7 +165,8 @@ def agree(facts: Mapping[str, str]) -> None:
 def told_by_first(value: T | None) -> T:
     """What the first rank decided, on every rank: measured seconds would differ from rank to rank."""
     said: list[T | None] = [value]
-    dist.broadcast_object_list(said, src=0)
+    with told(None, "asking the first rank what it decided"):
+        dist.broadcast_object_list(said, src=0)
     assert said[0] is not None
     return said[0]
 

@@ -73,8 +73,8 @@ class Batches:
         for leaf in tree_leaves(target):
             if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] != rows:
                 raise InputError(
-                    f"the target has a tensor of shape {tuple(leaf.shape)}, and the batch {rows} rows: a target's tensors have a "
-                    "row for each of them; what else a loss needs, let loss_fn hold it"
+                    f"the target has a tensor of shape {tuple(leaf.shape)}, and the batch {rows} rows: a target's tensors have "
+                    "a row for each of them; what else a loss needs, let loss_fn hold it"
                 )
 
     def rows(self, call: Call, names: Sequence[str]) -> int:

@@ -80,13 +80,14 @@ def spread(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
     return _best(units_of(problem, contiguous=False), seconds)
 
 
-def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS) -> list[int]:
+def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True) -> list[int]:
     """The processor of each task in the best contiguous stages, after one round of moving units between them.
 
     Args:
         problem: what is placed.
         seconds: of time; orders and ideals are looked at only while there is some.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
+        moves: whether units are moved at the end; two stages may then each lead to the other, and without it never do.
 
     Raises:
         PlacementError: none was found that fits.
@@ -97,6 +98,10 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
     park = park_of(units)
     bound = bound_of(park)
     homes = staged(units, until, most_ideals, bound)
+    if not moves:
+        if homes is None:
+            raise PlacementError(_none(park, "No stages were found"))
+        return units.spread_over(homes)
     search = Annealing(park, _fitting(park, until) if homes is None else homes)
     search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
     return units.spread_over(search.best)

@@ -1,0 +1,141 @@
+"""Small models, losses and batches that jobs train over ranks and tests train in one process; the same values every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROWS = 16
+STEPS = 10
+
+
+class Skipping(nn.Module):
+    """Six layers, the first embedding read again at the end, by a view and a sum; a dict with a number as its output."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(6)])
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 50, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> dict[str, Any]:
+        first = x = self.embed(ids)
+        for layer in self.layers:
+            x = torch.relu_(layer(x))
+        left, right = x.split(8, -1)
+        return {"logits": self.head(self.norm(torch.cat([right, left], -1) + first)), "layers": 6}
+
+
+class UNet(nn.Module):
+    """Down and up again, each level joined with the one that it came from; batch norm, whose statistics are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = self._block(3, 8), self._block(8, 12), self._block(12, 16)
+        self.up_two, self.up_one = self._block(16 + 12, 12), self._block(12 + 8, 8)
+        self.head = nn.Conv2d(8, 2, 1)
+
+    @staticmethod
+    def _block(inside: int, outside: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(inplace=True))
+
+    def forward(self, image: Tensor) -> Tensor:
+        one = self.one(image)
+        two = self.two(F.max_pool2d(one, 2))
+        three = self.three(F.max_pool2d(two, 2))
+        up = self.up_two(torch.cat([F.interpolate(three, scale_factor=2.0), two], 1))
+        return self.head(self.up_one(torch.cat([F.interpolate(up, scale_factor=2.0), one], 1)))
+
+
+def _hugging_face(name: str) -> nn.Module:
+    import zoo
+
+    zoo.import_torchvision()
+    import transformers
+
+    sizes = {"vocab_size": 50, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 3, "num_heads": 2}
+    if name == "t5":
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, use_cache=False))
+    if name == "gpt2":
+        config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=4, n_head=2, n_positions=16, use_cache=False)
+        return transformers.GPT2LMHeadModel(config)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "projection_dim": 16}
+    text = {**tower, "vocab_size": 50, "max_position_embeddings": 16, "eos_token_id": 49}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**tower, "image_size": 16, "patch_size": 8}, projection_dim=16
+    )
+    return transformers.CLIPModel(config)
+
+
+def _next_word(output: Any, target: Tensor) -> Tensor:
+    logits = output["logits"] if isinstance(output, dict) else output.logits
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def _alike(output: Any) -> Tensor:
+    """Pictures and texts of a microbatch know each other; the batch has no target."""
+    wanted = torch.arange(len(output.logits_per_text))
+    return F.cross_entropy(output.logits_per_text, wanted) + F.cross_entropy(output.logits_per_image, wanted)
+
+
+def _ids(draw: torch.Generator) -> Any:
+    return torch.randint(0, 50, (ROWS, 5), generator=draw), torch.randint(0, 50, (ROWS, 5), generator=draw)
+
+
+def _translations(draw: torch.Generator) -> Any:
+    source, target = _ids(draw)
+    return {"input_ids": source, "decoder_input_ids": target.flip(1)}, target
+
+
+def _masks(draw: torch.Generator) -> Any:
+    return torch.randn(ROWS, 3, 16, 16, generator=draw), torch.randint(0, 2, (ROWS, 16, 16), generator=draw)
+
+
+def _captions(draw: torch.Generator) -> Any:
+    ids, _ = _ids(draw)
+    return {"input_ids": ids, "pixel_values": torch.randn(ROWS, 3, 16, 16, generator=draw)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model to train: how to build it, the loss, one batch. Without dropout, and with fixed statistics of batch norm."""
+
+    build: Callable[[], nn.Module]
+    loss: Callable[..., Tensor]
+    batch: Callable[[torch.Generator], Any]
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.build().eval()
+
+    def batches(self) -> list[Any]:
+        draw = torch.Generator().manual_seed(1)
+        return [self.batch(draw) for _ in range(STEPS)]
+
+
+TRAININGS = {
+    "skipping": Training(lambda: Skipping(tied=False), _next_word, _ids),
+    "tied": Training(lambda: Skipping(tied=True), _next_word, _ids),
+    "unet": Training(UNet, F.cross_entropy, _masks),
+    "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
+    "gpt2": Training(lambda: _hugging_face("gpt2"), _next_word, _ids),
+    "clip": Training(lambda: _hugging_face("clip"), _alike, _captions),
+}
+
+
+def rows_of(batch: Any, start: int, stop: int) -> Any:
+    """Some rows of a batch."""
+    return torch.utils._pytree.tree_map(lambda tensor: tensor[start:stop], batch)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of every training."""
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -1,0 +1,50 @@
+"""torchrun train.py OUT: trains what the cases in OUT/cases.json name, one after the other, over the ranks of this job.
+
+Each rank writes OUT/rank<N>.json: for each case the losses, the norms of gradients, and the parameters that it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
+
+from partitioner.distributed import parallelize
+
+
+def train(case: dict[str, Any]) -> dict[str, Any]:
+    training = TRAININGS[case["net"]]
+    local = ROWS // case["distributed"]["mesh"].get("data", 1)
+    batches = training.batches()
+    first = batches[0] if case["net"] == "clip" else batches[0][0]
+    spec = {"distributed": {"timeout": 60, **case["distributed"]}}
+    model, step = parallelize(training.model(), rows_of(first, 0, local), spec, training.loss)
+    optimizer = optimizer_of(model)
+    start = step.ranks.data * local
+    losses, norms = [], []
+    for batch in batches:
+        losses.append(step(rows_of(batch, start, start + local)).item())
+        if case["clip"]:
+            norms.append(step.clip_grad_norm_(case["clip"]).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    parameters = {key: each.full_tensor() if hasattr(each, "full_tensor") else each for key, each in model.named_parameters()}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "stages": model.cut.count,
+        "parameters": {key: each.tolist() for key, each in parameters.items()},
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    found = {name: train(case) for name, case in json.loads((folder / "cases.json").read_text()).items()}
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()

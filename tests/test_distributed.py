@@ -1,0 +1,171 @@
+"""Training over ranks is training in one process: losses, norms of gradients, and every parameter after ten steps.
+
+The one process runs the microbatches of a step one after the other. Where ranks sum in its order too, bits are equal.
+Jobs are started by torchrun, as users start them; one job makes several trainings, for its start is what takes the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
+from torch import nn
+
+JOBS = Path(__file__).parent / "jobs"
+CLIP = 0.5
+
+Case = dict[str, Any]
+
+
+def case(net: str, schedule: str, *, clip: float = CLIP, data: int = 1, pipeline: int = 2, **options: Any) -> Case:
+    mesh = {"data": data, "pipeline": pipeline}
+    return {"net": net, "clip": clip, "distributed": {"mesh": mesh, "schedule": schedule, "microbatches": 4, **options}}
+
+
+def run_job(folder: Path, ranks: int, cases: dict[str, Case]) -> list[dict[str, Any]]:
+    """What each rank wrote."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOBS.parent)}
+    command = [*torchrun, str(JOBS / "train.py"), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def alone(case: Case) -> tuple[list[float], list[float], nn.Module]:
+    """Losses, norms and the model of one process."""
+    training = TRAININGS[case["net"]]
+    model = training.model()
+    optimizer = optimizer_of(model)
+    data, microbatches = case["distributed"]["mesh"]["data"], case["distributed"]["microbatches"]
+    each = ROWS // data // microbatches
+    losses, norms = [], []
+    for batch in training.batches():
+        total = []
+        for start in range(0, ROWS, each):
+            part = rows_of(batch, start, start + each)
+            pair = (model(**part),) if case["net"] == "clip" else (_called(model, part[0]), part[1])
+            loss = training.loss(*pair) / microbatches
+            (loss / data).backward()
+            total.append(loss.detach())
+        losses.append((torch.stack(total).sum() / data).item())
+        if case["clip"]:
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), case["clip"]).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, model
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def assert_same_training(case: Case, found: list[dict[str, Any]], *, bitwise: bool = False) -> None:
+    losses, norms, model = alone(case)
+    limits = {"rtol": 0.0, "atol": 0.0} if bitwise else {"rtol": 1e-4, "atol": 2e-6}
+    seen: defaultdict[str, int] = defaultdict(int)
+    wanted = dict(model.named_parameters())
+    assert losses[-1] != losses[0]
+    for rank in found:
+        assert rank["losses"] == pytest.approx(losses, rel=limits["rtol"], abs=limits["atol"])
+        assert rank["norms"] == pytest.approx(norms, rel=limits["rtol"], abs=limits["atol"])
+        for key, values in rank["parameters"].items():
+            seen[key] += 1
+            torch.testing.assert_close(torch.tensor(values), wanted[_first_key(model, key)].detach(), **limits)
+    assert {_first_key(model, key) for key in seen} == set(wanted), "no rank has it"
+    if case["clip"]:
+        assert max(norms) > case["clip"], "nothing was clipped"
+
+
+def _first_key(model: nn.Module, key: str) -> str:
+    """The key under which `named_parameters` gives a parameter, of any key that it has."""
+    parameter = model.get_parameter(key)
+    return next(name for name, each in model.named_parameters() if each is parameter)
+
+
+SEVERAL = {"stages_per_rank": 2}
+PAIRS = {
+    "gpipe": case("tied", "gpipe"),
+    "1f1b": case("tied", "1f1b"),
+    "interleaved_1f1b": case("tied", "interleaved_1f1b", **SEVERAL),
+    "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
+    "interleaved_zero_bubble": case("tied", "interleaved_zero_bubble", **SEVERAL),
+    "zbv_zero_bubble": case("tied", "zbv_zero_bubble", **SEVERAL),
+    "three stages a rank": case("tied", "interleaved_1f1b", stages_per_rank=3),
+    "one microbatch": case("tied", "gpipe", microbatches=1),
+    "data, ddp": case("tied", "gpipe", data=2, pipeline=1),
+    "data, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
+    "u-net": case("unet", "1f1b", clip=0.05),
+    "u-net, four stages": case("unet", "interleaved_1f1b", clip=0.05, **SEVERAL),
+}
+BITWISE = {
+    "bits gpipe": case("skipping", "gpipe", clip=0.0),
+    "bits 1f1b": case("skipping", "1f1b", clip=0.0),
+    "bits interleaved_1f1b": case("skipping", "interleaved_1f1b", clip=0.0, **SEVERAL),
+    "bits u-net": case("unet", "1f1b", clip=0.0),
+}
+FOURS = {
+    "four stages": case("tied", "1f1b", pipeline=4),
+    "2x2, ddp": case("tied", "1f1b", data=2),
+    "2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2"),
+    "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
+    "data only": case("tied", "gpipe", data=4, pipeline=1),
+}
+MODELS = {
+    "t5": case("t5", "1f1b"),
+    "t5, four stages": case("t5", "interleaved_1f1b", **SEVERAL),
+    "gpt2": case("gpt2", "1f1b"),
+    "gpt2, zbv": case("gpt2", "zbv_zero_bubble", **SEVERAL),
+    "clip": case("clip", "1f1b"),
+    "clip, four stages": case("clip", "looped_bfs", **SEVERAL),
+}
+
+Job = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("two"), 2, PAIRS | BITWISE)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("four"), 4, FOURS)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("models"), 2, MODELS)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ranks_train_as_one_process_does(two: Job, name: str) -> None:
+    assert_same_training(PAIRS[name], [rank[name] for rank in two])
+
+
+@pytest.mark.parametrize("name", BITWISE)
+def test_bits_are_equal_where_sums_have_one_order(two: Job, name: str) -> None:
+    assert_same_training(BITWISE[name], [rank[name] for rank in two], bitwise=True)
+
+
+@pytest.mark.parametrize("name", FOURS)
+def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
+    assert_same_training(FOURS[name], [rank[name] for rank in four])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_hugging_face_train_as_in_one_process(models: Job, name: str) -> None:
+    assert_same_training(MODELS[name], [rank[name] for rank in models])

@@ -1,0 +1,257 @@
+"""What goes wrong over ranks: one clear error where it is looked for, and no rank that waits for one that is gone.
+
+What is refused is refused on all ranks at once, said by the first, and the others end without a word. A rank that fails while
+it works says so itself; the others name it, and its reason, as far as it could give one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch.distributed as dist
+
+from partitioner.distributed.board import ANSWER, PATIENCE
+
+JOBS = Path(__file__).parent / "jobs"
+PAIR = {"mesh": {"pipeline": 2}}
+TIMEOUT = 5.0
+"""Seconds, the spec's of fail.py."""
+
+REFUSED = {
+    "wrong world size": ("SpecError", "data 1 x pipeline 3.* has 3 ranks, and the job has 2"),
+    "does not divide": ("InputError", "a batch of 7 rows does not divide into 2 microbatches"),
+    "no tensor": ("InputError", "example_inputs has no tensor"),
+    "breaks into pieces": ("TraceError", r"Python decides on the value of a tensor \(at .*refuse.py:\d+\)"),
+    "hides a tensor": ("TraceError", "returns a Hidden, which may hold tensors"),
+    "returns a weight": ("TraceError", "a tensor that its graph does not make"),
+    "too many stages": ("PlacementError", "Linear cannot be cut into 2 stages: there are 0 places"),
+    "other spec": ("RanksError", '(?s)spec: .*"microbatches":2.* on rank 0, and .*"microbatches":4.* on rank 1'),
+    "other schedule": ("RanksError", '(?s)spec: .*"1f1b".* on rank 0, and .*"gpipe".* on rank 1'),
+    "other model": (
+        "RanksError",
+        r"model: (\w+) on rank 0, and (?!\1)\w+ on rank 1",
+    ),
+    "other size": ("RanksError", r"model: (\w+) on rank 0, and (?!\1)\w+ on rank 1"),
+    "one does not trace": ("RanksError", "rank 1 failed. TraceError: Choosing.forward cannot be one graph"),
+    "other rows later": (
+        "InputError",
+        r"x is torch.float32 of shape \(6, 4\), and .* shape \(8, 4\): 2 microbatches of \(4, 4\)",
+    ),
+    "fewer columns later": ("InputError", r"x is torch.float32 of shape \(8, 3\)"),
+    "other dtype later": ("InputError", "x is torch.float64 .* were made for torch.float32"),
+    "other structure later": ("InputError", "another structure than the example inputs"),
+    "no pair later": ("InputError", r"a batch is a pair \(inputs, target\); this one is a Tensor"),
+    "three later": ("InputError", "this one is a tuple of 3"),
+    "target of a microbatch's rows": ("InputError", r"the target has a tensor of shape \(4, 4\), and the batch 8 rows"),
+    "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
+    "loss no tensor": ("InputError", "loss_fn gave a float"),
+}
+READ_BY_EACH = {
+    "no section": "the spec has no section distributed",
+    "unknown schedule": 'distributed.schedule: "2f2b" should be',
+    "too few microbatches": "1f1b needs as many microbatches as ranks: 2, and 1 were asked",
+    "one stage for several": "looped_bfs gives each rank several stages; set stages_per_rank",
+    "several stages for one": "1f1b gives each rank one stage, and stages_per_rank is 2",
+    "zero bubble with ddp": "interleaved_zero_bubble with ddp gives wrong gradients",
+}
+TAKEN = ("a right step", "an int", "a pair for a loss without a target")
+
+
+SLACK = 15.0
+"""Seconds by which a busy machine may be late."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: its exit status, what it wrote, and when; an end that was not waited for has no time."""
+
+    status: int
+    out: str
+    errors: str
+    time: float | None
+
+    @property
+    def error(self) -> str:
+        """The last error of its tracebacks."""
+        lines = (line.removeprefix("[rank").partition("]: ")[2] for line in self.errors.splitlines())
+        return [line for line in lines if re.match(r"[\w.]+Error: .", line)][-1]
+
+    @property
+    def failed_at(self) -> float:
+        """When it began to fail."""
+        return float(self.out.rpartition("failing at ")[2])
+
+
+def environment(**more: object) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **{key: str(value) for key, value in more.items()}}
+
+
+def torchrun(*command: object, logs: Path) -> tuple[int, list[str]]:
+    """The exit status of a job of two ranks, and what each of them wrote to stderr."""
+    options = ["--standalone", "--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(logs)]
+    whole = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, command)]
+    done = subprocess.run(whole, env=environment(), capture_output=True, text=True, timeout=120)
+    return done.returncode, [next(logs.glob(f"*/attempt_0/{rank}/stderr.log")).read_text() for rank in range(2)]
+
+
+def job(count: int, how: str, where: str, rank: int, wait: float = 60.0, **spec: Any) -> list[Ended]:
+    """How each rank of fail.py ended, without torchrun, which would end the others; after the wait, all are killed."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True, "WORLD_SIZE": count}
+    command = [sys.executable, str(JOBS / "fail.py"), how, where, str(rank), json.dumps(spec)]
+    with ExitStack() as stack:
+        processes, files, ends = [], [], dict[int, float]()
+        for number in range(count):
+            pair = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+            own = environment(**met, RANK=number, LOCAL_RANK=number)
+            processes.append(subprocess.Popen(command, env=own, stdout=pair[0], stderr=pair[1]))
+            stack.callback(processes[-1].wait)
+            stack.callback(processes[-1].kill)
+            files.append(pair)
+        until = time.time() + wait
+        while time.time() < until and (left := [at for at, each in enumerate(processes) if each.poll() is None]):
+            ends |= {at: time.time() for at in range(count) if at not in left and at not in ends}
+            if how in ("hang", "stop") and left == [rank]:
+                break
+            time.sleep(0.05)
+        ends |= {at: time.time() for at, each in enumerate(processes) if at not in ends and each.poll() is not None}
+        for process in processes:
+            process.kill()
+        return [
+            Ended(process.wait(), _written(out), _written(errors), ends.get(at))
+            for at, (process, (out, errors)) in enumerate(zip(processes, files, strict=True))
+        ]
+
+
+def _written(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks met that asked for all that must be refused."""
+    folder = tmp_path_factory.mktemp("refused")
+    status, errors = torchrun(JOBS / "refuse.py", folder, logs=folder / "logs")
+    assert status == 0, errors
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_said_once_by_the_first_rank(refused: list[dict[str, Any]], name: str) -> None:
+    kind, text = REFUSED[name]
+    first, second = (rank[name] for rank in refused)
+    assert first["raised"] == kind and re.search(text, first["text"]), first["text"]
+    assert (second["raised"], second["text"]) == ("SystemExit", "1")
+    assert max(first["seconds"], second["seconds"]) < SLACK
+
+
+@pytest.mark.parametrize("name", READ_BY_EACH)
+def test_a_spec_is_refused_before_ranks_are_connected(refused: list[dict[str, Any]], name: str) -> None:
+    for rank in refused:
+        assert rank[name]["raised"] == "SpecError" and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[name]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_right_is_taken(refused: list[dict[str, Any]], name: str) -> None:
+    """After all that was refused: nothing of it was sent, so that connections are in order."""
+    assert [rank[name]["text"] for rank in refused] == ["", ""]
+
+
+def test_without_torchrun_the_error_says_how_to_start() -> None:
+    command = [sys.executable, str(JOBS / "fail.py"), "none", "forward", "0", json.dumps(PAIR)]
+    without = {key: value for key, value in environment().items() if key != "RANK"}
+    done = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "SpecError: this process is not one of several" in done.stderr
+    assert "torchrun --nproc-per-node 2 program.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        pytest.param(
+            PAIR | {"microbatches": 3},
+            "InputError: a batch of 8 rows does not divide into 3 microbatches",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"mesh": {"pipeline": 3}},
+            "SpecError: the mesh (data 1 x pipeline 3) has 3 ranks, and the job has 2",
+            marks=pytest.mark.slow,
+        ),
+        (PAIR | {"microbatches": 1}, "SpecError: schedule 1f1b needs as many microbatches as ranks: 2, and 1 were asked"),
+    ],
+)
+def test_under_torchrun_the_first_rank_alone_speaks(spec: dict[str, Any], text: str, tmp_path: Path) -> None:
+    status, (first, second) = torchrun(JOBS / "fail.py", "none", "forward", 0, json.dumps(spec), logs=tmp_path)
+    assert status == 1
+    assert text in first and first.count("Traceback") == 1
+    assert "Traceback" not in second and "Error" not in second, second
+
+
+def test_a_rank_that_raises_in_its_forward_says_so_and_the_others_say_why() -> None:
+    first, second = job(2, "raise", "forward", 1, **PAIR)
+    assert (first.status, second.status) == (1, 1)
+    assert "ZeroDivisionError: a layer without weights" in second.errors
+    assert "on rank 1 (data 0, pipeline 1), in a training step" in second.errors
+    assert "RanksError: rank 0 (data 0, pipeline 0), in a training step: another rank is lost" in first.error
+    assert "The cause: rank 1 (data 0, pipeline 1), in a training step: ZeroDivisionError: a layer without" in first.error
+    assert first.time and first.time - second.failed_at < SLACK
+
+
+def test_a_killed_rank_is_named() -> None:
+    first, second = job(2, "kill", "forward", 1, **PAIR)
+    assert (first.status, second.status) == (1, -9)
+    assert "RanksError: rank 0" in first.error and "rank 1 is gone: killed" in first.error
+    assert first.time and first.time - second.failed_at < ANSWER + SLACK
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
+    first, second = job(2, "hang", "forward", 1, **PAIR)
+    assert first.status == 1 and second.time is None, "it hangs still"
+    assert "RanksError: rank 0" in first.error and "rank 1 is silent: in no step, or hanging" in first.error
+    assert first.time and first.time - second.failed_at < TIMEOUT + PATIENCE + SLACK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "where", "text"),
+    [
+        ("kill", "start", "RanksError: rank 0, .*: another rank is lost.* rank 1 is gone"),
+        ("raise", "backward", "The cause: rank 1 .*: ZeroDivisionError"),
+        ("raise", "clip", "clipping gradients: another rank is lost.* rank 1 is gone: killed, stopped, or at its end"),
+        ("leave", "clip", "clipping gradients: another rank is lost.* rank 1 is gone: killed, stopped, or at its end"),
+        ("stop", "forward", "rank 1 is gone: killed, stopped"),
+    ],
+)
+def test_other_ways_to_fail(how: str, where: str, text: str) -> None:
+    first, second = job(2, how, where, 1, **PAIR)
+    assert first.status == 1 and re.search(text, first.error), first.errors
+    assert second.status == {"kill": -9, "raise": 1, "leave": 0, "stop": -9}[how], second.errors
+    assert first.time and first.time - second.failed_at < TIMEOUT + PATIENCE + SLACK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_of_four_ranks_those_that_live_name_the_one_that_does_not(how: str) -> None:
+    """Rank 0 waits for rank 1, which has done nothing wrong."""
+    ended = job(4, how, "forward", 2, wait=120.0, mesh={"pipeline": 4})
+    for number in (0, 1, 3):
+        assert ended[number].status == 1
+        assert re.search("rank 2 is (gone|silent)", ended[number].error), ended[number].errors
+        assert not re.search("rank [013] is (gone|silent)|ranks", ended[number].error), ended[number].errors
+        time = ended[number].time
+        assert time and time - ended[2].failed_at < TIMEOUT + PATIENCE + 2 * SLACK

@@ -1,0 +1,184 @@
+"""Where a graph is cut into stages: stages run one after the other are the model, and what passes a border is what must."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs.nets import TRAININGS
+from torch import nn
+
+from partitioner.distributed.cut import Cut, _evenly, _together, cut_into
+from partitioner.distributed.example import Example, example_of
+from partitioner.distributed.part import Stage, part_of
+from partitioner.errors import PlacementError
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.check.interpret import interpret
+from partitioner.ir.access import Access
+from partitioner.ir.graph import Graph, Op, TensorMeta
+from partitioner.ir.machine import Device
+from partitioner.model.call import Call
+from partitioner.planner.constraints import Constraints
+from partitioner.testing import GeneratedModule, assert_equal_runs, modules
+from programs import STATE, graphs, make_graph, random_graph
+
+CPU = Device("cpu", "cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Staged(nn.Module):
+    """A model whose stages run one after the other in this process, on the model's own parameters."""
+
+    def __init__(self, model: nn.Module, example: Example, cut: Cut) -> None:
+        super().__init__()
+        self.__dict__["example"] = example
+        self._modules.update(model._modules)
+        self._parameters.update(model._parameters)
+        self._buffers.update(model._buffers)
+        parts = [part_of(example.traced, cut, number) for number in range(cut.count)]
+        self.__dict__["stages"] = [
+            Stage(part, partial(interpret, part.graph), part.traced.state, self._batch) for part in parts
+        ]
+
+    def _batch(self, number: int) -> dict[str, torch.Tensor]:
+        return self.__dict__["batch"]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["batch"] = self.example.arguments(Call.of(args, kwargs).tensors)
+        number = torch.zeros(1, dtype=torch.int64)
+        values: tuple[torch.Tensor, ...] = (number,)
+        for stage in self.stages:
+            values = stage(*values, number=number)
+        return self.example.output(values)
+
+
+def places(graph: Graph, rules: Constraints) -> list[int]:
+    """Before which ops, by number, the program can be cut: no group has ops on both sides."""
+    groups = [rules.group[op.name] for op in graph.ops]
+    return [at for at in range(1, len(groups)) if not {*groups[:at]} & {*groups[at:]}]
+
+
+def traced(graph: Graph) -> Traced:
+    return Traced(graph, {key: torch.zeros(4) for key in STATE})
+
+
+@given(model=modules(), count=st.integers(2, 5), train=st.booleans())
+def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count: int, train: bool) -> None:
+    model.train(train)
+    inputs = model.example_inputs(seed=0)
+    example = example_of(model, Call.of(inputs, {}))
+    most = len(places(example.traced.graph, _together(example.traced.graph, {}))) + 1
+    cut = cut_into(example.traced, min(count, most), CPU)
+    assert_equal_runs(model, Staged(model, example, cut), inputs, train=train)
+
+
+@pytest.mark.parametrize("net", ["skipping", "tied", "unet"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_nets_of_any_number_of_stages(net: str, count: int) -> None:
+    model = TRAININGS[net].model()
+    inputs = TRAININGS[net].batches()[0][0]
+    example = example_of(model, Call.of((inputs,), {}))
+    cut = cut_into(example.traced, count, CPU)
+    assert cut.count == count == len(set(cut.stage.values()))
+    assert_equal_runs(model, Staged(model, example, cut), (inputs,), train=False)
+
+
+@given(graph=graphs(), count=st.integers(1, 5))
+def test_no_edge_leads_back_and_every_stage_has_ops(graph: Graph, count: int) -> None:
+    try:
+        cut = cut_into(traced(graph), count, CPU)
+    except PlacementError:
+        assert len(places(graph, _together(graph, {}))) < count - 1
+        return
+    assert set(cut.stage.values()) == set(range(count))
+    assert all(cut.stage[source] <= cut.stage[target] for source, target in graph.edges)
+    assert sum(cut.seconds) >= max(cut.seconds) >= cut.bound * (1 - 1e-9)
+
+
+def test_ops_that_write_a_storage_share_its_stage() -> None:
+    """A received tensor must not be written in place: the engine sends it on, and keeps it for backwards."""
+    seen = Counter[str]()
+    for graph in (random_graph(Random(seed), 20) for seed in range(200)):
+        homes = {op.name: op.storages for op in graph.ops}
+        most = len(places(graph, _together(graph, {}))) + 1
+        cut = cut_into(traced(graph), min(most, 4), CPU)
+        for op in graph.ops:
+            for name in (name for name in op.inputs if name in homes and cut.stage[name] != cut.stage[op.name]):
+                written = {access.resource for access in op.accesses if access.write}
+                assert not written & set(homes[name]), f"{op} writes {name} of an earlier stage\n{graph}\n{cut}"
+                assert graph.by_name[name].tensor, f"{name} is no tensor and cannot be sent"
+                seen["passed"] += 1
+            seen["written"] += any(access.write and access.resource in graph.by_name for access in op.accesses)
+    assert min(seen["passed"], seen["written"]) > 100
+
+
+def reached(cut: Cut, borders: Sequence[Sequence[str]]) -> bool:
+    """Whether each stage has all that it reads, and the last one the results, if just these values pass the borders."""
+    here: set[str] = set()
+    for number in range(cut.count):
+        ops = [op for op in cut.graph.ops if cut.stage[op.name] == number]
+        here |= {op.name for op in ops}
+        if any(name in cut.stage and name not in here for op in ops for name in op.inputs):
+            return False
+        here = here & set(borders[number]) if number < cut.count - 1 else here
+    return all(name in here for name in cut.graph.outputs if name in cut.stage)
+
+
+@given(graph=graphs(20), places=st.lists(st.integers(0, 20), min_size=1, max_size=4))
+def test_what_passes_a_border_is_enough_and_none_of_it_too_much(graph: Graph, places: list[int]) -> None:
+    ends = sorted(places)
+    stage = {op.name: sum(number >= end for end in ends) for number, op in enumerate(graph.ops)}
+    cut = Cut(graph, stage, (1.0,) * (len(ends) + 1), 0.0)
+    assert reached(cut, cut.borders)
+    for number, border in enumerate(cut.borders):
+        assert len(set(border)) == len(border)
+        for name in border:
+            less = [[each for each in passed if (at, each) != (number, name)] for at, passed in enumerate(cut.borders)]
+            assert not reached(cut, less), f"{name} need not pass border {number}"
+
+
+def divisions(graph: Graph, rules: Constraints, count: int) -> Iterator[tuple[int, ...]]:
+    """Every way to cut the program into so many stages that have ops."""
+    yield from itertools.combinations(places(graph, rules), count - 1)
+
+
+@given(graph=graphs(10), count=st.integers(1, 4), rng=st.randoms(use_true_random=False))
+def test_even_stages_are_the_best_of_all(graph: Graph, count: int, rng: Random) -> None:
+    rules = _together(graph, {})
+    seconds = {op.name: float(rng.choice((0, 1, 1, 3, 10))) for op in graph.ops}
+    times = list(seconds.values())
+
+    def longest(cuts: Sequence[int]) -> float:
+        return max(sum(times[start:end]) for start, end in itertools.pairwise((0, *cuts, len(times))))
+
+    best = min(map(longest, divisions(graph, rules, count)), default=None)
+    if best is None:
+        with pytest.raises(PlacementError, match=f"cannot be cut into {count} stages"):
+            _evenly(graph, rules, seconds, count)
+        return
+    stage = list(_evenly(graph, rules, seconds, count).values())
+    assert stage == sorted(stage) and set(stage) == set(range(count))
+    assert longest([stage.index(number) for number in range(1, count)]) == best
+
+
+def test_too_many_stages_name_how_many_places_there_are() -> None:
+    """The last op writes what the second made, once the third has read it: those three stay together."""
+    meta = (TensorMeta((16,), torch.float32, 64),)
+    ops = [
+        Op(name, "compute", (source,), (Access(source, False), Access(name, True)), (name,), outputs=meta, flops=0)
+        for name, source in (("a", "x"), ("b", "a"), ("c", "b"))
+    ]
+    last = Op("last", "in_place", ("b",), (Access("b", True),), ("b",), outputs=meta, flops=0)
+    graph = make_graph([*ops, last], outputs=["c", "last"])
+    assert cut_into(traced(graph), 2, CPU).stage == {"a": 0, "b": 1, "c": 1, "last": 1}
+    with pytest.raises(PlacementError, match="Toy cannot be cut into 3 stages: there are 1 places for cuts"):
+        cut_into(traced(graph), 3, CPU)
