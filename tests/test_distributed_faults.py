@@ -37,13 +37,10 @@ REFUSED = {
     "hides a tensor": ("TraceError", "returns a Hidden, which may hold tensors"),
     "returns a weight": ("TraceError", "a tensor that its graph does not make"),
     "too many stages": ("PlacementError", "Linear cannot be cut into 2 stages: there are 0 places"),
-    "other spec": ("RanksError", '(?s)spec: .*"microbatches":2.* on rank 0, and .*"microbatches":4.* on rank 1'),
-    "other schedule": ("RanksError", '(?s)spec: .*"1f1b".* on rank 0, and .*"gpipe".* on rank 1'),
-    "other model": (
-        "RanksError",
-        r"model: (\w+) on rank 0, and (?!\1)\w+ on rank 1",
-    ),
-    "other size": ("RanksError", r"model: (\w+) on rank 0, and (?!\1)\w+ on rank 1"),
+    "other spec": ("RanksError", r"spec: distributed.microbatches: 2 on rank 0, and 4 on rank 1"),
+    "other schedule": ("RanksError", 'spec: distributed.schedule: "1f1b" on rank 0, and "gpipe" on rank 1'),
+    "other model": ("RanksError", r"model: Layers of 6 ops, \w+ on rank 0, and Sequential of 3 ops, \w+ on rank 1"),
+    "other size": ("RanksError", r"model: Layers of 6 ops, (\w+) on rank 0, and Layers of 6 ops, (?!\1)\w+ on rank 1"),
     "one does not trace": ("RanksError", "rank 1 failed. TraceError: Choosing.forward cannot be one graph"),
     "other rows later": (
         "InputError",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -51,6 +52,8 @@ def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[
     held = Ranked(cut, numbers)
     held.training = model.training
     for key, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, torch.Tensor):  # a module's extra state
+            continue
         known = first.get(id(tensor), key)
         if known in here:
             register(held, key, here[known])

@@ -11,6 +11,7 @@ Whatever is not as the stages were made for is refused before anything is sent: 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -179,7 +180,11 @@ class Step:
         losses: list[torch.Tensor] = []
         given = (numbers,) if self.first_here else ()
         wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
-        self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "find_unused_parameters=True was specified"
+            )  # whether a loss reaches all, it shows
+            self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
         return losses
 
     def _see_one_batch(self) -> None:

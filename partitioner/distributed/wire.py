@@ -12,6 +12,7 @@ Before the stages are made, the ranks see whether they all mean the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -199,12 +200,14 @@ def _example(model: nn.Module, inputs: Any, count: int) -> Example:
 
 
 def _facts(spec: Spec, example: Example) -> dict[str, str]:
-    return {
-        "torch": torch.__version__,
-        "partitioner": version("partitioner"),
-        "spec": spec.model_dump_json(),
-        "model": saved_graph(example.traced.graph).digest(),
-    }
+    """What all ranks must have alike, each thing by itself, so that a difference is short."""
+    graph = example.traced.graph
+    said = spec.model_dump(mode="json")
+    asked = said.pop("distributed")
+    fields = {f"spec: {key}": json.dumps(value) for key, value in said.items()}
+    fields |= {f"spec: distributed.{key}": json.dumps(value) for key, value in asked.items()}
+    model = f"{graph.name} of {len(graph.ops)} ops, {saved_graph(graph).digest()[:16]}"
+    return {"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model}
 
 
 def _module(part: Part, state: State, batches: Batches, spec: Spec, ranks: Ranks) -> Stage:

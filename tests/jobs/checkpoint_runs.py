@@ -1,0 +1,36 @@
+"""How tests start programs with torchrun, as users do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+
+
+def command(ranks: int, program: Path, *arguments: object, options: tuple[str, ...] = ()) -> list[str]:
+    """What starts a program."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
+    return [sys.executable, *torchrun, str(program), *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """With one thread for each rank."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(
+    ranks: int, program: Path, *arguments: object, options: tuple[str, ...] = (), timeout: float = 120, **variables: str
+) -> str:
+    """Run a program to its end, which must be a good one; what it printed."""
+    asked = command(ranks, program, *arguments, options=options)
+    job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=environment() | variables)
+    try:
+        out, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # torchrun then ends its ranks, which a kill would leave behind
+        out, errors = job.communicate(timeout=60)
+        errors = f"{program.name} was not done after {timeout} s. {errors}"
+    assert job.returncode == 0, out + errors
+    return out
