@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, settings
 # thread: slow, and in the child of a fork the lock of pytest's log file is held for good.
 logging.getLogger("torch.__trace").propagate = True
 
+collect_ignore = ["jobs"]  # programs that ranks run
+
 settings.register_profile(
     "quick", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )

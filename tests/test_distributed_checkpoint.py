@@ -138,6 +138,7 @@ def test_a_step_is_never_overwritten(two: tuple[Path, dict[str, Any]]) -> None:
     assert two[1]["twice"].startswith("CheckpointError") and "step-5 is there already" in two[1]["twice"]
 
 
+@pytest.mark.slow
 def test_four_ranks(two: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Four stages, 2 x 2 with shards and with copies, from two stages and from each other; then one process from them."""
     source, mid, extra = two[0] / "run/step-5", tmp_path / "shards/step-7", {"best": 0.5}

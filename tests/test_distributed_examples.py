@@ -29,7 +29,7 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step +\d+ +loss ([\d.]+)$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("name", ["data", "hybrid", "pipeline"])
+@pytest.mark.parametrize("name", ["data", pytest.param("hybrid", marks=pytest.mark.slow), "pipeline"])
 def test_it_learns(name: str, tmp_path: Path) -> None:
     (line,) = lines(EXAMPLES / f"{name}.py")
     text = printed(line, tmp_path)
@@ -42,6 +42,7 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
         assert here < whole / 3
 
 
+@pytest.mark.slow
 def test_resumed_is_undisturbed(tmp_path: Path) -> None:
     first, second = lines(EXAMPLES / "checkpoint_and_resume.py")
     before, after = losses(printed(first, tmp_path)), losses(printed(second, tmp_path))

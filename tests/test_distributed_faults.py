@@ -216,6 +216,7 @@ def test_a_killed_rank_is_named() -> None:
     assert first.time and first.time - second.failed_at < ANSWER + SLACK
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
     first, second = job(2, "hang", "forward", 1, **PAIR)
     assert first.status == 1 and second.time is None, "it hangs still"

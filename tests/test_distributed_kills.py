@@ -94,6 +94,7 @@ def restarted(folder: Path, *deaths: str) -> None:
     assert len(list((folder / "killed").glob("died-*"))) == len(deaths)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_costs_only_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     restarted(tmp_path, "5:1")
 

@@ -57,6 +57,7 @@ def test_the_comparison_sees_what_is_missing() -> None:
     assert missing(seen, Effect(frozenset({"y"}), frozenset(), frozenset({ANY}))) == []
 
 
+@pytest.mark.slow
 def test_every_op_of_torch() -> None:
     """PyTorch's own database of ops, with its sample inputs; in a process of its own, for importing it freezes flags."""
     script = Path(__file__).with_name("op_database.py")

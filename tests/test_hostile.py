@@ -19,6 +19,14 @@ from partitioner.planner.policies import POLICIES
 
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if program.slow else name for name, program in PROGRAMS.items()]
 
+JUDGED = [
+    pytest.param(name, variant, id=f"{name}-{variant}", marks=[pytest.mark.slow] if program.slow or variant != quick else [])
+    for number, (name, program) in enumerate(PROGRAMS.items())
+    for quick in [VARIANTS[number % 2]]
+    for variant in VARIANTS
+]
+"""Every program in every variant; quick tests take one of the first two variants of each, in turns."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def policy_of_these_tests() -> Iterator[None]:
@@ -26,8 +34,7 @@ def policy_of_these_tests() -> Iterator[None]:
     POLICIES.pop("scatter", None)
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS[:2], *(pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS[2:])], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "variant"), JUDGED)
 def test_equal_or_refused(name: str, variant: Variant) -> None:
     if not variant.example and not PROGRAMS[name].bare:
         pytest.skip("needs an example")

@@ -106,7 +106,14 @@ def test_every_optimizer_of_pytorch_is_measured() -> None:
     assert MADE.keys() == OPTIMIZERS.keys() - {"none", "lion"}
 
 
-@pytest.mark.parametrize("known", [each for each in OPTIMIZERS.values() if each.name in MADE], ids=lambda each: each.name)
+KNOWN = [
+    pytest.param(each, id=each.name, marks=[] if each.name in ("sgd_momentum", "adamw") else [pytest.mark.slow])
+    for each in OPTIMIZERS.values()
+    if each.name in MADE
+]
+
+
+@pytest.mark.parametrize("known", KNOWN)
 def test_optimizers_keep_what_the_table_says(known: Optimizer) -> None:
     shapes = [(60, 40), (100, 50)] if known.name == "muon" else [(60, 40), (40,), (8, 16, 3, 3)]
     optimizer, taken = stepped(known.name, shapes)

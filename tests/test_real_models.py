@@ -240,6 +240,7 @@ def test_training_on_lanes(quick: zoo.ZooModel) -> None:
     check_train(quick)
 
 
+@pytest.mark.slow
 def test_eval_on_eight_fake_gpus(quick: zoo.ZooModel) -> None:
     plan = check_fake(quick, train=False)
     assert plan is not None
