@@ -136,4 +136,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     found = {name: outcome(case) for name, case in (CASES | TAKEN).items()}
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()  # lets go of what the last step sent; torch may otherwise wait for ever in the next line
     dist.destroy_process_group()

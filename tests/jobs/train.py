@@ -47,4 +47,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     found = {name: train(case) for name, case in json.loads((folder / "cases.json").read_text()).items()}
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()  # lets go of what the last step sent; torch may otherwise wait for ever in the next line
     dist.destroy_process_group()
