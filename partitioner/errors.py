@@ -35,3 +35,7 @@ class VerifyError(PartitionerError):
 
 class RanksError(PartitionerError):
     """Ranks disagree, or one of them failed. Names the rank, its stage and the cause."""
+
+
+class CheckpointError(PartitionerError):
+    """A checkpoint of ranks cannot be written, or does not fit. Names the key or the rank."""

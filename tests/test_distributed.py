@@ -7,9 +7,6 @@ Jobs are started by torchrun, as users start them; one job makes several trainin
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
+from jobs.torchrun import start
 from torch import nn
 
 JOBS = Path(__file__).parent / "jobs"
@@ -33,11 +31,7 @@ def case(net: str, schedule: str, *, clip: float = CLIP, data: int = 1, pipeline
 def run_job(folder: Path, ranks: int, cases: dict[str, Case]) -> list[dict[str, Any]]:
     """What each rank wrote."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOBS.parent)}
-    command = [*torchrun, str(JOBS / "train.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    start(ranks, JOBS / "train.py", folder, timeout=240, PYTHONPATH=str(JOBS.parent))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -51,8 +45,8 @@ def alone(case: Case) -> tuple[list[float], list[float], nn.Module]:
     losses, norms = [], []
     for batch in training.batches():
         total = []
-        for start in range(0, ROWS, each):
-            part = rows_of(batch, start, start + each)
+        for first in range(0, ROWS, each):
+            part = rows_of(batch, first, first + each)
             pair = (model(**part),) if case["net"] == "clip" else (_called(model, part[0]), part[1])
             loss = training.loss(*pair) / microbatches
             (loss / data).backward()

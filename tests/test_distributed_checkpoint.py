@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from jobs.checkpoint_net import build, optimizer_of, train
-from jobs.checkpoint_runs import start
+from jobs.torchrun import start
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict

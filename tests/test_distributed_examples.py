@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from jobs.checkpoint_runs import start
+from jobs.torchrun import start
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "distributed"
 FILES = sorted(EXAMPLES.glob("*.py"))

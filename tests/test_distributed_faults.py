@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import pytest
 import torch.distributed as dist
+from jobs.torchrun import command as started_by
 
 from partitioner.distributed.board import ANSWER, PATIENCE
 
@@ -97,8 +98,8 @@ def environment(**more: object) -> dict[str, str]:
 
 def torchrun(*command: object, logs: Path) -> tuple[int, list[str]]:
     """The exit status of a job of two ranks, and what each of them wrote to stderr."""
-    options = ["--standalone", "--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(logs)]
-    whole = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, command)]
+    program, *words = command
+    whole = started_by(2, Path(str(program)), *words, options=("--redirects", "3", "--log-dir", str(logs)))
     done = subprocess.run(whole, env=environment(), capture_output=True, text=True, timeout=120)
     return done.returncode, [next(logs.glob(f"*/attempt_0/{rank}/stderr.log")).read_text() for rank in range(2)]
 

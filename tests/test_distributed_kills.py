@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs.checkpoint_net import build, optimizer_of
-from jobs.checkpoint_runs import command, environment, start
+from jobs.torchrun import command, environment, start
 
 from partitioner.distributed import latest, load
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from jobs.torchrun import start
 
 JOB = Path(__file__).parent / "jobs" / "scaler.py"
 
@@ -14,9 +13,7 @@ JOB = Path(__file__).parent / "jobs" / "scaler.py"
 def test_all_ranks_skip_together(tmp_path: Path) -> None:
     """The overflow is on the first rank alone; with torch's own scaler the second would step."""
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB), str(out)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start(2, JOB, out)
     for rank in json.loads(out.read_text()):
         assert rank["apart"] == 0.0 and rank["losses"] == 0.0, "a power of two scales without rounding"
         assert rank["skipped"] == [0, 1]

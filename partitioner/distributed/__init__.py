@@ -15,11 +15,11 @@ from partitioner.distributed.checkpoint import Progress, latest, load, save
 from partitioner.distributed.cut import Cut, cut_into
 from partitioner.distributed.forward import Forward
 from partitioner.distributed.held import Ranked
-from partitioner.distributed.kept import CheckpointError
 from partitioner.distributed.outlook import Outlook, outlook
 from partitioner.distributed.scaler import GradScaler
 from partitioner.distributed.step import Step
 from partitioner.distributed.wire import Wired, inference, parallelize, stages
+from partitioner.errors import CheckpointError
 
 __all__ = [
     "CheckpointError",

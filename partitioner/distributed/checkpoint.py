@@ -17,11 +17,11 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,10 +32,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
-from partitioner.distributed.kept import MODEL, CheckpointError, Kept, go_on, random_states
-from partitioner.distributed.ranks import together
-
-T = TypeVar("T")
+from partitioner.distributed.kept import MODEL, Kept, go_on, random_states
+from partitioner.distributed.ranks import gathered, here, together
+from partitioner.errors import CheckpointError
 
 ABOUT = "about.json"
 
@@ -86,8 +85,8 @@ def save(
     """
     final = Path(folder) / f"step-{step}"
     unfinished = final.with_name(f"{final.name}.unfinished")
-    kept = _together(lambda: Kept(model, optimizer))
-    options = _gathered(kept.options())
+    kept = together(lambda: Kept(model, optimizer))
+    options = gathered(kept.options())
     about = {
         "step": step,
         "extra": extra,
@@ -95,15 +94,15 @@ def save(
         "ranks": len(options),
         "optimizer": {key: value for each in reversed(options) for key, value in each.items()},
     }
-    _together(lambda: _prepare(final, unfinished, about) if _rank() == 0 else None)
-    _together(lambda: _see(unfinished))
+    together(lambda: _prepare(final, unfinished, about) if here() == 0 else None)
+    together(lambda: _see(unfinished))
     _warn_of_differences(kept)
-    content = {**kept.tensors(), **kept.states(), **random_states(_rank())}
+    content = {**kept.tensors(), **kept.states(), **random_states(here())}
     writer = FileSystemWriter(unfinished)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     with _explained(f"{final} could not be written"):
         state_dict_saver.save(content, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
-    _together(lambda: _finish(final, unfinished) if _rank() == 0 else None)
+    together(lambda: _finish(final, unfinished) if here() == 0 else None)
     return final
 
 
@@ -132,22 +131,22 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
         Progress(step=5, extra='good')
     """
     folder = Path(folder)
-    kept = _together(lambda: Kept(model, optimizer))
-    about, found = _together(lambda: _read(folder))
+    kept = together(lambda: Kept(model, optimizer))
+    about, found = together(lambda: _read(folder))
     options = about.get("optimizer")
-    lines = _gathered(kept.faults(found, options))
-    needed = {name for names in _gathered(list(kept.tensors())) for name in names}
+    lines = gathered(kept.faults(found, options))
+    needed = {name for names in gathered(list(kept.tensors())) for name in names}
     excess = [f"{name.removeprefix(MODEL)} is not in the model" for name in found.state_dict_metadata if _excess(name, needed)]
-    _together(lambda: _refuse(folder, list(dict.fromkeys([line for each in lines for line in each] + excess))))
-    states = _together(lambda: kept.empty_states(found))
-    random = random_states(_rank()) if optimizer is not None and about.get("ranks") == len(lines) else {}
+    together(lambda: _refuse(folder, list(dict.fromkeys([line for each in lines for line in each] + excess))))
+    states = together(lambda: kept.empty_states(found))
+    random = random_states(here()) if optimizer is not None and about.get("ranks") == len(lines) else {}
     random = {name: state for name, state in random.items() if name in found.state_dict_metadata}
     content = {**kept.tensors(), **states, **random}
     with _explained(f"{folder} could not be read"):
         state_dict_loader.load(content, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized())
-    _together(lambda: kept.give({name: content[name] for name in states}, options))
+    together(lambda: kept.give({name: content[name] for name in states}, options))
     if optimizer is not None and about:
-        go_on({name: content[name] for name in random}, about["seed"], about["step"], _rank())
+        go_on({name: content[name] for name in random}, about["seed"], about["step"], here())
     return Progress(about.get("step", 0), about.get("extra"))
 
 
@@ -179,14 +178,14 @@ def _prepare(final: Path, unfinished: Path, about: dict[str, Any]) -> None:
         unfinished.mkdir(parents=True)
         with open(unfinished / ABOUT, "w") as file:
             file.write(text)
-            _flush(file.fileno())
+            os.fsync(file.fileno())
     except OSError as error:
         raise CheckpointError(f"{unfinished} could not be written: {error}") from error
 
 
 def _see(unfinished: Path) -> None:
     if not unfinished.is_dir():
-        raise CheckpointError(f"rank {_rank()} does not see {unfinished}: checkpoints need a folder that all ranks share")
+        raise CheckpointError(f"rank {here()} does not see {unfinished}: checkpoints need a folder that all ranks share")
 
 
 def _finish(final: Path, unfinished: Path) -> None:
@@ -196,13 +195,9 @@ def _finish(final: Path, unfinished: Path) -> None:
             unfinished.rename(final)
         number = os.open(path, os.O_RDONLY)
         try:
-            _flush(number)
+            os.fsync(number)
         finally:
             os.close(number)
-
-
-def _flush(number: int) -> None:
-    os.fsync(number)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], Metadata]:
@@ -230,7 +225,7 @@ def _refuse(folder: Path, lines: list[str]) -> None:
 
 def _warn_of_differences(kept: Kept) -> None:
     """Tell of parameters that several ranks hold with different values, of which the first rank's is kept."""
-    said = _gathered(
+    said = gathered(
         {
             name: blake2b(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, digest_size=8).hexdigest()
             for name, tensor in kept.replicated().items()
@@ -241,7 +236,7 @@ def _warn_of_differences(kept: Kept) -> None:
     first: dict[str, tuple[int, str]] = {}
     for rank, each in enumerate(said):
         for name, digest in each.items():
-            if first.setdefault(name, (rank, digest))[1] != digest and _rank() == 0:
+            if first.setdefault(name, (rank, digest))[1] != digest and here() == 0:
                 warnings.warn(
                     f"{name.removeprefix(MODEL)} differs between rank {first[name][0]} and rank {rank}; the first one's values "
                     "are kept, as of all that several ranks hold",
@@ -263,22 +258,6 @@ def _explained(doing: str) -> Iterator[None]:
             yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
-        if _rank():
+        if here():
             raise SystemExit(1) from None
         raise CheckpointError(f"{doing}. Rank {rank}: {type(cause).__name__}: {cause}") from cause
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _together(build: Callable[[], T]) -> T:
-    return together(build) if dist.is_initialized() else build()
-
-
-def _gathered(value: T) -> list[T]:
-    said = [value]
-    if dist.is_initialized():
-        said *= dist.get_world_size()
-        dist.all_gather_object(said, value)
-    return said

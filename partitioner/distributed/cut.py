@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -26,7 +26,7 @@ from networkx.utils import UnionFind
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import Graph, StateMeta
-from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.task import group
 from partitioner.ir.units import format_duration, format_size
@@ -106,7 +106,6 @@ def cut_into(
     traced: Traced,
     count: int,
     device: Device,
-    link: Link | None = None,
     memory: Memory | None = None,
     profile: Literal["auto", "all"] | None = None,
 ) -> Cut:
@@ -116,7 +115,6 @@ def cut_into(
         traced: the graph of one microbatch.
         count: how many stages.
         device: what each stage runs on; its memory is each stage's cap.
-        link: between any two of them; a default where nobody said.
         memory: what training keeps beside parameters, which has room under the cap then.
         profile: which ops are timed here first, as in a spec.
 
@@ -124,10 +122,8 @@ def cut_into(
         PlacementError: there are fewer places for cuts, or nothing fits the caps.
     """
     graph = traced.graph
-    names = [f"stage {number}" for number in range(count)]
-    devices = tuple(replace(device, name=name, lanes=1) for name in names)
-    links = tuple(replace(link, source=one, target=two) for one in names for two in names if one != two) if link else ()
-    machine = Machine(devices, links)
+    devices = tuple(replace(device, name=f"stage {number}", lanes=1) for number in range(count))
+    machine = Machine(devices)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     costs, rules = profiled(graph, estimate(graph, machine, state), profile), _together(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
@@ -153,11 +149,9 @@ def _together(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
     found = constrain(replace(graph, ops=untied), (), (), state, {})
     groups: UnionFind[str] = UnionFind(found.group.values())
     for op in graph.ops:
-        for name in op.inputs:
-            if name in graph.by_name and not graph.by_name[name].outputs[1:] and graph.by_name[name].tensor:
-                continue
-            if name in graph.by_name:
-                groups.union(found.group[name], found.group[op.name])
+        for made in (graph.by_name[name] for name in op.inputs if name in graph.by_name):
+            if made.outputs[1:] or not made.tensor:
+                groups.union(found.group[made.name], found.group[op.name])
     return Constraints({op: groups[group] for op, group in found.group.items()}, {})
 
 
@@ -190,11 +184,5 @@ def _numbered(graph: Graph, homes: Mapping[str, int]) -> dict[int, int]:
     """The number of each processor's stage, along the edges."""
     order: nx.DiGraph[int] = nx.DiGraph()
     order.add_nodes_from(dict.fromkeys(homes[op.name] for op in graph.ops))
-    order.add_edges_from(_passed(graph, homes))
+    order.add_edges_from((homes[one], homes[two]) for one, two in graph.edges if homes[one] != homes[two])
     return {home: number for number, home in enumerate(nx.lexicographical_topological_sort(order, list(order).index))}
-
-
-def _passed(graph: Graph, homes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    for source, target in graph.edges:
-        if homes[source] != homes[target]:
-            yield homes[source], homes[target]

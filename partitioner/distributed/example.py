@@ -22,7 +22,7 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of
 from partitioner.ir.graph import Graph
-from partitioner.model.call import Call
+from partitioner.model.call import Call, example_call
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
 
@@ -55,6 +55,24 @@ class Example:
         """What the model returns, from the graph's results."""
         known = dict(zip(self.traced.graph.outputs, results, strict=True))
         return tree_unflatten([known[name] if name else value for name, value in self.leaves], self.structure)
+
+
+def example_in(model: nn.Module, inputs: Any, kwargs: Any, count: int) -> Example:
+    """Trace the first of ``count`` microbatches of a batch.
+
+    Args:
+        model: what is called.
+        inputs: one rank's batch, as `partition` takes it.
+        kwargs: keyword arguments of it, by name.
+        count: into how many it is divided.
+
+    Raises:
+        TraceError, InputError: as `example_of`; or the batch has no tensor, or does not divide.
+    """
+    call = example_call(model, inputs, kwargs)
+    if call is None or not call.tensors:
+        raise InputError("example_inputs has no tensor; give one rank's batch")
+    return example_of(model, _first_part(call, count))
 
 
 def example_of(model: nn.Module, call: Call) -> Example:
@@ -94,12 +112,8 @@ def example_of(model: nn.Module, call: Call) -> Example:
     return Example(traced, call, places, structure, tuple(_leaf(leaf, names) for leaf in leaves), _differentiable(traced.graph))
 
 
-def first_part(call: Call, count: int) -> Call:
-    """The first microbatch of a batch.
-
-    Raises:
-        InputError: its rows do not divide.
-    """
+def _first_part(call: Call, count: int) -> Call:
+    """The first microbatch of a batch."""
     rows = call.tensors[0].shape[0] if call.tensors[0].dim() else 0
     if rows == 0 or rows % count:
         raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")

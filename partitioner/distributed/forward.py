@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.example import Example
@@ -26,14 +25,12 @@ class Forward:
     """Called with a batch on every rank, it gives the model's output on the rank of the last stage, and ``None`` on others.
 
     Args:
-        model: the whole model, for its signature.
         ranks: this rank.
         schedule: of `torch.distributed.pipelining`, without a loss.
         first_here: whether this rank has the first stage.
         batches: what stages read.
     """
 
-    model: nn.Module
     ranks: Ranks
     schedule: Any
     first_here: bool
@@ -48,7 +45,7 @@ class Forward:
             RanksError: another rank failed or is lost; names it and its cause.
         """
         with told(self.ranks, "reading a batch"):
-            self.batches.fill(self.model, inputs, None)
+            self.batches.fill(inputs, None)
         with told(self.ranks, "in a forward"):
             numbers = torch.arange(self.batches.count)
             given = (numbers,) if self.first_here else ()
@@ -63,10 +60,10 @@ def refuse_other_than_rows(example: Example) -> None:
         InputError: names the value.
     """
     graph, rows = example.traced.graph, example.call.tensors[0].shape[0]
-    metas = {op.name: op.outputs[0] for op in graph.ops if op.outputs} | {name: meta for name, meta in graph.inputs if meta}
     for name in graph.outputs:
-        if metas[name].shape[:1] != (rows,):
+        meta = graph.metas[name]
+        if meta is None or meta.shape[:1] != (rows,):
             raise InputError(
-                f"the model returns {name}, {metas[name]}, without a row for each of the {rows} of a microbatch; return "
+                f"the model returns {name}, {meta}, without a row for each of the {rows} of a microbatch; return "
                 "what is by rows, or ask for one microbatch"
             )

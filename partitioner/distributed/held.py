@@ -18,6 +18,7 @@ from torch import nn
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.part import Stage, register
 from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.state import unused
 from partitioner.distributed.ties import Tie
 from partitioner.errors import InputError
 from partitioner.model.state import all_state
@@ -47,7 +48,7 @@ class Ranked(nn.Module):
 def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage]) -> Ranked:
     """This rank's state under every key that the model has for it; what no stage uses is with the first stage."""
     here = {key: tensor for module in modules for key, tensor in (*module.named_parameters(), *module.named_buffers())}
-    used = {key for op in cut.graph.ops for key in op.state}
+    left = unused(model, cut) if 0 in numbers else set()
     first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
     held = Ranked(cut, numbers)
     held.training = model.training
@@ -57,7 +58,7 @@ def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[
         known = first.get(id(tensor), key)
         if known in here:
             register(held, key, here[known])
-        elif known not in used and 0 in numbers:
+        elif key in left:
             register(held, key, tensor)
     return held
 

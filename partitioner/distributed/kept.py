@@ -19,13 +19,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from partitioner.errors import PartitionerError
+from partitioner.errors import CheckpointError
 
 MODEL, STATE, RANDOM = "model.", "optim.state.", "random."
-
-
-class CheckpointError(PartitionerError):
-    """A checkpoint cannot be written, or does not fit. Names the key or the rank."""
 
 
 @dataclass(eq=False)

@@ -19,15 +19,14 @@ from typing import Any
 from torch import nn
 
 from partitioner.distributed.cut import Cut, cut_into
-from partitioner.distributed.example import Example, example_of, first_part
+from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.schedules import Kind, kind_of
-from partitioner.errors import InputError, SpecError
+from partitioner.errors import SpecError
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.machine import DEFAULT_LINK, Device
-from partitioner.ir.memory import Memory
+from partitioner.ir.memory import Memory, Weight
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.units import format_duration, format_size
-from partitioner.model.call import example_call
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec, load_spec
@@ -131,10 +130,7 @@ def outlook(
     """
     whole, asked = distributed_in(spec)
     kind = kind_of(asked)
-    call = example_call(model, example_inputs, example_kwargs)
-    if call is None or not call.tensors:
-        raise InputError("example_inputs has no tensor; give one rank's batch")
-    example = example_of(model, first_part(call, asked.microbatches))
+    example = example_in(model, example_inputs, example_kwargs, asked.microbatches)
     machine = build_machine(whole)
     device = machine.devices[0]
     cut = staged(example, whole, asked, device)
@@ -167,12 +163,17 @@ def _bytes(cut: Cut, memory: Memory, kind: Kind, asked: DistributedSpec, holds: 
     sizes = []
     for rank, stages in enumerate(holds):
         ops = [op for op in cut.graph.ops if cut.stage[op.name] in stages]
-        kept = {memory.state[key].storage: memory.state[key].total for op in ops for key in op.state if key in memory.state}
         saved = {number for op in ops for number in memory.ops[op.name].saved if memory.storages[number].origin != "state"}
         values = sum(memory.storages[number].bytes for number in saved) + sum(memory.ops[op.name].kept for op in ops)
         flying = kind.in_flight(rank, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
-        sizes.append(sum(kept.values()) + round(values * flying / len(stages)))
+        sizes.append(sum(each.total for each in _weights(cut, memory, stages)) + round(values * flying / len(stages)))
     return sizes
+
+
+def _weights(cut: Cut, memory: Memory, stages: tuple[int, ...]) -> list[Weight]:
+    """The state that some stages use; what shares a storage once."""
+    keys = {key for op in cut.graph.ops if cut.stage[op.name] in stages for key in op.state}
+    return list({memory.state[key].storage: memory.state[key] for key in keys if key in memory.state}.values())
 
 
 def _exchange(cut: Cut, memory: Memory, asked: DistributedSpec, holds: tuple[tuple[int, ...], ...]) -> float:
@@ -180,9 +181,5 @@ def _exchange(cut: Cut, memory: Memory, asked: DistributedSpec, holds: tuple[tup
     copies = asked.mesh.data
     if copies == 1 or asked.wrap == "none":
         return 0.0
-    most = 0
-    for stages in holds:
-        keys = {key for op in cut.graph.ops if cut.stage[op.name] in stages for key in op.state}
-        weights = {memory.state[key].storage: memory.state[key].gradient for key in keys if key in memory.state}
-        most = max(most, sum(weights.values()))
+    most = max(sum(each.gradient for each in _weights(cut, memory, stages)) for stages in holds)
     return 2 * (copies - 1) / copies * most / DEFAULT_LINK.bandwidth

@@ -57,7 +57,6 @@ def part_of(traced: Traced, cut: Cut, number: int) -> Part:
     received = cut.borders[number - 1] if number else ()
     last = number == cut.count - 1
     passed = graph.outputs if last else cut.borders[number]
-    arguments = {name for name, _ in graph.inputs}
     read = {name for op in ops for name in op.inputs} | (set(passed) if last else set())
     given = tuple(name for name, _ in graph.inputs if name in read)
     inside = {op.name for op in ops}
@@ -65,14 +64,11 @@ def part_of(traced: Traced, cut: Cut, number: int) -> Part:
     own = _subgraph(graph.fx, inside, {*received, *given}, made)
     placeholders = tuple(node.name for node in own.find_nodes(op="placeholder"))
     states = {name: key for name, key in graph.states.items() if name in placeholders}
-    metas = {name: graph.by_name[name].outputs[0] for name in received} | {
-        name: meta for name, meta in graph.inputs if name in arguments
-    }
     part = replace(
         graph,
         name=f"{graph.name} stage {number}",
         ops=ops,
-        inputs=tuple((name, metas[name]) for name in placeholders if name not in states),
+        inputs=tuple((name, graph.metas[name]) for name in placeholders if name not in states),
         outputs=made,
         fx=own,
         arguments=placeholders,
@@ -112,9 +108,8 @@ class Stage(nn.Module):
 
     def __init__(self, part: Part, run: Run, state: Mapping[str, torch.Tensor], batch: Batch) -> None:
         super().__init__()
-        self._partitioner = _Inside(part, run, batch)
-        for key, tensor in state.items():
-            register(self, key, tensor)
+        places = {key: register(self, key, tensor) for key, tensor in state.items()}
+        self._partitioner = _Inside(part, run, batch, {name: places[key] for name, key in part.graph.states.items()})
 
     def forward(self, *values: torch.Tensor, number: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
         """Run one microbatch.
@@ -129,12 +124,10 @@ class Stage(nn.Module):
         known: dict[str, Any] = dict(inside.batch(int(chosen)))
         known |= dict(zip(part.received, values if part.number else (), strict=True))
         for value in values:
-            if value.requires_grad and value.is_leaf:
-                value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]  # its gradient is sent back, and what is sent must be
-        arguments = [
-            attribute(self, part.graph.states[name]) if name in part.graph.states else known[name]
-            for name in part.graph.arguments
-        ]
+            if value.requires_grad and value.is_leaf:  # its gradient is sent back, and what is sent must be contiguous
+                value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        known |= {name: getattr(*place) for name, place in inside.places.items()}
+        arguments = [known[name] for name in part.graph.arguments]
         known |= dict(zip(part.graph.outputs, inside.run(arguments), strict=True))
         return tuple(_sendable(known[name], name in part.received) for name in part.passed)
 
@@ -158,15 +151,22 @@ def _sendable(value: torch.Tensor, relayed: bool) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Inside:
-    """What a stage is made of that is no state: one attribute, which no key of a model is likely to have."""
+    """What a stage is made of that is no state: one attribute, which no key of a model is likely to have.
+
+    Args:
+        part, run, batch: as for `Stage`.
+        places: the module and the attribute in which each state lies, by the name that the graph has for it. What lies there
+            may change: FSDP2 puts other tensors there.
+    """
 
     part: Part
     run: Run
     batch: Batch
+    places: Mapping[str, tuple[nn.Module, str]]
 
 
-def register(root: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer."""
+def register(root: nn.Module, key: str, tensor: torch.Tensor) -> tuple[nn.Module, str]:
+    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer. Says where it is."""
     *path, name = key.split(".")
     for word in path:
         if word not in root._modules:
@@ -176,10 +176,4 @@ def register(root: nn.Module, key: str, tensor: torch.Tensor) -> None:
         root.register_parameter(name, tensor)
     else:
         root.register_buffer(name, tensor)
-
-
-def attribute(root: nn.Module, key: str) -> torch.Tensor:
-    """What lies under a dotted key now."""
-    path, _, name = key.rpartition(".")
-    found: torch.Tensor = getattr(root.get_submodule(path), name)
-    return found
+    return root, name

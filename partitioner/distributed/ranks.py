@@ -125,18 +125,20 @@ def together(build: Callable[[], T]) -> T:
     """What ``build`` gives, if it succeeds on every rank.
 
     Args:
-        build: asks no other rank for anything.
+        build: asks no other rank for anything. In a program that is no job it is called, and that is all.
 
     Raises:
         PartitionerError: on the first rank, what the first rank that failed says; the others end.
     """
+    if not dist.is_initialized():
+        return build()
     made: list[T] = []
     fault: Exception | None = None
     try:
         made.append(build())
     except Exception as error:  # the others wait for what this rank says, whatever it is
         fault = error
-    said = _gathered(None if fault is None else f"{type(fault).__name__}: {fault}")
+    said = gathered(None if fault is None else f"{type(fault).__name__}: {fault}")
     if fault is not None and (dist.get_rank() == 0 or not isinstance(fault, PartitionerError)):
         raise fault
     failed = [(rank, each) for rank, each in enumerate(said) if each is not None]
@@ -151,7 +153,7 @@ def agree(facts: Mapping[str, str]) -> None:
     Raises:
         RanksError: on the first rank, with every fact that differs and the ranks that say something else; the others end.
     """
-    said = _gathered(dict(facts))
+    said = gathered(dict(facts))
     lines = []
     for name in facts:
         first = said[0].get(name)
@@ -171,7 +173,15 @@ def told_by_first(value: T | None) -> T:
     return said[0]
 
 
-def _gathered(value: T) -> list[T]:
+def here() -> int:
+    """This rank's number; 0 in a program that is no job."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gathered(value: T) -> list[T]:
+    """What each rank gives, by rank; in a program that is no job, what this one gives."""
+    if not dist.is_initialized():
+        return [value]
     said: list[T] = [value] * dist.get_world_size()
     with told(None, "asking the others what they were asked"):
         dist.all_gather_object(said, value)

@@ -57,6 +57,14 @@ class Kind:
             return rank, 2 * ranks - 1 - rank
         return tuple(range(rank, ranks * each, ranks))
 
+    def holder(self, stage: int, ranks: int) -> int:
+        """The place along the pipeline axis of the rank that holds a stage.
+
+        >>> Kind(ScheduleZBVZeroBubble, several=True, v=True).holder(3, 2)
+        0
+        """
+        return min(stage, 2 * ranks - 1 - stage) if self.v else stage % ranks
+
     def in_flight(self, rank: int, ranks: int, each: int, microbatches: int) -> int:
         """How many forwards of one of its stages a rank has begun, and not gone back through, when these are most.
 

@@ -49,6 +49,13 @@ class State:
         return self.moved[key]
 
 
+def unused(model: nn.Module, cut: Cut) -> set[str]:
+    """The keys of what no stage uses; it is with the first one."""
+    known = all_state(model)
+    used = {id(known[key]) for op in cut.graph.ops for key in op.state if key in known}
+    return {key for key, tensor in known.items() if id(tensor) not in used}
+
+
 def state_of(
     model: nn.Module, cut: Cut, parts: Sequence[Part], device: torch.device, weights: str | Path | None = None
 ) -> State:
@@ -65,13 +72,11 @@ def state_of(
         SpecError: a tensor has no value, or the weights do not fit.
     """
     wanted = {key for part in parts for key in part.traced.state}
-    known = all_state(model)
     if weights is not None:
         if any(part.number == 0 for part in parts):
-            used = {id(known[key]) for op in cut.graph.ops for key in op.state if key in known}
-            wanted |= {key for key, tensor in known.items() if id(tensor) not in used}
+            wanted |= unused(model, cut)
         materialise(model, weights, default=str(device), only=wanted)
-        known = all_state(model)
+    known = all_state(model)
     for part in parts:
         for key, tensor in part.traced.state.items():
             if known.get(key, tensor).is_meta:

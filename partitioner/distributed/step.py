@@ -14,6 +14,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -36,11 +37,13 @@ class Batches:
     """The microbatches of the step that is under way: stages ask for what they need of them.
 
     Args:
+        model: the whole model, for its signature.
         example: a call with a microbatch, as it was traced.
         count: microbatches of a step.
         device: where they are wanted.
     """
 
+    model: nn.Module
     example: Example
     count: int
     device: torch.device
@@ -51,20 +54,22 @@ class Batches:
         """The graph's inputs of one microbatch, by name."""
         return self.inputs[number]
 
-    def fill(self, model: nn.Module, inputs: Any, target: Any) -> None:
+    def fill(self, inputs: Any, target: Any) -> None:
         """Divide a batch.
 
         Raises:
             InputError: it is not like the example, or does not divide.
         """
-        call = example_call(model, inputs, None)
+        call = example_call(self.model, inputs, None)
         assert call is not None
         if call.spec != self.example.call.spec:
             raise InputError("the batch has another structure than the example inputs")
-        rows = self.rows(call, call.names(model.forward))
+        rows = self.rows(call)
         self._refuse_target(target, rows)
-        parts = [self._part(call, number, rows) for number in range(self.count)]
-        self.inputs = [self.example.arguments([each.to(self.device) for each in part]) for part in parts]
+        self.inputs = [
+            self.example.arguments([self._rows(tensor, number, rows).to(self.device) for tensor in call.tensors])
+            for number in range(self.count)
+        ]
         self.targets = [
             tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target) for number in range(self.count)
         ]
@@ -78,17 +83,18 @@ class Batches:
                     "a row for each of them; what else a loss needs, let loss_fn hold it"
                 )
 
-    def rows(self, call: Call, names: Sequence[str]) -> int:
+    def rows(self, call: Call) -> int:
         """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
 
         Raises:
             InputError: a tensor has another shape or dtype than the stages were made for.
         """
         rows = 0
-        for name, tensor, known in zip(names, call.tensors, self.example.call.tensors, strict=True):
+        for place, (tensor, known) in enumerate(zip(call.tensors, self.example.call.tensors, strict=True)):
             batched = known.dim() > 0 and known.shape[0] == self.example.call.tensors[0].shape[0]
             wanted = (known.shape[0] * self.count, *known.shape[1:]) if batched else tuple(known.shape)
             if tuple(tensor.shape) != wanted or tensor.dtype != known.dtype:
+                name = call.names(self.model.forward)[place]
                 raise InputError(
                     f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the stages were made for {known.dtype} of "
                     f"shape {wanted}: {self.count} microbatches of {tuple(known.shape)}. Pad it, drop the last batch of an "
@@ -99,16 +105,11 @@ class Batches:
 
     def checksum(self) -> torch.Tensor:
         """What tells one batch from another: sums of its microbatches' inputs, as they are and by place."""
-        tensors = [each.detach().double().flatten().cpu() for part in self.inputs for each in part.values()]
-        tensors += [
-            each.detach().double().flatten().cpu() for each in tree_leaves(self.targets) if isinstance(each, torch.Tensor)
-        ]
+        given = [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)]
+        tensors = [each.detach().double().flatten().cpu() for each in given]
         places = (torch.arange(each.numel(), dtype=torch.float64) for each in tensors)
         sums = [torch.stack((each.sum(), each @ place)) for each, place in zip(tensors, places, strict=True)]
         return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)
-
-    def _part(self, call: Call, number: int, rows: int) -> list[torch.Tensor]:
-        return [self._rows(tensor, number, rows) for tensor in call.tensors]
 
     def _rows(self, leaf: Any, number: int, rows: int) -> Any:
         """The rows of one microbatch, of a tensor that has a row for each of the batch's; anything else as it is."""
@@ -126,9 +127,8 @@ class Step:
     the target. Ranks of one copy of the model get the same batch; those along the data axis each get their own.
 
     Args:
-        model: the whole model, for its signature.
         ranks: this rank.
-        schedule: of `torch.distributed.pipelining`; ``None`` where there is no pipeline.
+        schedule: of `torch.distributed.pipelining`.
         batches: what stages read.
         loss: of the model's output and, if there is one, the target.
         ties: parameters that other ranks of this copy hold, too.
@@ -139,7 +139,6 @@ class Step:
         steps: how many have been watched for ranks that are given different batches.
     """
 
-    model: nn.Module
     ranks: Ranks
     schedule: Any
     batches: Batches
@@ -163,7 +162,7 @@ class Step:
         """
         with told(self.ranks, "reading a batch"):
             inputs, target = self.loss.divided(batch)
-            self.batches.fill(self.model, inputs, target)
+            self.batches.fill(inputs, target)
         with told(self.ranks, "in a training step"):
             self._see_one_batch()
             losses = self._run()
@@ -183,7 +182,7 @@ class Step:
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "find_unused_parameters=True was specified"
-            )  # whether a loss reaches all, it shows
+            )  # the loss shows whether it is needed
             self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
         return losses
 
@@ -245,7 +244,7 @@ class Loss:
     batches: Batches
     scaler: Scaler | None = None
 
-    @property
+    @cached_property
     def takes_target(self) -> bool:
         """Whether the function has a second argument that must be given."""
         try:

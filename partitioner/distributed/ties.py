@@ -33,27 +33,21 @@ class Tie:
     group: dist.ProcessGroup
 
 
-def ties_of(ranks: Ranks, holders: Mapping[str, Sequence[int]]) -> list[Tie]:
-    """The ties among this rank's copy of the model. Every rank calls it, with the same holders: groups are made by all.
+def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
+    """The ties of this rank's copy of the model. Every rank calls it, with the same holders: groups are made by all.
 
     Args:
         ranks: this rank.
-        holders: by key, the places along the pipeline axis of the ranks that hold a parameter.
+        holders: by key, the places along the pipeline axis of the ranks that hold a parameter; those with one are no tie.
     """
-    found: list[Tie] = []
+    shared = {key: places for key in sorted(holders) if len(places := tuple(sorted(holders[key]))) > 1}
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    grid = ranks.mesh.mesh
-    for places in sorted({tuple(sorted(set(each))) for each in holders.values()}):
-        for data in range(grid.shape[0]):
-            members = [int(grid[data, place]) for place in places]
-            group = dist.new_group(members) if len(members) > 1 else None
-            if data == ranks.data and group is not None:
+    for places in sorted(set(shared.values())):
+        for data, row in enumerate(ranks.mesh.mesh.tolist()):
+            group = dist.new_group([row[place] for place in places])
+            if data == ranks.data:
                 groups[places] = group
-    for key in sorted(holders):
-        places = tuple(sorted(set(holders[key])))
-        if len(places) > 1 and ranks.pipeline in places:
-            found.append(Tie(key, places, groups[places]))
-    return found
+    return [Tie(key, places, groups[places]) for key, places in shared.items() if ranks.pipeline in places]
 
 
 def sum_gradients(ties: Iterable[Tie], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -27,7 +27,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from partitioner.compile import emit, plan_of
 from partitioner.distributed.cut import Cut
-from partitioner.distributed.example import Example, example_of, first_part
+from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.outlook import distributed_in, staged
@@ -38,10 +38,10 @@ from partitioner.distributed.state import State, state_of
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.ties import Tie, ties_of
 from partitioner.distributed.wrap import refuse_hook, wrapped_for
-from partitioner.errors import InputError, SpecError
+from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
+from partitioner.ir.machine import Machine
 from partitioner.ir.saving import saved_graph
-from partitioner.model.call import example_call
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
@@ -79,14 +79,13 @@ def parallelize(
     wired = stages(model, example_inputs, spec, weights)
     loss = Loss(loss_fn, wired.batches)
     step = Step(
-        model=model,
         ranks=wired.ranks,
         schedule=schedule(wired.asked, wired.kind, wired.stages, loss),
         batches=wired.batches,
         loss=loss,
         ties=wired.ties,
         parameters=dict(wired.held.named_parameters()),
-        last=_holder(wired.held.cut.count - 1, wired.asked, wired.kind.v),
+        last=wired.kind.holder(wired.held.cut.count - 1, wired.asked.mesh.pipeline),
         first_here=0 in wired.held.numbers,
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
     )
@@ -119,7 +118,7 @@ def inference(
     """
     wired = stages(model, example_inputs, spec, weights, training=False)
     engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches)
-    return wired.held, Forward(model, wired.ranks, engine, 0 in wired.held.numbers, wired.batches)
+    return wired.held, Forward(wired.ranks, engine, 0 in wired.held.numbers, wired.batches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,38 +164,31 @@ def stages(
     with first_speaks():
         whole, asked = distributed_in(spec)
         kind = kind_of(asked)
-    if not training and asked.stages_per_rank > 1:
-        raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
+        if not training and asked.stages_per_rank > 1:
+            raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
     together(lambda: refuse_hook(asked, ranks))
     with nullcontext() if training else torch.no_grad():
-        example = together(lambda: _example(model, example_inputs, asked.microbatches))
+        example = together(lambda: example_in(model, example_inputs, None, asked.microbatches))
     if not training:
         together(lambda: refuse_other_than_rows(example))
     agree(_facts(whole, example))
-    device = build_machine(whole, [str(ranks.device)]).devices[0]
-    decided = together(lambda: staged(example, whole, asked, device) if dist.get_rank() == 0 else None)
+    machine = build_machine(whole, [str(ranks.device)])
+    decided = together(lambda: staged(example, whole, asked, machine.devices[0]) if dist.get_rank() == 0 else None)
     stage, seconds, bound = told_by_first(None if decided is None else (decided.stage, decided.seconds, decided.bound))
     cut = Cut(example.traced.graph, stage, seconds, bound)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     together(lambda: _refuse_ties_within(asked, cut, numbers))
-    batches = Batches(example, asked.microbatches, ranks.device)
+    batches = Batches(model, example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
     state = together(lambda: state_of(model, cut, parts, ranks.device, weights))
-    modules = together(lambda: [_module(part, state, batches, whole, ranks) for part in parts])
-    holders = {key: {_holder(stage, asked, kind.v) for stage in users} for key, users in cut.ties.items()}
-    ties = ties_of(ranks, {key: sorted(places) for key, places in holders.items() if len(places) > 1})
+    modules = together(lambda: [_module(part, state, batches, machine, whole) for part in parts])
+    holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
+    ties = ties_of(ranks, holders)
     start_alike(modules, ties, ranks)
     wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
     return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules))
-
-
-def _example(model: nn.Module, inputs: Any, count: int) -> Example:
-    call = example_call(model, inputs, None)
-    if call is None or not call.tensors:
-        raise InputError("example_inputs has no tensor; give one rank's batch")
-    return example_of(model, first_part(call, count))
 
 
 def _facts(spec: Spec, example: Example) -> dict[str, str]:
@@ -210,16 +202,14 @@ def _facts(spec: Spec, example: Example) -> dict[str, str]:
     return {"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model}
 
 
-def _module(part: Part, state: State, batches: Batches, spec: Spec, ranks: Ranks) -> Stage:
+def _module(part: Part, state: State, batches: Batches, machine: Machine, spec: Spec) -> Stage:
     """A stage, planned for this rank's device."""
-    run = emit(plan_of(part.traced, build_machine(spec, [str(ranks.device)]), spec), spec)
-    return Stage(part, run, state.values(part), batches)
+    return Stage(part, emit(plan_of(part.traced, machine, spec), spec), state.values(part), batches)
 
 
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
     """torch's stage, told the shapes of all that passes, so that it need not find out."""
-    metas = dict(part.graph.inputs) | {op.name: op.outputs[0] for op in example.traced.graph.ops if op.outputs}
-    metas |= {name: meta for name, meta in example.traced.graph.inputs if meta is not None}
+    metas = example.traced.graph.metas
     number = torch.zeros(1, dtype=torch.int64)
 
     def like(names: Iterable[str]) -> tuple[torch.Tensor, ...]:
@@ -240,12 +230,6 @@ def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ran
 def _empty(meta: TensorMeta | None, differentiable: bool) -> torch.Tensor:
     assert meta is not None
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=differentiable)
-
-
-def _holder(stage: int, asked: DistributedSpec, v: bool) -> int:
-    """The place along the pipeline axis of the rank that holds a stage."""
-    ranks = asked.mesh.pipeline
-    return min(stage, 2 * ranks - 1 - stage) if v else stage % ranks
 
 
 def _refuse_ties_within(asked: DistributedSpec, cut: Cut, numbers: tuple[int, ...]) -> None:

@@ -139,6 +139,11 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def metas(self) -> dict[str, TensorMeta | None]:
+        """The metadata of every value, by name: of inputs, and of what ops give; of several tensors the first."""
+        return dict(self.inputs) | {op.name: op.outputs[0] if op.outputs else None for op in self.ops}
+
+    @cached_property
     def written_arguments(self) -> tuple[int, ...]:
         """Positions of the arguments whose storage an op writes; of those that share one, the first."""
         written = {access.resource for op in self.ops for access in op.accesses if access.write}

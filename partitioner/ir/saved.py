@@ -18,11 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from partitioner.ir.machine import Device, Link, Machine
+from partitioner.ir.problem import Objective
 
 WIDTH = 128
 """Up to so many characters, a list or mapping of plain values is written in one line."""
@@ -130,7 +131,7 @@ class SavedProgram(SavedGraph):
     note: str = ""
     makespan: Seconds | None = None
     serial: Seconds | None = None
-    objective: Literal["latency", "throughput", "memory"] = "latency"
+    objective: Objective = "latency"
     cost: Seconds
     bound: Seconds
     tasks: tuple[SavedTask, ...] = ()

@@ -31,6 +31,7 @@ from pydantic import (
 
 from partitioner.errors import SpecError
 from partitioner.ir.optimizer import OPTIMIZERS, optimizer_named
+from partitioner.ir.problem import Objective
 from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
 from partitioner.spec.distributed import DistributedSpec
@@ -175,7 +176,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="who decides where ops run: a name in POLICIES, or {name: exact, time_limit: 10s}; "
         "built in: by_level, list, fit, chain, exact, search, auto, single",
     )
-    objective: Literal["latency", "throughput", "memory"] = Field(
+    objective: Objective = Field(
         default="latency",
         description="what plans make small: latency, the time of one call; throughput, the largest load of a device; "
         "memory, the most bytes on one device at any time",

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from partitioner import distributed
 
-torch.set_num_threads(1)
-FOLDER, OUT = Path(sys.argv[1]), Path(sys.argv[2])
 SPEC = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}}
 
 
@@ -39,28 +37,35 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-torch.manual_seed(0)
-ids, target = torch.randint(0, 40, (8, 5)), torch.randint(0, 40, (8, 5))
-whole = Tied()
-whole.load_state_dict(torch.load(FOLDER / "whole.pt", weights_only=True))
-with torch.device("meta"):
-    empty = Tied()
-part, step = distributed.parallelize(empty, ids, SPEC, loss_of, weights=FOLDER / "model.safetensors")
-optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (part, whole)]
-apart = 0.0
-for _ in range(3):
-    loss = step((ids, target))
-    wanted = loss_of(whole(ids), target)
-    wanted.backward()
-    apart = max(apart, abs(loss.item() - wanted.item()))
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-kept = sorted(key for key, tensor in empty.state_dict(keep_vars=True).items() if not tensor.is_meta)
-found = {"apart": apart, "held": sorted(part.state_dict()), "read": kept}
-gathered: list[object] = [None] * dist.get_world_size()
-dist.all_gather_object(gathered, found)
-if dist.get_rank() == 0:
-    OUT.write_text(json.dumps(gathered))
-dist.barrier()
-dist.destroy_process_group()
+def main(folder: Path, out: Path) -> None:
+    """Train three steps beside the whole model, and write what this rank holds and what it has read."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    ids, target = torch.randint(0, 40, (8, 5)), torch.randint(0, 40, (8, 5))
+    whole = Tied()
+    whole.load_state_dict(torch.load(folder / "whole.pt", weights_only=True))
+    with torch.device("meta"):
+        empty = Tied()
+    part, step = distributed.parallelize(empty, ids, SPEC, loss_of, weights=folder / "model.safetensors")
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (part, whole)]
+    apart = 0.0
+    for _ in range(3):
+        loss = step((ids, target))
+        wanted = loss_of(whole(ids), target)
+        wanted.backward()
+        apart = max(apart, abs(loss.item() - wanted.item()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    kept = sorted(key for key, tensor in empty.state_dict(keep_vars=True).items() if not tensor.is_meta)
+    found = {"apart": apart, "held": sorted(part.state_dict()), "read": kept}
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, found)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(gathered))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
