@@ -6,9 +6,10 @@
 balance   the longest stage over the mean, by measured forwards: planned stages beside stages with equally many ops
 bubble    the part of a step in which ranks wait, with stages that sleep, beside (p - 1) / (v m + p - 1)
 engine    a step of `parallelize` beside the same model cut by hand for torch.distributed.pipelining, in turns in one job
+tensor    a step of `parallelize` on a tensor axis beside the same blocks divided by hand with torch's `parallelize_module`
 
-Ranks are processes on gloo. Stages that sleep need no core, so that two cores are enough for four of them; `engine` takes two
-ranks of one thread each. A ratio under 1 in `engine` is in our favour; the aim is at most 1.03.
+Ranks are processes on gloo. Stages that sleep need no core, so that two cores are enough for four of them; `engine` and
+`tensor` take two ranks of one thread each. A ratio under 1 is in our favour; the aim is at most 1.03.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ SCHEDULES = (("gpipe", 2, 1, 4), ("1f1b", 2, 1, 4), ("1f1b", 4, 1, 4), ("1f1b", 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("balance", "bubble", "engine"))
+    parser.add_argument("--only", choices=("balance", "bubble", "engine", "tensor"))
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.job:
         JOBS[options.job.partition(",")[0]](*options.job.split(",")[1:])
         return
     print_machine()
-    for name, section in (("balance", balance), ("bubble", bubble), ("engine", engine)):
+    for name, section in (("balance", balance), ("bubble", bubble), ("engine", engine), ("tensor", tensor)):
         if options.only in (None, name):
             print(f"{name}\n")
             section()
@@ -237,6 +238,78 @@ def engine_job(width: str, layers: str, batch: str, count: str, out: str) -> Non
     written(out, [ratios, statistics.median(mine), statistics.median(other)])
 
 
+# Tensor ---------------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A block of a transformer, written so that torch's `parallelize_module` can divide it: no number of heads in a view."""
+
+    def __init__(self, width: int, head: int = 32) -> None:
+        super().__init__()
+        self.head = head
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One block."""
+        rows, length, _ = x.shape
+        normed = self.before(x)
+        heads = [each(normed).view(rows, length, -1, self.head).transpose(1, 2) for each in (self.q, self.k, self.v)]
+        found = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(found.transpose(1, 2).reshape(rows, length, -1))
+        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+
+
+def tensor() -> None:
+    """Print the table of steps."""
+    rows = []
+    for width, layers, batch, length in ((128, 4, 8, 32), (256, 4, 8, 64), (512, 4, 8, 64)):
+        ratios, ours, hand = job(2, "tensor", width, layers, batch, length)
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        rows.append([f"{layers} x {width}", f"{batch} x {length}", f"{1e3 * hand:.2f}", f"{1e3 * ours:.2f}", spread])
+    print(table(("blocks", "rows x length", "by hand ms", "ours ms", "ours / by hand"), rows), "\n")
+
+
+def tensor_job(width: str, layers: str, batch: str, length: str, out: str) -> None:
+    """Steps of both in turns."""
+    import copy
+
+    import torch.distributed as dist
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from partitioner.distributed import parallelize
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Attention(int(width)) for _ in range(int(layers))))
+    hand = copy.deepcopy(blocks)
+    x, target = (torch.randn(int(batch), int(length), int(width)) for _ in range(2))
+    _, step = parallelize(blocks, x, {"distributed": {"mesh": {"tensor": 2}}}, nn.functional.mse_loss)
+    columns, rows = ("q", "k", "v", "up"), ("out", "down")
+    plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+    for block in hand:
+        parallelize_module(block, step.ranks.mesh["tensor"], plan)
+    losses: list[Tensor] = []
+
+    def by_hand() -> None:
+        loss = nn.functional.mse_loss(hand(x), target)
+        loss.backward()
+        losses.append(loss.detach())
+
+    def ours() -> None:
+        losses.append(step((x, target)))
+
+    samples: list[tuple[float, float]] = []
+    for _ in range(ROUNDS + 1):
+        samples.append((round_of(ours), round_of(by_hand)))
+    assert torch.allclose(losses[0], losses[-1], rtol=1e-4), "they compute different things"
+    dist.barrier()
+    ratios = [one / other for one, other in samples[1:]]
+    mine, other = zip(*samples[1:], strict=True)
+    written(out, [ratios, statistics.median(mine), statistics.median(other)])
+
+
 def round_of(call: Callable[[], None]) -> float:
     """Seconds of one step, over a few of them that both ranks begin together."""
     import torch.distributed as dist
@@ -255,7 +328,7 @@ def written(out: str, found: object) -> None:
     dist.destroy_process_group()
 
 
-JOBS: dict[str, Callable[..., None]] = {"bubble": bubble_job, "engine": engine_job}
+JOBS: dict[str, Callable[..., None]] = {"bubble": bubble_job, "engine": engine_job, "tensor": tensor_job}
 
 if __name__ == "__main__":
     main()

@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
+from partitioner.backends.threads import Threads
+from partitioner.backends.training import Training
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
@@ -33,6 +35,7 @@ from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
+from partitioner.lower.backward import backward
 from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
@@ -58,7 +61,7 @@ from partitioner.spec.spec import Spec, choice
 def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
     """A graph's program on lanes of one device."""
     plan = plan_of(traced, machine, spec)
-    return Made(emit(plan, spec), partial(interpret, traced.graph), admission(plan))
+    return Made(with_backward(emit(plan, spec), spec), partial(interpret, traced.graph), admission(plan))
 
 
 def admission(plan: Plan) -> Admission | None:
@@ -163,6 +166,13 @@ def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
     why = "".join(f": {reason}" for reason in list(dict.fromkeys(reasons))[:1])
     notes = (f"the tracer found no graph in the example call, which runs as it is{why}",) if plan.graph.ops else ()
     return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
+
+
+def with_backward(executable: Executable, spec: Spec) -> Executable:
+    """With the backward on the program's lanes, if that is asked for; one that has a single thread stays as it is."""
+    if spec.backward == "autograd" or not isinstance(executable, Threads) or executable.accelerated or executable.hosts == 1:
+        return executable
+    return Training(executable, backward)
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

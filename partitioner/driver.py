@@ -50,6 +50,7 @@ def partition(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
     policy: str | Mapping[str, Any] | Callable[[Problem], Assignment] | None = None,
     backend: str | None = None,
+    backward: str | None = None,
     copy: bool = False,
     check: bool = True,
     pins: Any = None,
@@ -81,6 +82,8 @@ def partition(
         policy: a name in `POLICIES`, such as ``"by_level"`` (branches of equal depth balanced over lanes), ``"auto"`` or
             ``"single"`` (one lane); ``{"name": "exact", "time_limit": "10s"}``; or a function of a `Problem`.
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
+        backward: ``"lanes"``: on CPU lanes each task's backward runs on the lane of its forward, and gradients are summed in
+            eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
         copy: partition a deep copy.
         check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
             same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
@@ -127,6 +130,7 @@ def partition(
     fields = {
         "policy": policy,
         "backend": backend,
+        "backward": backward,
         "pins": pins,
         "colocate": colocate,
         "grain": grain,

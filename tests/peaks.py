@@ -190,7 +190,7 @@ def step_of(
 def allocated(call: Callable[[], object]) -> int:
     """The most bytes that the CPU's allocator had given out at once in a call, on this thread, beyond those before it."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         call()
     events = sorted((each for each in found.profiler.kineto_results.events() if each.name() == "[memory]"), key=_start)
     now = most = 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lanes import act, acting
 from torch import Tensor, nn
@@ -148,7 +148,6 @@ def alike(one: Any, other: Any) -> bool:
 
 
 @given(model=modules(), train=st.booleans(), name=st.sampled_from(sorted(DAMAGES)), pick=st.integers(0, 99))
-@settings(max_examples=100)
 def test_a_wrong_program_is_noticed(model: GeneratedModule, train: bool, name: str, pick: int) -> None:
     model.train(train)
     call = Call.of(model.example_inputs(0), {})

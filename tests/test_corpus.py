@@ -32,8 +32,15 @@ CHAINS = {"user/unet"}
 """Nothing in these runs beside anything else: a U-Net's skips only wait for the way down and up again."""
 
 
-@pytest.mark.parametrize("mode", corpus.MODES)
-@pytest.mark.parametrize("name", _corpus_models.SAMPLE)
+JUDGED = [
+    pytest.param(name, mode, id=f"{name}-{mode}", marks=[] if number % 2 == turn else [pytest.mark.slow])
+    for number, name in enumerate(_corpus_models.SAMPLE)
+    for turn, mode in enumerate(corpus.MODES)
+]
+"""Every model of the sample in both modes; quick tests take one of them of each, in turns."""
+
+
+@pytest.mark.parametrize(("name", "mode"), JUDGED)
 def test_the_sample_is_equal(name: str, mode: str) -> None:
     if not _corpus_models.CORPUS[name].installed:
         pytest.skip(f"{_corpus_models.CORPUS[name].library} is not installed")

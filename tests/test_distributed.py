@@ -23,8 +23,18 @@ CLIP = 0.5
 Case = dict[str, Any]
 
 
-def case(net: str, schedule: str, *, clip: float = CLIP, data: int = 1, pipeline: int = 2, **options: Any) -> Case:
-    mesh = {"data": data, "pipeline": pipeline}
+def case(
+    net: str,
+    schedule: str,
+    *,
+    clip: float = CLIP,
+    data: int = 1,
+    pipeline: int = 2,
+    tensor: int = 1,
+    branch: int = 1,
+    **options: Any,
+) -> Case:
+    mesh = {"data": data, "pipeline": pipeline, "branch": branch, "tensor": tensor}
     return {"net": net, "clip": clip, "distributed": {"mesh": mesh, "schedule": schedule, "microbatches": 4, **options}}
 
 
@@ -98,6 +108,11 @@ PAIRS = {
     "one microbatch": case("tied", "gpipe", microbatches=1),
     "data, ddp": case("tied", "gpipe", data=2, pipeline=1),
     "data, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
+    "tensor": case("tied", "gpipe", pipeline=1, tensor=2),
+    "tensor, u-net": case("unet", "gpipe", clip=0.05, pipeline=1, tensor=2),
+    "values that layers keep": case("keeping", "1f1b"),
+    "values that layers keep, zbv": case("keeping", "zbv_zero_bubble", **SEVERAL),
+    "branches": case("towers", "gpipe", pipeline=1, branch=2),
     "u-net": case("unet", "1f1b", clip=0.05),
     "u-net, four stages": case("unet", "interleaved_1f1b", clip=0.05, **SEVERAL),
 }
@@ -113,12 +128,27 @@ FOURS = {
     "2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
     "data only": case("tied", "gpipe", data=4, pipeline=1),
+    "branches x pipeline": case("towers", "1f1b", branch=2),
+    "branches x data": case("towers", "gpipe", data=2, pipeline=1, branch=2),
+    "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
+    "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
+    "tensor x data, ddp": case("tied", "gpipe", data=2, pipeline=1, tensor=2),
+    "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
+}
+EIGHTS = {
+    "2x2x2, ddp": case("tied", "1f1b", data=2, tensor=2),
+    "2x2x2, fsdp2": case("tied", "1f1b", data=2, tensor=2, wrap="fsdp2"),
+    "pipeline x branches x tensor": case("towers", "1f1b", branch=2, tensor=2),
+    "2x2x2, t5": case("t5", "1f1b", data=2, tensor=2),
 }
 MODELS = {
     "t5": case("t5", "1f1b"),
     "t5, four stages": case("t5", "interleaved_1f1b", **SEVERAL),
     "gpt2": case("gpt2", "1f1b"),
     "gpt2, zbv": case("gpt2", "zbv_zero_bubble", **SEVERAL),
+    "t5, tensor": case("t5", "gpipe", pipeline=1, tensor=2),
+    "gpt2, tensor": case("gpt2", "gpipe", pipeline=1, tensor=2),
+    "clip, tensor": case("clip", "gpipe", pipeline=1, tensor=2),
     "clip": case("clip", "1f1b"),
     "clip, four stages": case("clip", "looped_bfs", **SEVERAL),
 }
@@ -134,6 +164,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(tmp_path_factory.mktemp("four"), 4, FOURS)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("eight"), 8, EIGHTS)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +192,12 @@ def test_bits_are_equal_where_sums_have_one_order(two: Job, name: str) -> None:
 @pytest.mark.parametrize("name", FOURS)
 def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
     assert_same_training(FOURS[name], [rank[name] for rank in four])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EIGHTS)
+def test_eight_ranks_train_as_one_process_does(eight: Job, name: str) -> None:
+    assert_same_training(EIGHTS[name], [rank[name] for rank in eight])
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ JOBS = Path(__file__).parent / "jobs"
 CLOSE = 2e-4
 """How far losses of different layouts may be apart: they sum in different orders, and each step carries that on."""
 
-TWO_STAGES, FOUR_STAGES = {"pipeline": 2}, {"pipeline": 4}
+TWO_STAGES, FOUR_STAGES, SHARED = {"pipeline": 2}, {"pipeline": 4}, {"tensor": 2}
 SQUARE = {"pipeline": 2, "data": 2}
 
 
@@ -63,6 +63,16 @@ def two(plain: tuple[Path, list[float], nn.Module], tmp_path_factory: pytest.Tem
         {"name": "again", "mesh": TWO_STAGES, "end": 10, "load": folder / "run/step-5", "extra": saved, "rate": 0.5},
         {"name": "data", "mesh": {"data": 2}, "end": 10, "load": folder / "run/step-5", "extra": saved},
         {"name": "sharded", "mesh": {"data": 2}, "wrap": "fsdp2", "end": 10, "load": folder / "run/step-5", "extra": saved},
+        {
+            "name": "shared out",
+            "mesh": SHARED,
+            "end": 10,
+            "load": folder / "run/step-5",
+            "extra": saved,
+            "save": [5],
+            "folder": folder / "parts",
+        },
+        {"name": "from parts", "mesh": TWO_STAGES, "end": 10, "load": folder / "parts/step-5", "extra": saved},
         {"name": "from plain", "mesh": TWO_STAGES, "end": 10, "load": plain[0] / "step-5", "extra": saved},
         {"name": "from torch", "mesh": TWO_STAGES, "end": 10, "load": folder / "torch", "begin": 5},
         {"name": "drops", "mesh": TWO_STAGES, "dropout": 0.3, "end": 10, "save": [5], "folder": folder / "drops"},
@@ -107,7 +117,7 @@ def test_random_numbers_go_on(two: tuple[Path, dict[str, Any]]) -> None:
     assert two[1]["drops"][1:] != two[1]["undisturbed"][1:]
 
 
-@pytest.mark.parametrize("name", ["data", "sharded", "from plain", "from torch"])
+@pytest.mark.parametrize("name", ["data", "sharded", "shared out", "from parts", "from plain", "from torch"])
 def test_two_ranks_go_on_from_another_layout(name: str, two: tuple[Path, dict[str, Any]]) -> None:
     assert two[1][name] == pytest.approx(two[1]["undisturbed"][5:], abs=CLOSE)
 

@@ -29,7 +29,9 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step +\d+ +loss ([\d.]+)$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("name", ["data", pytest.param("hybrid", marks=pytest.mark.slow), "pipeline"])
+@pytest.mark.parametrize(
+    "name", ["data", "pipeline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("branches", "hybrid", "tensor"))]
+)
 def test_it_learns(name: str, tmp_path: Path) -> None:
     (line,) = lines(EXAMPLES / f"{name}.py")
     text = printed(line, tmp_path)
@@ -37,9 +39,19 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
     assert len(found) >= 3 and found[-1] < 0.8 * found[0], text
     if name == "pipeline":
         assert "words.weight is in stages 0 and 1" in text
-    if name == "hybrid":
+    if name in ("hybrid", "tensor"):
         here, whole = map(int, re.findall(r"rank 0 holds (\d+) of (\d+) numbers", text)[0])
-        assert here < whole / 3
+        assert here < whole / (3 if name == "hybrid" else 1.9)
+    if name == "branches":
+        assert {"rank 0 holds left", "rank 1 holds right"} <= set(text.splitlines())
+
+
+@pytest.mark.slow
+def test_inference(tmp_path: Path) -> None:
+    (line,) = lines(EXAMPLES / "inference.py")
+    found = re.findall(r"holds (\d+) of (\d+) numbers, its output is (\S+) from", printed(line, tmp_path))
+    assert len(found) == 2, "both ranks of the last stage have it"
+    assert all(int(held) < int(whole) / 3 and float(apart) < 1e-4 for held, whole, apart in found)
 
 
 @pytest.mark.slow
@@ -52,4 +64,12 @@ def test_resumed_is_undisturbed(tmp_path: Path) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert [path.stem for path in FILES] == ["checkpoint_and_resume", "data", "hybrid", "pipeline"]
+    assert [path.stem for path in FILES] == [
+        "branches",
+        "checkpoint_and_resume",
+        "data",
+        "hybrid",
+        "inference",
+        "pipeline",
+        "tensor",
+    ]

@@ -89,18 +89,18 @@ def look(module: nn.Module, caller: Callable[[], Any]) -> tuple[Any, list[Tensor
     return outputs, [x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
-@pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("name", REGIONS)
-def test_branches_under_modes_of_their_own(name: str, caller: str) -> None:
-    """Values, dtypes, whether gradients are needed, and the gradients; whatever mode the caller is in."""
+def test_branches_under_modes_of_their_own(name: str) -> None:
+    """Values, dtypes, whether gradients are needed, and the gradients; whatever mode the caller is in, one after the other."""
     model = Blocks(*REGIONS[name])
     parallel = spread(model, X, copy=True)
-    outputs, gradients = look(model, CALLERS[caller])
-    found, others = look(parallel, CALLERS[caller])
-    assert len(used_lanes(parallel)) == 3
-    assert_same(outputs, found)
-    assert [one.is_inference() for one in outputs] == [one.is_inference() for one in found]
-    assert_near(gradients, others, 1e-2 if caller == "autocast" else 1e-6)  # three in bfloat16 meet in the input
+    for caller, mode in CALLERS.items():
+        outputs, gradients = look(model, mode)
+        found, others = look(parallel, mode)
+        assert len(used_lanes(parallel)) == 3, caller
+        assert_same(outputs, found)
+        assert [one.is_inference() for one in outputs] == [one.is_inference() for one in found], caller
+        assert_near(gradients, others, 1e-2 if caller == "autocast" else 1e-6)  # three in bfloat16 meet in the input
 
 
 def assert_near(wanted: list[Tensor | None], found: list[Tensor | None], tolerance: float) -> None:

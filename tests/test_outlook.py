@@ -1,9 +1,11 @@
-"""What is said of a job before there is one: stages, step time, bubble and memory, beside what a schedule's order gives."""
+"""What is said of a job before there is one: stages, step time, bound, bubble and memory."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from partitioner.cli.main import app
-from partitioner.distributed.outlook import BACKWARD, outlook
+from partitioner.distributed.outlook import outlook
+from partitioner.distributed.prediction import BACKWARD
 from partitioner.distributed.schedules import SCHEDULES, kind_of
 from partitioner.errors import PlacementError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
 WIDTH = 64
+WRAPS = ("none", "ddp", "fsdp2")
 
 
 def deep(layers: int = 8) -> nn.Module:
@@ -27,41 +31,74 @@ def asked(**fields: object) -> dict[str, object]:
     return {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4, **fields}}
 
 
-def longest(forward: list[float], order: list[list[tuple[int, str, int]]]) -> float:
-    """When the last of all is done: each rank does what its list says, in that order, once what it waits for is done."""
-    done: dict[tuple[int, str, int], float] = {}
-    free, place, last = [0.0] * len(order), [0] * len(order), len(forward) - 1
-    while any(at < len(each) for at, each in zip(place, order, strict=True)):
-        for rank, each in enumerate(order):
-            if place[rank] == len(each):
-                continue
-            stage, kind, number = each[place[rank]]
-            before = (stage - 1, "F", number) if kind == "F" else (stage + 1, "B", number)
-            needs = [before] if 0 <= before[0] <= last else []
-            needs += [(stage, "F", number)] if kind == "B" else []
-            if all(one in done for one in needs):
-                seconds = forward[stage] * (1 if kind == "F" else BACKWARD)
-                free[rank] = max([free[rank], *(done[one] for one in needs)]) + seconds
-                done[stage, kind, number] = free[rank]
-                place[rank] += 1
-    return max(done.values())
+def bare(layers: int) -> nn.Module:
+    """Layers of random widths, so that no cut is even."""
+    draw = Random(layers)
+    widths = [draw.choice((8, 64, 256)) for _ in range(layers + 1)]
+    return nn.Sequential(*(nn.Linear(one, other) for one, other in pairwise(widths)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_no_schedule_beats_the_bound(name: str, ranks: int, wrap: str) -> None:
+    """Of one mesh and number of microbatches the bound is one for all schedules, and every step is longer."""
+    kind, model = SCHEDULES[name], bare(9)
+    width = next(model.parameters()).shape[1]
+    copies = 1 if kind.split and wrap != "none" else 2
+    fields = {"mesh": {"data": copies, "pipeline": ranks}, "microbatches": 6, "wrap": wrap, "schedule": name}
+    found = outlook(model, torch.ones(6, width), {"distributed": {**fields, "stages_per_rank": 2 if kind.several else 1}})
+    assert 0 < found.bound <= found.step * (1 + 1e-9)
+    work = (1 + BACKWARD) * sum(found.cut.seconds)
+    assert found.bound >= 6 * work / ranks * (1 - 1e-9), "all work, shared out evenly"
+    assert sum(found.timeline.busy) == pytest.approx(6 * work) and found.exchange >= 0
 
 
 @pytest.mark.parametrize("microbatches", [4, 8])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_step_takes_what_the_order_of_1f1b_takes(ranks: int, microbatches: int) -> None:
-    """Even stages: the formula is what comes of playing the order through."""
+def test_a_step_of_even_stages_takes_what_the_formula_says(ranks: int, microbatches: int) -> None:
+    """Equal layers: the published bubble, but for messages, which take some microseconds more."""
     found = outlook(deep(), torch.ones(16, WIDTH), asked(mesh={"pipeline": ranks}, microbatches=microbatches))
-    order = []
-    for rank in range(ranks):
-        warm = min(microbatches, ranks - rank - 1)
-        steady = [step for number in range(microbatches - warm) for step in ((rank, "F", warm + number), (rank, "B", number))]
-        cool = [(rank, "B", number) for number in range(microbatches - warm, microbatches)]
-        order.append([(rank, "F", number) for number in range(warm)] + steady + cool)
-    even = [max(found.cut.seconds)] * ranks
-    assert found.step == pytest.approx(longest(even, order))
-    assert found.step * (1 - found.bubble) == pytest.approx(microbatches * max(found.microbatch))
-    assert found.bound <= longest(list(found.cut.seconds), order) * (1 + 1e-9)
+    even = max(found.microbatch)
+    assert found.microbatch == pytest.approx([even] * ranks)
+    silent = (microbatches + ranks - 1) * even
+    border = found.cluster.within.latency + 16 // microbatches * WIDTH * 4 / found.cluster.within.bandwidth
+    assert silent < found.step <= silent + 2 * (microbatches + ranks) * border
+    assert found.bubble > (ranks - 1) / (microbatches + ranks - 1)
+
+
+def test_a_slow_link_is_seen() -> None:
+    """Messages over a slower link make a step longer; what copies exchange does, too, and shows as exchange."""
+    x, mesh = torch.ones(16, WIDTH), {"data": 2, "pipeline": 2}
+    links = {"within": {"bandwidth": "10MB/s", "latency": "1ms"}}
+    fast, slow = (outlook(deep(), x, asked(mesh=mesh, **fields)) for fields in ({}, {"links": links}))
+    assert slow.step > fast.step and slow.exchange > fast.exchange and slow.microbatch == fast.microbatch
+    gradients = max(sum(each.numel() * 4 for each in deep(4).parameters()), 0)
+    assert slow.exchange <= 2 * (1e-3 + gradients / 2 / 1e7) and slow.bound > fast.bound
+
+
+def test_two_hosts_are_slower_than_one() -> None:
+    fields = {"mesh": {"data": 4, "pipeline": 2}, "links": {"between": {"network": "Ethernet-10G"}}}
+    one, two = (outlook(deep(), torch.ones(16, WIDTH), asked(**fields, hosts=hosts)) for hosts in (1, 2))
+    assert one.step < two.step and "2 hosts" in str(two) and "between hosts" not in str(one)
+
+
+def test_what_does_not_fit_is_shown_and_says_so() -> None:
+    spec = {**asked(), "devices": [{"device": "cuda:99", "hardware": "H100", "memory": "40kB"}]}
+    found = outlook(deep(), torch.ones(8, WIDTH), spec)
+    assert found.excess == max(found.memory) - 40_000 > 0 and "more than it has" in str(found)
+
+
+def test_fsdp2_shards_what_the_optimizer_keeps() -> None:
+    """And nothing else while a step lasts, for a stage is one group, whole from its first forward to its last backward."""
+    parameters = sum(each.numel() * 4 for each in deep().parameters())
+    mesh, x = {"data": 4, "pipeline": 1}, torch.ones(4, WIDTH)
+    spec = {**asked(mesh=mesh), "optimizer": "adamw"}
+    sizes = {
+        wrap: outlook(deep(), x, {**spec, "distributed": {**spec["distributed"], "wrap": wrap}}).memory[0] for wrap in WRAPS
+    }
+    assert sizes["ddp"] - sizes["none"] == parameters, "buckets"
+    assert sizes["fsdp2"] < sizes["none"] and sizes["fsdp2"] > 2 * parameters
 
 
 def test_memory_counts_what_each_schedule_has_in_flight() -> None:
@@ -77,6 +114,41 @@ def test_the_optimizer_and_ties_are_in_the_memory() -> None:
     plain, adam = (outlook(deep(), torch.ones(8, WIDTH), {**asked(), "optimizer": name}).memory for name in ("none", "adamw"))
     parameters = sum(each.numel() * 4 for each in deep().parameters())
     assert sum(adam) - sum(plain) == pytest.approx(2 * parameters, rel=0.01)
+
+
+class Attention(nn.Module):
+    """One layer, with a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)[:, None]
+        queries, keys, values = self.into(x + places).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_a_model_on_meta_takes_what_it_takes_with_storage() -> None:
+    """On meta attention is made of other ops, which keep squares of the sequence."""
+    real, x = nn.Sequential(Attention(), Attention()), torch.ones(4, 512, WIDTH)
+    with torch.device("meta"):
+        meta, y = nn.Sequential(Attention(), Attention()), torch.ones(4, 512, WIDTH)
+    one, other = (outlook(model, batch, asked()) for model, batch in ((real, x), (meta, y)))
+    assert one.memory == other.memory and one.cut.borders == other.cut.borders
+    assert max(one.memory) < 4 * 512 * 512 * 4 * 4, "four heads' squares alone would be more"
+
+
+def test_ranks_that_share_a_weight_sum_its_gradient() -> None:
+    tied = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    free = outlook(tied, torch.ones(4, WIDTH), asked())
+    tied[2].weight = tied[0].weight
+    found = outlook(tied, torch.ones(4, WIDTH), asked())
+    assert found.cut.ties and found.tied > 0 == free.tied and found.step == found.timeline.step + found.tied
+    with pytest.raises(SpecError, match=r"two stages of one rank share 0\.weight"):
+        several = {"schedule": "interleaved_1f1b", "stages_per_rank": 2, "mesh": {"data": 2, "pipeline": 1}}
+        outlook(tied, torch.ones(4, WIDTH), asked(**several))
 
 
 @pytest.mark.parametrize(

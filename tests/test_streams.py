@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
 from pretend import Stream, WatchedStreams, World, pretending, put, spread
@@ -508,7 +508,6 @@ def test_each_wait_that_is_needed(world: World) -> None:
 # -- random modules --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(
     model=modules(max_steps=8),
     lanes=st.sampled_from(list(LANES.values())),

@@ -32,6 +32,12 @@ from partitioner.planner.throughput.stages import Cuts
 
 SOLVER = find_spec("ortools") is not None
 
+
+def some(count: int, quick: int) -> list[Any]:
+    """Seeds; quick tests take the first ones."""
+    return [pytest.param(seed, marks=[] if seed < quick else [pytest.mark.slow]) for seed in range(count)]
+
+
 # The definition, again ------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +255,7 @@ def in_stages(problem: Problem, homes: Sequence[int]) -> bool:
     return nx.is_directed_acyclic_graph(stage)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", some(25, quick=10))
 def test_stages_are_no_worse_than_the_best_of_all_stages(seed: int) -> None:
     problem = hosted(seed)
     best = min((cost(problem, homes) for homes in placements(problem, True) if in_stages(problem, homes)), default=inf)
@@ -309,7 +315,7 @@ def test_stages_of_a_chain_and_of_a_call() -> None:
 
 
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(12, quick=4))
 def test_an_answer_that_fills_all_memory_is_found(seed: int, convex: bool) -> None:
     """Caps are what one hidden placement needs, to the byte."""
     chance = random.Random(seed)

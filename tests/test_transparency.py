@@ -52,7 +52,7 @@ def scattering() -> Iterator[None]:
     train=st.booleans(),
     spread=st.booleans(),
 )
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_emitted_module_equals_eager(
     model: GeneratedModule, devices: list[str], policy: str, train: bool, spread: bool
 ) -> None:
@@ -65,7 +65,6 @@ def test_emitted_module_equals_eager(
 
 
 @given(model=modules(), devices=device_lists(), train=st.booleans())
-@settings(max_examples=50)
 def test_without_example_inputs(model: GeneratedModule, devices: list[str], train: bool) -> None:
     """The first call traces, plans and runs, with nothing compared before."""
     model.train(train)
@@ -74,7 +73,6 @@ def test_without_example_inputs(model: GeneratedModule, devices: list[str], trai
 
 
 @given(model=modules(), devices=fake_device_lists(), train=st.booleans())
-@settings(max_examples=50)
 def test_no_op_mixes_devices(model: GeneratedModule, devices: list[str], train: bool) -> None:
     """PyTorch itself looks for ops whose inputs lie on two devices."""
     model.train(train)

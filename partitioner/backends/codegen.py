@@ -28,6 +28,7 @@ from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
 from partitioner.ir.access import LATER, Access
+from partitioner.ir.gradient import Backward
 from partitioner.ir.graph import Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
@@ -91,14 +92,15 @@ def hosts_of(program: Program) -> list[int]:
     return [free.index(number) + 1 if number in free else 0 for number in range(len(program.lanes))]
 
 
-def generate(plan: Plan, *, hosts: list[int] | None = None) -> Code:
+def generate(plan: Plan, *, hosts: list[int] | None = None, backward: Backward | None = None) -> Code:
     """Python functions that issue ``plan.program``.
 
     Args:
         plan: what to emit.
         hosts: the host of each lane; all zero gives one function that issues everything in order.
+        backward: how its backward runs on lanes; the code then says where tensors pass from one segment to another.
     """
-    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts)
+    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts, backward)
     lines = Lines()
     for host in range(max(context.hosts) + 1):
         _Host(context, host, lines).write()
@@ -193,12 +195,29 @@ class _Host:
         gone = self._temporaries(item)
         for op in self.context.ops(item.task):
             local[op] = variable(op)
-            text = self.context.names.call(self.context.nodes[op], self.context.device.get(op), local)
             known = self.context.plan.graph.by_name[op]
             self._mode(known.mode)
+            parts = self._parts(op, local)
+            text = self.context.names.call(self.context.nodes[op], self.context.device.get(op), {**local, **parts})
             self.lines.add(f"{local[op]} = {text}{f'  # {known.where}' if known.where else ''}", known)
-            if gone[op]:
-                self.lines.add(f"del {', '.join(gone[op])}")
+            self._hand_over(op, local)
+            if gone[op] or parts:
+                self.lines.add(f"del {', '.join([*gone[op], *parts.values()])}")
+
+    def _parts(self, op: str, local: Mapping[str, str]) -> dict[str, str]:
+        """Read what other segments made through views, at which backward ends; the name of each, by value."""
+        found: dict[str, str] = {}
+        for term, value, leaf in self.context.parts.get(op, ()):
+            read = found.get(value) or local.get(value, variable(value))
+            found.setdefault(value, self.context.names.fresh(f"{variable(value)}_part"))
+            self.lines.add(f"{found[value]} = S.part({term!r}, {read}{'' if leaf is None else f', {leaf}'})")
+        return found
+
+    def _hand_over(self, op: str, local: Mapping[str, str]) -> None:
+        """Note where the backward of this segment starts: at what others read."""
+        for gradient in self.context.handed_over.get(op, ()):
+            made = local.get(gradient.value, variable(gradient.value))
+            self.lines.add(f"S.made({gradient.name!r}, {made}{'' if gradient.leaf is None else f', {gradient.leaf}'})")
 
     def _share_threads(self, index: int) -> None:
         """Where lanes share the CPU, an op gets all of its threads only while no other lane is busy."""

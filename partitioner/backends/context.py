@@ -1,20 +1,29 @@
-"""What the code of every host needs to know of a plan: where values are outputs_of, what crosses hosts, which events matter."""
+"""What the code of every host needs to know of a plan: where values are made, what crosses hosts, which events matter."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import bodies_for, op_devices
 from partitioner.ir.conflicts import allocators
+from partitioner.ir.gradient import Backward, Gradient
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
+from partitioner.ir.segment import wide_tasks
 
 
 class Context:
-    """What the code of every host needs to know of the plan."""
+    """What the code of every host needs to know of the plan.
 
-    def __init__(self, plan: Plan, hosts: list[int]) -> None:
+    Args:
+        plan: what is emitted.
+        hosts: the host of each lane.
+        backward: how its backward runs on lanes; ``None`` where autograd does that, or nobody.
+    """
+
+    def __init__(self, plan: Plan, hosts: list[int], backward: Backward | None = None) -> None:
         self.plan, self.program, self.hosts = plan, plan.program, hosts
         self.nodes = {node.name: node for node in plan.graph.fx.nodes}
         self.device = op_devices(plan)
@@ -31,12 +40,13 @@ class Context:
         self.used_arguments = self._used_arguments()
         self.alone = self._alone()
         self.shared_cpu = max(hosts) > 0
+        self.parts = _parts(backward)
+        self.handed_over = _handed_over(backward)
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
 
     def _alone(self) -> dict[int, bool]:
         """Which Runs on the CPU get all of its threads."""
-        placement, lanes = self.plan.placement, self.program.lanes
-        wide = {name for name, threads in zip(placement.tasks, placement.threads, strict=False) if threads}
+        wide, lanes = wide_tasks(self.plan.placement), self.program.lanes
         return {
             index: item.task in wide
             for index, item in enumerate(self.program.instructions)
@@ -98,3 +108,25 @@ class Context:
     def ops(self, task: str) -> tuple[str, ...]:
         """The ops of a task."""
         return self.plan.tasks.by_name[task].ops
+
+
+def _parts(backward: Backward | None) -> dict[str, list[tuple[str, str, int | None]]]:
+    """By op, what it reads of other segments while gradients are recorded: name of the term, value, number of the tensor."""
+    found: defaultdict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
+    for gradient in _gradients(backward):
+        for part in gradient.parts:
+            found[part.op].append((gradient.term(part), part.value, part.leaf))
+    return dict(found)
+
+
+def _handed_over(backward: Backward | None) -> dict[str, list[Gradient]]:
+    """By op, the tensors that it makes and other segments or the caller read."""
+    found: defaultdict[str, list[Gradient]] = defaultdict(list)
+    for gradient in _gradients(backward):
+        if gradient.maker:
+            found[gradient.maker].append(gradient)
+    return dict(found)
+
+
+def _gradients(backward: Backward | None) -> Iterator[Gradient]:
+    yield from () if backward is None else backward.gradients

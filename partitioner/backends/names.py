@@ -48,11 +48,12 @@ class Names:
     def object(self, value: Any, label: str) -> str:
         """A name for any object, the same one each time."""
         if id(value) not in self.labels:
-            self.labels[id(value)] = self._fresh(re.sub(r"\W", "_", label))
+            self.labels[id(value)] = self.fresh(re.sub(r"\W", "_", label))
             self.namespace[self.labels[id(value)]] = value
         return self.labels[id(value)]
 
-    def _fresh(self, label: str) -> str:
+    def fresh(self, label: str) -> str:
+        """A name that nothing has."""
         while label in self.taken:
             label = f"{label}_"
         self.taken.add(label)

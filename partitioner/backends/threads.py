@@ -157,61 +157,69 @@ class Threads:
             return result
         hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
         code = self.parallel if hosts == self.hosts else self.serial
-        with casts_kept() if self.casts else nullcontext():
-            return self._run(code, self.begin(code, hosts), arguments)
+        return self.run(code, self.begin(code, hosts), arguments)
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
         return Launch(code, hosts)
 
-    def _run(self, code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
-        done = [threading.Lock() for _ in code.hosts[1:]]
-        held = gradient_edges(code, arguments) if done else []
-        result: list[Any] = []
+    def run(self, code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
+        """Issue code of this plan on its hosts; what the first one returns."""
+        with casts_kept() if self.casts else nullcontext():
+            return issue(code, call, arguments)
+
+
+def issue(code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
+    """Issue code on its hosts, and return when every lane has stopped: what the first host returns."""
+    done = [threading.Lock() for _ in code.hosts[1:]]
+    held = gradient_edges(code, arguments) if done else []
+    result: list[Any] = []
+    try:
+        call.enter()
+        _start_workers(done, code, call, arguments)
+        result = explained(code, code.hosts[0], arguments, call)
+        call.leave(result)
+    except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
+        call.fail(error)
+    _finish(call, done)
+    del held
+    if call.error is not None:
+        failure, call.error = call.error, None  # or it would hold itself, and the call's tensors, by its own traceback
         try:
-            call.enter()
-            self._start_workers(done, code, call, arguments)
-            result = explained(code, code.hosts[0], arguments, call)
-            call.leave(result)
-        except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
+            raise failure
+        finally:
+            del failure
+    return result
+
+
+def _start_workers(done: list[threading.Lock], code: Code, call: Launch, arguments: Sequence[Any]) -> None:
+    """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
+    if done:
+        HERE.occupied = True
+        modes = modes_here()
+        if code.shares_first:
+            call.make_room()
+        POOL.submit([_job(code, host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
+
+
+def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: Any, done: threading.Lock) -> Callable[[], None]:
+    done.acquire()
+
+    def run() -> None:
+        try:
+            explained(code, code.hosts[host], arguments, call)
+        finally:
+            call.mode(-1)
+
+    def job() -> None:
+        try:
+            run_under(modes, run)
+        except BaseException as error:
             call.fail(error)
-        _finish(call, done)
-        del held
-        if call.error is not None:
-            failure, call.error = call.error, None  # or it would hold itself, and the call's tensors, by its own traceback
-            try:
-                raise failure
-            finally:
-                del failure
-        return result
+        finally:
+            done.release()
 
-    def _start_workers(self, done: list[threading.Lock], code: Code, call: Launch, arguments: Sequence[Any]) -> None:
-        """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
-        if done:
-            HERE.occupied = True
-            modes = modes_here()
-            if code.shares_first:
-                call.make_room()
-            POOL.submit([self._job(host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
-
-    def _job(self, host: int, call: Launch, arguments: Sequence[Any], modes: Any, done: threading.Lock) -> Callable[[], None]:
-        done.acquire()
-
-        def run() -> None:
-            try:
-                explained(self.parallel, self.parallel.hosts[host], arguments, call)
-            finally:
-                call.mode(-1)
-
-        def job() -> None:
-            try:
-                run_under(modes, run)
-            except BaseException as error:
-                call.fail(error)
-            finally:
-                done.release()
-
-        return job
+    return job
 
 
 def gradient_edges(code: Code, arguments: Sequence[Any]) -> list[torch.Tensor]:

@@ -7,15 +7,18 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The engine is torch's: `torch.distributed.pipelining` runs stages, DDP or FSDP2 works along the data axis. What is done here is
-to trace the model, cut it, wire it, and refuse what would go wrong without a word.
+The engine is torch's: `torch.distributed.pipelining` runs stages, DDP or FSDP2 works along the data axis, functional
+collectives pass what ranks share. What is done here is to trace the model, share it out, cut it, wire it, and refuse what would
+go wrong without a word.
 """
 
 from partitioner.distributed.checkpoint import Progress, latest, load, save
 from partitioner.distributed.cut import Cut, cut_into
 from partitioner.distributed.forward import Forward
 from partitioner.distributed.held import Ranked
-from partitioner.distributed.outlook import Outlook, outlook
+from partitioner.distributed.jobplan import JobPlan, plan
+from partitioner.distributed.outlook import outlook
+from partitioner.distributed.prediction import Outlook
 from partitioner.distributed.scaler import GradScaler
 from partitioner.distributed.step import Step
 from partitioner.distributed.wire import Wired, inference, parallelize, stages
@@ -26,6 +29,7 @@ __all__ = [
     "Cut",
     "Forward",
     "GradScaler",
+    "JobPlan",
     "Outlook",
     "Progress",
     "Ranked",
@@ -37,6 +41,7 @@ __all__ = [
     "load",
     "outlook",
     "parallelize",
+    "plan",
     "save",
     "stages",
 ]

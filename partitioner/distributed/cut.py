@@ -125,7 +125,7 @@ def cut_into(
     devices = tuple(replace(device, name=f"stage {number}", lanes=1) for number in range(count))
     machine = Machine(devices)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    costs, rules = profiled(graph, estimate(graph, machine, state), profile), _together(graph, state)
+    costs, rules = profiled(graph, estimate(graph, machine, state), profile), sharing_a_stage(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
     problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
     answer = decided(problem, Chain(moves=False))
@@ -142,7 +142,7 @@ def cut_into(
     return Cut(graph, stage, tuple(seconds), answer.bound)
 
 
-def _together(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
+def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
     """The ops that must share a stage: those that write a storage and use it before, and what hands over no tensor."""
     written = {access.resource for op in graph.ops for access in op.accesses if access.write}
     untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in written)) for op in graph.ops)

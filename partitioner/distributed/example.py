@@ -109,7 +109,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     leaves, structure = tree_flatten(returned)
     places = _places(traced.graph, found, call)
     names = _names(traced.graph, results, call, places)
-    return Example(traced, call, places, structure, tuple(_leaf(leaf, names) for leaf in leaves), _differentiable(traced.graph))
+    return Example(traced, call, places, structure, tuple(_leaf(leaf, names) for leaf in leaves), differentiable(traced.graph))
 
 
 def _first_part(call: Call, count: int) -> Call:
@@ -161,6 +161,7 @@ def _leaf(leaf: Any, names: dict[int, str]) -> tuple[str, Any]:
     return "", leaf
 
 
-def _differentiable(graph: Graph) -> frozenset[str]:
+def differentiable(graph: Graph) -> frozenset[str]:
+    """The values of a graph that need a gradient."""
     values = ((node.name, node.meta.get("example_value")) for node in graph.fx.nodes)
     return frozenset(name for name, value in values if isinstance(value, torch.Tensor) and value.requires_grad)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.distributed.example import Example
 from partitioner.distributed.ranks import Ranks, told
 from partitioner.distributed.step import Batches
+from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
 
 
@@ -29,12 +30,14 @@ class Forward:
         schedule: of `torch.distributed.pipelining`, without a loss.
         first_here: whether this rank has the first stage.
         batches: what stages read.
+        shards: which part of each parameter this rank has, if there is a tensor axis.
     """
 
     ranks: Ranks
     schedule: Any
     first_here: bool
     batches: Batches
+    shards: Shards | None = None
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> Any:
@@ -47,6 +50,8 @@ class Forward:
         with told(self.ranks, "reading a batch"):
             self.batches.fill(inputs, None)
         with told(self.ranks, "in a forward"):
+            if self.shards is not None:
+                self.shards.start_step()
             numbers = torch.arange(self.batches.count)
             given = (numbers,) if self.first_here else ()
             merged = self.schedule.step(*given, number=numbers)

@@ -18,7 +18,8 @@ from torch import nn
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.part import Stage, register
 from partitioner.distributed.ranks import Ranks
-from partitioner.distributed.state import unused
+from partitioner.distributed.state import State, unused
+from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.ties import Tie
 from partitioner.errors import InputError
 from partitioner.model.state import all_state
@@ -30,11 +31,12 @@ class Ranked(nn.Module):
     Args:
         cut: where the model is cut.
         numbers: the stages that this rank holds.
+        shards: which part of each tensor it holds of them, if there is a tensor axis.
     """
 
-    def __init__(self, cut: Cut, numbers: tuple[int, ...]) -> None:
+    def __init__(self, cut: Cut, numbers: tuple[int, ...], shards: Shards | None = None) -> None:
         super().__init__()
-        self.cut, self.numbers = cut, numbers
+        self.cut, self.numbers, self.shards = cut, numbers, shards
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not for users.
@@ -45,12 +47,12 @@ class Ranked(nn.Module):
         raise InputError("this is one rank's part of the model; call the step that parallelize gave with it, on every rank")
 
 
-def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage]) -> Ranked:
+def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage], shards: Shards | None = None) -> Ranked:
     """This rank's state under every key that the model has for it; what no stage uses is with the first stage."""
     here = {key: tensor for module in modules for key, tensor in (*module.named_parameters(), *module.named_buffers())}
     left = unused(model, cut) if 0 in numbers else set()
     first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
-    held = Ranked(cut, numbers)
+    held = Ranked(cut, numbers, None if shards is None else shards.under_all_keys(model))
     held.training = model.training
     for key, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor):  # a module's extra state
@@ -63,9 +65,15 @@ def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[
     return held
 
 
-def start_alike(modules: list[Stage], ties: Iterable[Tie], ranks: Ranks) -> None:
-    """Copies of the model begin with the values of the first, and a tie with those of its first rank, whatever the seeds."""
+def start_alike(modules: list[Stage], ties: Iterable[Tie], ranks: Ranks, state: State) -> None:
+    """Copies of the model begin with the values of the first, and a tie with those of its first rank, whatever the seeds.
+
+    Parts along the tensor axis are those of its first rank's tensors.
+    """
     held = {key: tensor for module in modules for key, tensor in module.state_dict(keep_vars=True).items()}
+    if state.shards is not None and not state.read:
+        for key, tensor in held.items():
+            state.shards.begin(key, tensor.detach(), state.known.get(key, tensor))
     if ranks.mesh["data"].size() > 1:
         for tensor in held.values():
             dist.broadcast(tensor.detach(), group=ranks.mesh.get_group("data"), group_src=0)

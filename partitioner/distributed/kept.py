@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from partitioner.distributed.tensor.portion import Portion
 from partitioner.errors import CheckpointError
 
 MODEL, STATE, RANDOM = "model.", "optim.state.", "random."
@@ -60,22 +61,32 @@ class Kept:
             for parameter in group["params"]:
                 yield group, parameter
 
+    def _portion(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as part of a whole, where ranks of a tensor axis share that."""
+        shards = getattr(self.model, "shards", None)
+        found: torch.Tensor = tensor if shards is None else shards.portion(key, tensor)
+        return found
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's, by name."""
-        return {MODEL + key: tensor.detach() for key, tensor in self._own()}
+        return {MODEL + key: self._portion(key, tensor.detach()) for key, tensor in self._own()}
 
     def replicated(self) -> dict[str, torch.Tensor]:
         """The parameters that are not sharded, by name: wherever else they are held, they should be equal."""
         return {
             MODEL + key: tensor.detach()
             for key, tensor in self._own()
-            if isinstance(tensor, nn.Parameter) and not hasattr(tensor, "to_local")
+            if isinstance(tensor, nn.Parameter)
+            and not hasattr(tensor, "to_local")
+            and not isinstance(self._portion(key, tensor.detach()), Portion)
         }
 
     def states(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
         return {
-            f"{STATE}{self.keys[id(parameter)][0]}.{name}": value
+            f"{STATE}{(key := self.keys[id(parameter)][0])}.{name}": (
+                self._portion(key, value) if value.shape == parameter.shape else value
+            )
             for _, parameter in self._trained()
             for name, value in self._state(parameter).items()
             if isinstance(value, torch.Tensor)
@@ -129,9 +140,9 @@ class Kept:
             if not name.startswith(STATE) or key not in here or not isinstance(meta, TensorStorageMetadata):
                 continue
             parameter, dtype = here[key], meta.properties.dtype
-            if meta.size == parameter.shape:
-                room[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            elif hasattr(parameter, "to_local") and meta.size:
+            if meta.size == self._portion(key, parameter.detach()).shape:
+                room[name] = self._portion(key, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
+            elif (hasattr(parameter, "to_local") or isinstance(self._portion(key, parameter.detach()), Portion)) and meta.size:
                 raise CheckpointError(
                     f"{word} of {key} has shape {tuple(meta.size)}, and the parameter {tuple(parameter.shape)}: it cannot be "
                     "sharded alike; take wrap: ddp"
@@ -152,7 +163,7 @@ class Kept:
         by_key: dict[str, dict[str, Any]] = {}
         for name, tensor in states.items():
             key, _, word = name.removeprefix(STATE).rpartition(".")
-            by_key.setdefault(key, {})[word] = tensor
+            by_key.setdefault(key, {})[word] = tensor.part if isinstance(tensor, Portion) else tensor
         state = {}
         for number, (_, parameter) in zip(_numbers(own["param_groups"]), self._trained(), strict=True):
             known = next((key for key in self.keys[id(parameter)] if key in by_key or key in (options or {})), "")

@@ -1,12 +1,9 @@
 """What a job of many ranks is expected to take, before there is one: stages, step time, bubble and memory, on a laptop.
 
-    1f1b, 8 microbatches, 4 ranks x 2 copies: 41.2 ms a step, at least 34.0 ms (gap 17.5%)
-      bubble 27%: of that the last of 4 stages waits for its first microbatch, and the first for its last
-      rank 0: 9.3 ms a microbatch, 1.2 GiB    stages 0 and 4
-      ...
+    spec, model, batch  ->  one microbatch traced  ->  stages cut  ->  the schedule played through       Outlook
+                                                                      mesh: auto: of every way, the fastest that fits
 
-A stage's backward is taken to last twice as long as its forward, and transfers to be hidden behind work; gradients that copies
-exchange come at the end.
+`parallelize` asks here for its mesh and its stages, too, so that what is predicted is what runs.
 """
 
 from __future__ import annotations
@@ -16,95 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from partitioner.distributed.cut import Cut, cut_into
-from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.schedules import Kind, kind_of
-from partitioner.errors import SpecError
-from partitioner.frontend.analysis.held import memory_of
-from partitioner.ir.machine import DEFAULT_LINK, Device
-from partitioner.ir.memory import Memory, Weight
-from partitioner.ir.optimizer import optimizer_named
-from partitioner.ir.units import format_duration, format_size
+from partitioner.distributed.auto import Prospects, choose, parts, ways
+from partitioner.distributed.bench import Bench, staged
+from partitioner.distributed.choice import Choice
+from partitioner.distributed.prediction import Outlook
+from partitioner.distributed.ranks import here, together, told_by_first
+from partitioner.distributed.schedules import kind_of
+from partitioner.errors import InputError, SpecError
+from partitioner.model.call import example_call
+from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec, load_spec
 
-BACKWARD = 2.0
-"""How much longer a stage's backward is taken to last than its forward."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """The prediction for one step of a job.
-
-    Args:
-        cut: the stages.
-        asked: mesh, schedule and microbatches.
-        holds: the stages of each rank along the pipeline axis.
-        memory: bytes of each of these ranks: state, gradients, what the optimizer keeps, and what microbatches in flight save.
-        exchange: seconds in which copies average the gradients of the fullest rank.
-    """
-
-    cut: Cut
-    asked: DistributedSpec
-    holds: tuple[tuple[int, ...], ...]
-    memory: tuple[int, ...]
-    exchange: float
-
-    @property
-    def microbatch(self) -> tuple[float, ...]:
-        """Seconds that each rank works on one microbatch, forwards and backwards."""
-        return tuple((1 + BACKWARD) * sum(self.cut.seconds[stage] for stage in stages) for stages in self.holds)
-
-    @property
-    def bubble(self) -> float:
-        """The part of a step in which a rank waits, where all stages are even: (p - 1) / (v m + p - 1).
-
-        Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
-        """
-        ranks, chunks = len(self.holds), self.asked.microbatches * self.asked.stages_per_rank
-        return (ranks - 1) / (chunks + ranks - 1)
-
-    @property
-    def step(self) -> float:
-        """Seconds of one step: the slowest rank's work, what fills and drains the pipeline, the exchange at the end."""
-        slowest, v = max(self.microbatch), self.asked.stages_per_rank
-        return self.asked.microbatches * slowest + (len(self.holds) - 1) * slowest / v + self.exchange
-
-    @property
-    def bound(self) -> float:
-        """Seconds that no cut into so many stages can beat: the work shared out evenly, or one microbatch's way through all."""
-        work = (1 + BACKWARD) * sum(self.cut.seconds)
-        return max(self.asked.microbatches * work / len(self.holds), work)
-
-    def data(self) -> dict[str, Any]:
-        """The same as dictionaries, texts and numbers."""
-        return {
-            "schedule": self.asked.schedule,
-            "microbatches": self.asked.microbatches,
-            "mesh": self.asked.mesh.model_dump(),
-            "step_seconds": self.step,
-            "lower_bound": self.bound,
-            "bubble": self.bubble,
-            "balance": self.cut.balance,
-            "ranks": [
-                {"stages": list(stages), "microbatch_seconds": seconds, "memory": size}
-                for stages, seconds, size in zip(self.holds, self.microbatch, self.memory, strict=True)
-            ],
-        }
-
-    def __str__(self) -> str:
-        asked, gap = self.asked, 1 - self.bound / self.step if self.step else 0.0
-        copies = f" x {asked.mesh.data} copies, {asked.wrap}" if asked.mesh.data > 1 else ""
-        took = f"{format_duration(self.step)} a step, at least {format_duration(self.bound)} (gap {gap:.1%})"
-        lines = [f"{asked.schedule}, {asked.microbatches} microbatches, {len(self.holds)} ranks{copies}: {took}"]
-        lines.append(f"  bubble {self.bubble:.0%}, for even stages; backward taken as {BACKWARD:g} times forward")
-        for rank, (stages, seconds, size) in enumerate(zip(self.holds, self.microbatch, self.memory, strict=True)):
-            held = f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
-            lines.append(f"  rank {rank}: {held}, {format_duration(seconds)} a microbatch, {format_size(size)}")
-        return "\n".join([*lines, str(self.cut)])
+__all__ = ["Settled", "distributed_in", "outlook", "settled", "staged"]
 
 
 def outlook(
@@ -114,72 +39,103 @@ def outlook(
 
     Args:
         model: the model, in the mode in which it will be trained.
-        example_inputs: one rank's batch.
+        example_inputs: one rank's batch; for ``mesh: auto`` the batch of the whole job, for how many ranks share it is open.
         spec: with a section ``distributed``; its first device, or else this machine's, is what each rank is taken to have.
         example_kwargs: keyword arguments of the batch, by name.
 
+    Returns:
+        The prediction. What does not fit is predicted, too, and says so; for ``mesh: auto``, what does not fit is not taken.
+
     Raises:
-        SpecError, InputError, TraceError, PlacementError: as from `parallelize`.
+        SpecError, InputError, TraceError: as from `parallelize`.
+        PlacementError: there are fewer places for cuts than it takes; or ``mesh: auto`` finds nothing that fits.
 
     Example:
         >>> import torch
         >>> deep = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
         >>> found = outlook(deep, torch.ones(8, 64), {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}})
-        >>> len(found.holds), f"{found.bubble:.0%}"
-        (2, '20%')
+        >>> len(found.holds), found.bound < found.step
+        (2, True)
+        >>> outlook(deep, torch.ones(8, 64), {"distributed": {"mesh": "auto", "ranks": 2}}).asked.mesh.size
+        2
     """
     whole, asked = distributed_in(spec)
-    kind = kind_of(asked)
-    example = example_in(model, example_inputs, example_kwargs, asked.microbatches)
-    machine = build_machine(whole)
-    device = machine.devices[0]
-    cut = staged(example, whole, asked, device)
-    memory = memory_of(example.traced, training=True, optimizer=optimizer_named(whole.optimizer))
-    ranks = asked.mesh.pipeline
-    holds = tuple(kind.stages_of(rank, ranks, asked.stages_per_rank) for rank in range(ranks))
-    return Outlook(cut, asked, holds, tuple(_bytes(cut, memory, kind, asked, holds)), _exchange(cut, memory, asked, holds))
+    device = build_machine(whole).devices[0]
+    bench = Bench(model, example_inputs, example_kwargs, whole, device, build_cluster(whole, asked, device))
+    if asked.mesh.auto:
+        return _chosen(bench, asked)
+    kind_of(asked)
+    return bench.outlook(asked, asked.microbatches)
+
+
+def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
+    found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
+    return choose(
+        found, bench.cluster.ranks, Prospects(bench.room, bench.least, bench.closer, bench.of_job, bench.device.memory)
+    )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the ranks of a job have settled on.
+
+    Args:
+        asked: mesh, schedule, microbatches, wrapping.
+        count: into how many microbatches the example inputs are divided: one copy's, or those of all where the mesh was chosen.
+        choice: how ``mesh: auto`` came to it.
+    """
+
+    asked: DistributedSpec
+    count: int
+    choice: Choice | None = None
+
+
+def settled(
+    model: nn.Module, example_inputs: Any, spec: Spec, asked: DistributedSpec, place: torch.device, *, training: bool = True
+) -> Settled:
+    """What a job does: what was asked for or, for ``mesh: auto``, what its first rank chooses and tells the others.
+
+    Args:
+        model, example_inputs: as for `parallelize`; for ``mesh: auto`` the batch of the whole job.
+        spec, asked: as `distributed_in` gives them.
+        place: what this rank computes on.
+        training: whether a backward follows; without one, each rank has one stage.
+
+    Raises:
+        As `outlook`, on the first rank; the others end.
+    """
+    if not asked.mesh.auto:
+        return Settled(asked, asked.microbatches)
+
+    def by_first() -> Settled | None:
+        if here() > 0:
+            return None
+        wished = asked if training else asked.model_copy(update={"stages_per_rank": 1})
+        device = build_machine(spec, [str(place)]).devices[0]
+        bench = Bench(model, example_inputs, None, spec, device, build_cluster(spec, asked, device))
+        found = _chosen(bench, wished)
+        return Settled(found.asked, parts(found.asked), found.choice)
+
+    return told_by_first(together(by_first))
 
 
 def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, DistributedSpec]:
     """A spec, and what it says of ranks.
 
     Raises:
-        SpecError: it says nothing of them.
+        SpecError: it says nothing of them, or something that is for one process.
     """
     whole = load_spec(spec)
     if whole.distributed is None:
         raise SpecError("the spec has no section distributed, such as distributed: {mesh: {pipeline: 2}, microbatches: 4}")
+    if whole.backward != "autograd":
+        raise SpecError(f"backward: {whole.backward} is for one process; the schedule of a job has autograd run each backward")
     return whole, whole.distributed
 
 
-def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
-    """The model's graph in as many stages as are asked for, with room for gradients and what the optimizer keeps."""
-    memory = memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer)) if device.memory else None
-    return cut_into(example.traced, asked.mesh.pipeline * asked.stages_per_rank, device, memory=memory, profile=spec.profile)
-
-
-def _bytes(cut: Cut, memory: Memory, kind: Kind, asked: DistributedSpec, holds: tuple[tuple[int, ...], ...]) -> list[int]:
-    """Of each rank, when it is fullest."""
-    sizes = []
-    for rank, stages in enumerate(holds):
-        ops = [op for op in cut.graph.ops if cut.stage[op.name] in stages]
-        saved = {number for op in ops for number in memory.ops[op.name].saved if memory.storages[number].origin != "state"}
-        values = sum(memory.storages[number].bytes for number in saved) + sum(memory.ops[op.name].kept for op in ops)
-        flying = kind.in_flight(rank, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
-        sizes.append(sum(each.total for each in _weights(cut, memory, stages)) + round(values * flying / len(stages)))
-    return sizes
-
-
-def _weights(cut: Cut, memory: Memory, stages: tuple[int, ...]) -> list[Weight]:
-    """The state that some stages use; what shares a storage once."""
-    keys = {key for op in cut.graph.ops if cut.stage[op.name] in stages for key in op.state}
-    return list({memory.state[key].storage: memory.state[key] for key in keys if key in memory.state}.values())
-
-
-def _exchange(cut: Cut, memory: Memory, asked: DistributedSpec, holds: tuple[tuple[int, ...], ...]) -> float:
-    """Ring all-reduce of the fullest rank's gradients over a default link: twice its bytes, but for one part in all copies."""
-    copies = asked.mesh.data
-    if copies == 1 or asked.wrap == "none":
-        return 0.0
-    most = max(sum(each.gradient for each in _weights(cut, memory, stages)) for stages in holds)
-    return 2 * (copies - 1) / copies * most / DEFAULT_LINK.bandwidth
+def _rows(model: nn.Module, inputs: Any, kwargs: Any) -> int:
+    """Rows of a batch."""
+    call = example_call(model, inputs, kwargs)
+    if call is None or not call.tensors or not call.tensors[0].dim():
+        raise InputError("example_inputs has no tensor with rows; for mesh: auto, give the batch of the whole job")
+    return call.tensors[0].shape[0]

@@ -36,6 +36,7 @@ class Part:
         received: names of the values that the stage before passes.
         given: names of the call's arguments that it reads itself.
         passed: names of the values that it passes on; of the last stage, the graph's results.
+        results: the names of those that its graph gives, in its order.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Part:
     received: tuple[str, ...]
     given: tuple[str, ...]
     passed: tuple[str, ...]
+    results: tuple[str, ...]
 
     @property
     def graph(self) -> Graph:
@@ -75,7 +77,7 @@ def part_of(traced: Traced, cut: Cut, number: int) -> Part:
         states=states,
         leaves=None,
     )
-    return Part(number, Traced(part, {key: traced.state[key] for key in states.values()}), received, given, passed)
+    return Part(number, Traced(part, {key: traced.state[key] for key in states.values()}), received, given, passed, made)
 
 
 def _subgraph(graph: torch.fx.Graph, inside: set[str], outside: set[str], results: Sequence[str]) -> torch.fx.Graph:
@@ -128,7 +130,7 @@ class Stage(nn.Module):
                 value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         known |= {name: getattr(*place) for name, place in inside.places.items()}
         arguments = [known[name] for name in part.graph.arguments]
-        known |= dict(zip(part.graph.outputs, inside.run(arguments), strict=True))
+        known |= dict(zip(part.results, inside.run(arguments), strict=True))
         return tuple(_sendable(known[name], name in part.received) for name in part.passed)
 
     def train(self, mode: bool = True) -> Stage:
@@ -144,9 +146,12 @@ class Stage(nn.Module):
 
 
 def _sendable(value: torch.Tensor, relayed: bool) -> torch.Tensor:
-    """A tensor that torch's stages can send: contiguous, and no view, for they detach in place what they have sent."""
+    """A tensor that torch's stages can send: contiguous, no view, kept by no op, for they detach in place what they have sent.
+
+    A layer of the same stage that keeps it for its weight's gradient would find it detached under a zero-bubble schedule.
+    """
     dense = value.contiguous()
-    return dense.clone() if relayed or dense._is_view() else dense
+    return dense.clone() if relayed else torch.ops.aten._unsafe_view(dense, dense.shape)  # the same memory, as no view
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The ranks of a job: where each one is in the mesh, whether all were asked the same, and who failed.
 
-    mesh  data x pipeline    rank 0  data 0, pipeline 0    rank 1  data 0, pipeline 1
-                             rank 2  data 1, pipeline 0    rank 3  data 1, pipeline 1
+    mesh  data x pipeline x branch x tensor    rank 0  data 0, pipeline 0, tensor 0    rank 1  data 0, pipeline 0, tensor 1
+                                               rank 2  data 0, pipeline 1, tensor 0    rank 3  data 0, pipeline 1, tensor 1
 
 What is wrong on every rank is said once, by the first. A rank that loses another one says which, and what that one said before
 it went.
@@ -27,7 +27,7 @@ from partitioner.spec.distributed import DistributedSpec
 
 T = TypeVar("T")
 
-AXES = ("data", "pipeline")
+AXES = ("data", "pipeline", "branch", "tensor")
 
 LEAD = 2.0
 """Seconds by which the first rank's words go ahead of another rank's end: with the first end, torchrun ends all of them."""
@@ -56,39 +56,63 @@ class Ranks:
         return int(self.mesh.get_local_rank("pipeline"))
 
     @property
+    def branch(self) -> int:
+        """Its place along the branch axis."""
+        return int(self.mesh.get_local_rank("branch"))
+
+    @property
+    def tensor(self) -> int:
+        """Its place along the tensor axis."""
+        return int(self.mesh.get_local_rank("tensor"))
+
+    @property
     def name(self) -> str:
         """What errors call it."""
-        return f"rank {dist.get_rank()} (data {self.data}, pipeline {self.pipeline})"
+        rest = "".join(f", {axis} {getattr(self, axis)}" for axis in AXES[2:] if self.mesh[axis].size() > 1)
+        return f"rank {dist.get_rank()} (data {self.data}, pipeline {self.pipeline}{rest})"
 
 
-def connect(spec: DistributedSpec) -> Ranks:
-    """Join the job that this process was started for.
+def join(spec: DistributedSpec) -> torch.device:
+    """Join the job that this process was started for; says where this rank computes.
 
     A process group that there is already is used as it is.
 
     Raises:
-        SpecError: this process is not part of a job, or the job has another number of ranks than the mesh.
+        SpecError: this process is not part of a job.
         RanksError: another rank did not come.
     """
     device = _device()
     if not dist.is_initialized():
         if "RANK" not in os.environ:
+            size = (spec.ranks or 2) if spec.mesh.auto else spec.mesh.size
             raise SpecError(
-                "this process is not one of several; start the program with "
-                f"torchrun --nproc-per-node {spec.mesh.size} program.py"
+                f"this process is not one of several; start the program with torchrun --nproc-per-node {size} program.py"
             )
         backend = "gloo" if device.type == "cpu" else None
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=spec.timeout))
         except dist.DistError as error:
             raise RanksError(f"not all ranks have come within {spec.timeout:g} s: {error}") from error
+    return device
+
+
+def connect(spec: DistributedSpec) -> Ranks:
+    """The mesh of the job.
+
+    Raises:
+        SpecError: as from `join`, or the job has another number of ranks than the mesh.
+        RanksError: as from `join`.
+    """
+    device = join(spec)
     size = dist.get_world_size()
     if size != spec.mesh.size:
-        axes = f"data {spec.mesh.data} x pipeline {spec.mesh.pipeline}"
+        axes = " x ".join(
+            f"{axis} {getattr(spec.mesh, axis)}" for axis in AXES if axis in AXES[:2] or getattr(spec.mesh, axis) > 1
+        )
         _refuse(SpecError(f"the mesh ({axes}) has {spec.mesh.size} ranks, and the job has {size}; change one of them"))
     with told(None, "joining the others"):
         board()
-        mesh = init_device_mesh(device.type, (spec.mesh.data, spec.mesh.pipeline), mesh_dim_names=AXES)
+        mesh = init_device_mesh(device.type, tuple(getattr(spec.mesh, axis) for axis in AXES), mesh_dim_names=AXES)
     return Ranks(mesh, device)
 
 

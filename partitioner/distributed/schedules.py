@@ -37,7 +37,6 @@ class Kind:
         v: whether the last stages lie on the first ranks.
         least: how many microbatches it needs for each rank, at least.
         split: whether gradients of weights come later than those of inputs.
-        early: whether backwards begin before all forwards are done.
     """
 
     make: Callable[..., Any]
@@ -45,7 +44,6 @@ class Kind:
     v: bool = False
     least: int = 0
     split: bool = False
-    early: bool = True
 
     def stages_of(self, rank: int, ranks: int, each: int) -> tuple[int, ...]:
         """The numbers of the stages that a rank holds.
@@ -65,22 +63,11 @@ class Kind:
         """
         return min(stage, 2 * ranks - 1 - stage) if self.v else stage % ranks
 
-    def in_flight(self, rank: int, ranks: int, each: int, microbatches: int) -> int:
-        """How many forwards of one of its stages a rank has begun, and not gone back through, when these are most.
-
-        >>> Kind(Schedule1F1B, least=1).in_flight(0, 4, 1, 8), Kind(ScheduleGPipe, early=False).in_flight(0, 4, 1, 8)
-        (4, 8)
-        """
-        if not self.early:
-            return microbatches * each
-        ahead = ranks - rank if each == 1 else 2 * (ranks - rank - 1) + (each - 1) * ranks + 1
-        return min(microbatches * each, ranks * each if self.v else ahead)
-
 
 SCHEDULES: dict[str, Kind] = {
-    "gpipe": Kind(ScheduleGPipe, early=False),
+    "gpipe": Kind(ScheduleGPipe),
     "1f1b": Kind(Schedule1F1B, least=1),
-    "looped_bfs": Kind(ScheduleLoopedBFS, several=True, early=False),
+    "looped_bfs": Kind(ScheduleLoopedBFS, several=True),
     "interleaved_1f1b": Kind(ScheduleInterleaved1F1B, several=True),
     "interleaved_zero_bubble": Kind(ScheduleInterleavedZeroBubble, several=True, split=True),
     "zbv_zero_bubble": Kind(ScheduleZBVZeroBubble, several=True, v=True, split=True),

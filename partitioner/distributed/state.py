@@ -17,6 +17,7 @@ from torch import nn
 
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.part import Part
+from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import SpecError
 from partitioner.model.state import all_state
 from partitioner.runtime.materialise import materialise
@@ -29,11 +30,15 @@ class State:
     Args:
         known: every tensor of the model, by key.
         device: where this rank computes.
+        shards: which part this rank has of each, if there is a tensor axis.
+        read: whether all was read from files, of each tensor this rank's part.
         moved: by key.
     """
 
     known: Mapping[str, torch.Tensor]
     device: torch.device
+    shards: Shards | None = None
+    read: bool = False
     moved: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def values(self, part: Part) -> dict[str, torch.Tensor]:
@@ -41,10 +46,12 @@ class State:
         return {key: self._here(key, self.known.get(key, tensor)) for key, tensor in part.traced.state.items()}
 
     def _here(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == self.device:
+        split = self.shards is not None and key in self.shards.forms and not self.read
+        if tensor.device == self.device and not split:
             return tensor
         if key not in self.moved:
-            moved = tensor.detach().to(self.device)
+            part = self.shards.part(key, tensor.detach()) if self.shards is not None and split else tensor.detach()
+            moved = part.to(self.device)
             self.moved[key] = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
         return self.moved[key]
 
@@ -57,7 +64,12 @@ def unused(model: nn.Module, cut: Cut) -> set[str]:
 
 
 def state_of(
-    model: nn.Module, cut: Cut, parts: Sequence[Part], device: torch.device, weights: str | Path | None = None
+    model: nn.Module,
+    cut: Cut,
+    parts: Sequence[Part],
+    device: torch.device,
+    weights: str | Path | None = None,
+    shards: Shards | None = None,
 ) -> State:
     """The state of this rank's parts.
 
@@ -67,6 +79,7 @@ def state_of(
         parts: this rank's.
         device: where this rank computes.
         weights: a safetensors file, its index, or their folder, for a model on the meta device.
+        shards: which part this rank has of each tensor, if there is a tensor axis.
 
     Raises:
         SpecError: a tensor has no value, or the weights do not fit.
@@ -75,10 +88,10 @@ def state_of(
     if weights is not None:
         if any(part.number == 0 for part in parts):
             wanted |= unused(model, cut)
-        materialise(model, weights, default=str(device), only=wanted)
+        materialise(model, weights, default=str(device), only=wanted, part=None if shards is None else shards.read)
     known = all_state(model)
     for part in parts:
         for key, tensor in part.traced.state.items():
             if known.get(key, tensor).is_meta:
                 raise SpecError(f"{key} is on the meta device and has no value; give weights=, a safetensors file or folder")
-    return State(known, device)
+    return State(known, device, shards, read=weights is not None)

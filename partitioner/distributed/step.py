@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from partitioner.distributed.example import Example
 from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.ties import Tie, clip_gradients, sum_gradients
 from partitioner.errors import InputError
 from partitioner.model.call import Call, example_call
@@ -136,6 +137,7 @@ class Step:
         last: the place along the pipeline axis of the rank that has the last stage.
         first_here: whether this rank has the first stage.
         sharded: whether parameters are sharded along the data axis.
+        shards: which part of each parameter this rank has, if there is a tensor axis.
         steps: how many have been watched for ranks that are given different batches.
     """
 
@@ -148,6 +150,7 @@ class Step:
     last: int
     first_here: bool
     sharded: bool
+    shards: Shards | None = None
     steps: int = 0
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -165,6 +168,8 @@ class Step:
             self.batches.fill(inputs, target)
         with told(self.ranks, "in a training step"):
             self._see_one_batch()
+            if self.shards is not None:
+                self.shards.start_step()
             losses = self._run()
             sum_gradients(self.ties, self.parameters)
             return self._shared(losses)
@@ -172,7 +177,8 @@ class Step:
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
         """Scale the gradients of the whole model so that their norm is at most ``most``; the norm before, on every rank."""
         with told(self.ranks, "clipping gradients"):
-            return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded)
+            parts = self.shards.forms if self.shards is not None else ()
+            return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded, parts)
 
     def _run(self) -> list[torch.Tensor]:
         numbers = torch.arange(self.batches.count)
@@ -192,19 +198,20 @@ class Step:
         Raises:
             InputError: they differ.
         """
-        group = self.ranks.mesh.get_group("pipeline")
-        if self.steps >= WATCHED_STEPS or dist.get_world_size(group) == 1:
+        if self.steps >= WATCHED_STEPS:
             return
         self.steps += 1
         mine = self.batches.checksum().to(self.ranks.device)
-        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(found, mine, group=group)
-        others = [place for place, each in enumerate(found) if not torch.equal(each, found[0])]
-        if others:
-            raise InputError(
-                f"the ranks of one copy of the model were given different batches: pipeline 0 and pipeline {others[0]}. Give "
-                "ranks along the pipeline axis the same: DistributedSampler(num_replicas=the data axis, rank=the place on it)"
-            )
+        for axis in ("pipeline", "branch", "tensor"):
+            group = self.ranks.mesh.get_group(axis)
+            found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(found, mine, group=group)
+            others = [place for place, each in enumerate(found) if not torch.equal(each, found[0])]
+            if others:
+                raise InputError(
+                    f"the ranks of one copy of the model were given different batches: {axis} 0 and {axis} {others[0]}. Give "
+                    f"ranks along the {axis} axis the same: DistributedSampler(num_replicas=data axis, rank=step.ranks.data)"
+                )
 
     def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mean loss, which the rank of the last stage tells the others."""

@@ -8,7 +8,7 @@ Nothing in torch does that for stages: each rank would train its own copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +43,13 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
     shared = {key: places for key in sorted(holders) if len(places := tuple(sorted(holders[key]))) > 1}
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for places in sorted(set(shared.values())):
-        for data, row in enumerate(ranks.mesh.mesh.tolist()):
-            group = dist.new_group([row[place] for place in places])
-            if data == ranks.data:
-                groups[places] = group
+        for data, copy in enumerate(ranks.mesh.mesh.tolist()):
+            for tensor in range(len(copy[0][0])):
+                group = dist.new_group([copy[place][0][tensor] for place in places])  # ties are with the first branch
+                if (data, tensor) == (ranks.data, ranks.tensor):
+                    groups[places] = group
+    if ranks.branch > 0:
+        return []
     return [Tie(key, places, groups[places]) for key, places in shared.items() if ranks.pipeline in places]
 
 
@@ -68,20 +71,33 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clip_gradients(
-    ranks: Ranks, ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], most: float, sharded: bool
+    ranks: Ranks,
+    ties: Sequence[Tie],
+    parameters: Mapping[str, nn.Parameter],
+    most: float,
+    sharded: bool,
+    parts: Collection[str] = (),
 ) -> torch.Tensor:
     """Scale all gradients of the model, wherever they lie, so that their norm is at most ``most``.
+
+    Args:
+        ranks: this rank.
+        ties: what other stages hold, too.
+        parameters: this rank's.
+        most: the norm after.
+        sharded: whether parameters are sharded along the data axis.
+        parts: the keys of those of which ranks of the tensor axis have a part each; of all others each has the whole.
 
     Returns:
         The norm before.
     """
     elsewhere = {tie.key for tie in ties if tie.ranks[0] != ranks.pipeline}
+    elsewhere |= {key for key in parameters if key not in parts and ranks.tensor > 0}
     gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
     squares = [local(grad).float().square().sum() for key, grad in gradients.items() if key not in elsewhere]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=ranks.device)
-    dist.all_reduce(total, group=ranks.mesh.get_group("pipeline"))
-    if sharded:
-        dist.all_reduce(total, group=ranks.mesh.get_group("data"))
+    for axis in ("pipeline", "branch", "tensor", *(["data"] if sharded else [])):
+        dist.all_reduce(total, group=ranks.mesh.get_group(axis))
     norm = total.sqrt()
     scale = torch.clamp(most / (norm + 1e-6), max=1.0)
     for grad in gradients.values():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,31 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from partitioner.compile import emit, plan_of
+from partitioner.distributed.applied import cut_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.bench import staged, tensor_axis
+from partitioner.distributed.branches import branch_of, owners_of
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.held import Ranked, held_of, start_alike
-from partitioner.distributed.outlook import distributed_in, staged
+from partitioner.distributed.offmeta import off_meta
+from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage, part_of
-from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, together, told_by_first
+from partitioner.distributed.planfile import read_job
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
 from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.state import State, state_of
 from partitioner.distributed.step import Batches, Loss, Step
+from partitioner.distributed.tensor.local import Place
+from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
 from partitioner.distributed.ties import Tie, ties_of
 from partitioner.distributed.wrap import refuse_hook, wrapped_for
 from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
-from partitioner.ir.machine import Machine
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
+from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
@@ -53,6 +62,7 @@ def parallelize(
     spec: Spec | Mapping[str, Any] | str | Path,
     loss_fn: Callable[..., torch.Tensor],
     weights: str | Path | None = None,
+    plan: str | Path | None = None,
 ) -> tuple[Ranked, Step]:
     """Share a model out over the ranks of a job that torchrun started. Every rank calls it, with the same arguments.
 
@@ -63,6 +73,7 @@ def parallelize(
         loss_fn: the loss of the model's output or, with two arguments, of it and a target: a scalar, the mean over rows.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. Each
             rank reads what it holds.
+        plan: a file that `plan(...).save` wrote: what it says is checked and done, and nothing is decided again.
 
     Returns:
         This rank's part, whose parameters go to an optimizer; and the step.
@@ -76,7 +87,7 @@ def parallelize(
         model, step = parallelize(model, x, spec, nn.functional.cross_entropy)
         loss = step((x, target))
     """
-    wired = stages(model, example_inputs, spec, weights)
+    wired = stages(model, example_inputs, spec, weights, plan)
     loss = Loss(loss_fn, wired.batches)
     step = Step(
         ranks=wired.ranks,
@@ -88,6 +99,7 @@ def parallelize(
         last=wired.kind.holder(wired.held.cut.count - 1, wired.asked.mesh.pipeline),
         first_here=0 in wired.held.numbers,
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
+        shards=wired.shards,
     )
     return wired.held, step
 
@@ -97,6 +109,7 @@ def inference(
     example_inputs: Any,
     spec: Spec | Mapping[str, Any] | str | Path,
     weights: str | Path | None = None,
+    plan: str | Path | None = None,
 ) -> tuple[Ranked, Forward]:
     """Share a model out over ranks for inference: `parallelize` without a loss and a backward.
 
@@ -104,7 +117,7 @@ def inference(
         model: the whole model, the same on every rank; usually in eval mode.
         example_inputs: one rank's batch; its rows are divided into microbatches.
         spec: as for `parallelize`, with one stage for each rank; of its schedule nothing but the forward is left.
-        weights: as for `parallelize`.
+        weights, plan: as for `parallelize`.
 
     Returns:
         This rank's part; and a function of a batch that gives the model's output on the rank of the last stage.
@@ -116,9 +129,9 @@ def inference(
         model, forward = inference(model.eval(), x, {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}})
         output = forward(x)
     """
-    wired = stages(model, example_inputs, spec, weights, training=False)
+    wired = stages(model, example_inputs, spec, weights, plan, training=False)
     engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches)
-    return wired.held, Forward(wired.ranks, engine, 0 in wired.held.numbers, wired.batches)
+    return wired.held, Forward(wired.ranks, engine, 0 in wired.held.numbers, wired.batches, wired.shards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +146,7 @@ class Wired:
         ties: parameters that other ranks hold, too; `sum_gradients` sums theirs.
         stages: of torch, this rank's; for any schedule of torch's.
         held: this rank's parameters and buffers under the model's keys.
+        shards: which part of each this rank has, if there is a tensor axis.
     """
 
     asked: DistributedSpec
@@ -142,6 +156,7 @@ class Wired:
     ties: list[Tie]
     stages: list[PipelineStage]
     held: Ranked
+    shards: Shards | None = None
 
 
 def stages(
@@ -149,46 +164,99 @@ def stages(
     example_inputs: Any,
     spec: Spec | Mapping[str, Any] | str | Path,
     weights: str | Path | None = None,
+    plan: str | Path | None = None,
     *,
     training: bool = True,
 ) -> Wired:
     """This rank's stages, for users who have their own schedule or loop; `parallelize` is this and a `Step`.
 
     Args:
-        model, example_inputs, spec, weights: as for `parallelize`.
+        model, example_inputs, spec, weights, plan: as for `parallelize`.
         training: whether a backward follows.
 
     Raises:
         As `parallelize`.
     """
     with first_speaks():
-        whole, asked = distributed_in(spec)
+        whole, wished = distributed_in(spec)
+        saved = None if plan is None else read_job(plan)
+        place = join(wished)
+    agree({"plan": "none" if saved is None else saved.digest()[:16]})
+    if saved is None:
+        found = settled(model, example_inputs, whole, wished, place, training=training)
+    else:
+        found = together(lambda: settled_by(saved, whole, wished, training=training))
+    asked, count = found.asked, found.count
+    with first_speaks():
         kind = kind_of(asked)
         if not training and asked.stages_per_rank > 1:
             raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
     together(lambda: refuse_hook(asked, ranks))
     with nullcontext() if training else torch.no_grad():
-        example = together(lambda: example_in(model, example_inputs, None, asked.microbatches))
+        example = together(lambda: example_in(model, example_inputs, None, count))
     if not training:
         together(lambda: refuse_other_than_rows(example))
     agree(_facts(whole, example))
+    if saved is not None:
+        together(lambda: refuse_other_model(saved, example.traced.graph))
     machine = build_machine(whole, [str(ranks.device)])
-    decided = together(lambda: staged(example, whole, asked, machine.devices[0]) if dist.get_rank() == 0 else None)
-    stage, seconds, bound = told_by_first(None if decided is None else (decided.stage, decided.seconds, decided.bound))
-    cut = Cut(example.traced.graph, stage, seconds, bound)
+    shards = None
+    if asked.mesh.tensor > 1:
+        example, shards = _for_one_rank(example, whole, asked, ranks, machine.devices[0], saved)
+    if saved is None:
+        cut = _decided(example, whole, asked, machine.devices[0])
+    else:
+        cut, cluster = together(lambda: cut_by(saved, example.traced)), build_cluster(whole, asked, machine.devices[0])
+        together(lambda: refuse_other_ranks(saved, model, cut, cluster, ranks.device, here()))
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
-    together(lambda: _refuse_ties_within(asked, cut, numbers))
+    together(lambda: _refuse_ties_within(asked, cut, numbers, example.traced.state))
     batches = Batches(model, example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
-    state = together(lambda: state_of(model, cut, parts, ranks.device, weights))
+    if asked.mesh.branch > 1:
+        parts = _branches(parts, cut, asked, ranks, machine.devices[0])
+    state = together(lambda: state_of(model, cut, parts, ranks.device, weights, shards))
     modules = together(lambda: [_module(part, state, batches, machine, whole) for part in parts])
     holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
     ties = ties_of(ranks, holders)
-    start_alike(modules, ties, ranks)
+    start_alike(modules, ties, ranks, state)
     wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
-    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules))
+    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules, shards), shards)
+
+
+def _branches(parts: list[Part], cut: Cut, asked: DistributedSpec, ranks: Ranks, device: Device) -> list[Part]:
+    """What this rank of the branch axis runs of its stages, as the first rank of the axis has decided."""
+    decided = together(lambda: [owners_of(part.traced, asked.mesh.branch, device, set(cut.ties)) for part in parts])
+    group = ranks.mesh.get_group("branch")
+    said: list[Any] = [decided]
+    dist.broadcast_object_list(said, group=group, group_src=0)
+    made = zip(parts, said[0], strict=True)
+    return together(
+        lambda: [replace(part, traced=branch_of(part.traced, owner, ranks.branch, group.group_name)) for part, owner in made]
+    )
+
+
+def _decided(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
+    """The stages, as the first rank of all has decided."""
+    cut = together(lambda: staged(example, spec, asked, device) if here() == 0 else None)
+    stage, seconds, bound = told_by_first(None if cut is None else (cut.stage, cut.seconds, cut.bound))
+    return Cut(example.traced.graph, stage, seconds, bound)
+
+
+def _for_one_rank(
+    example: Example, spec: Spec, asked: DistributedSpec, ranks: Ranks, device: Device, saved: SavedJob | None
+) -> tuple[Example, Shards]:
+    """The example of this rank of the tensor axis, as the first rank of all has decided, or a plan file says."""
+    axis = tensor_axis(asked, build_cluster(spec, asked, device))
+    if saved is None:
+        decided = told_by_first(
+            together(lambda: sharding_of(off_meta(example).traced, axis, device, spec) if here() == 0 else None)
+        )
+    else:
+        decided = together(lambda: sharding_by(saved, example))
+    place = Place(ranks.tensor, ranks.mesh.get_group("tensor").group_name)
+    return together(lambda: shared(example, decided, place, ranks.device))
 
 
 def _facts(spec: Spec, example: Example) -> dict[str, str]:
@@ -207,6 +275,13 @@ def _module(part: Part, state: State, batches: Batches, machine: Machine, spec: 
     return Stage(part, emit(plan_of(part.traced, machine, spec), spec), state.values(part), batches)
 
 
+class _Stage(PipelineStage):
+    """torch's stage. In torch 2.11 stages greet their neighbours first, and gloo has no way from a rank to itself."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
     """torch's stage, told the shapes of all that passes, so that it need not find out."""
     metas = example.traced.graph.metas
@@ -216,7 +291,7 @@ def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ran
         return tuple(_empty(metas[name], name in example.differentiable) for name in names)
 
     inputs = like(part.received) if part.number else (number,)
-    return PipelineStage(
+    return _Stage(
         module,
         part.number,
         cut.count,
@@ -232,8 +307,9 @@ def _empty(meta: TensorMeta | None, differentiable: bool) -> torch.Tensor:
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=differentiable)
 
 
-def _refuse_ties_within(asked: DistributedSpec, cut: Cut, numbers: tuple[int, ...]) -> None:
-    twice = [key for key, stages in cut.ties.items() if len(set(stages) & set(numbers)) > 1]
+def _refuse_ties_within(asked: DistributedSpec, cut: Cut, numbers: tuple[int, ...], state: Mapping[str, torch.Tensor]) -> None:
+    trained = {key for op in cut.graph.ops for key in op.state if key in state and state[key].requires_grad}
+    twice = [key for key, stages in cut.ties.items() if key in trained and len(set(stages) & set(numbers)) > 1]
     if asked.wrap != "none" and asked.mesh.data > 1 and twice:
         raise SpecError(
             f"two stages of one rank share {twice[0]}, and {asked.wrap} would reduce its gradient twice: take a schedule with "

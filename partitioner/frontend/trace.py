@@ -124,4 +124,7 @@ def on_examples(model: nn.Module, run: Callable[[], T]) -> T:
     except PartitionerError:
         raise
     except Exception as error:
-        raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise InputError(
+            f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}{notes}"
+        ) from error

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 ANY = "*"
 RNG = "rng"
 LATER = "rng in backward"
+SENT = "sent between ranks"
 
-TOKENS = frozenset({ANY, RNG, LATER})
-"""Resources that are no storage: everything, the random generator, and the generator as it will be used in backward.
+TOKENS = frozenset({ANY, RNG, LATER, SENT})
+"""Resources that are no storage: everything, the random generator, the generator as it will be used in backward, and the order
+in which the ranks of a job send to each other, which must be one on all of them.
 
-Autograd runs the backward of what one thread made in reverse order; between threads it knows no order.
+Autograd runs the backward of what one thread made in reverse order; between threads it knows no order. So what ranks send in
+backward counts as a use of the generator there.
 """
 
 

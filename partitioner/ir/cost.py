@@ -35,13 +35,15 @@ class OpCost:
     """One op: floating-point operations, bytes read and written, bytes of the state that no op before it uses.
 
     So the state of several ops is their sum, however many of them share a parameter; those that do share a device. ``dtype`` is
-    that of its result, in which it computes as far as anybody can tell: ``float32``, ``bfloat16``.
+    that of its result, in which it computes as far as anybody can tell: ``float32``, ``bfloat16``. ``exchange`` are seconds for
+    what passes between ranks.
     """
 
     flops: int
     moved: int
     state: int
     dtype: str = ""
+    exchange: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:
         >>> roofline(OpCost(flops=10**9, moved=0, state=0), Device("cpu", "cpu", flops=1e10, overhead=0.0))
         0.1
     """
+    if cost.exchange:
+        return device.overhead + cost.exchange
     if not (cost.flops or cost.moved):
         return device.overhead / 2
     busy = max(cost.flops / device.rate(cost.dtype), cost.moved / device.bandwidth)

@@ -68,6 +68,7 @@ class Op:
         tensor: whether its result holds a tensor (or may hold one); sizes, devices and dtypes do not.
         flops: floating-point operations, ``None`` without example inputs.
         mode: grad mode, autocast and inference mode, where they are not those that the graph starts under.
+        exchange: seconds for what passes between the ranks of a job in it.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Op:
     tensor: bool = True
     flops: int | None = None
     mode: Mode | None = None
+    exchange: float = 0.0
 
     @property
     def bytes(self) -> int:

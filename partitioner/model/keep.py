@@ -41,18 +41,19 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
 @contextmanager
-def state_kept(module: nn.Module, *, tensors: bool = True) -> Iterator[list[str]]:
+def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iterator[list[str]]:
     """Put back what is changed inside of the block.
 
     Args:
         module: whose state.
+        arguments: what is to be kept beside it: the arguments of a call.
         tensors: whether values of tensors are copied too; otherwise nothing that takes memory is.
 
     Yields:
         A list that holds, when the block has ended, the names of what was changed and is no tensor.
     """
     kept, changed = _Kept(tensors), list[str]()
-    kept.look(module)
+    kept.look(module, arguments)
     grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
     python, numbers = random.getstate(), np.random.get_state()
     try:
@@ -74,9 +75,9 @@ class _Kept:
         self.containers: list[tuple[Path, Any, Any]] = []
         self.undo: list[Callable[[], None]] = []
 
-    def look(self, root: nn.Module) -> None:
+    def look(self, root: nn.Module, arguments: tuple[Any, ...]) -> None:
         small = sum(parameter.nbytes for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
-        waiting: deque[tuple[Path, Any]] = deque([((), root)])
+        waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
         while waiting and len(self.seen) < MOST:
             path, value = waiting.popleft()
             if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED):

@@ -34,6 +34,6 @@ def estimate(graph: Graph, machine: Machine, state: Mapping[str, StateMeta]) -> 
         read = sum(known[name].bytes if name in known else sizes.get(name, 0) for name in op.inputs)
         read += sum(each.bytes for each in used)
         dtype = str(op.outputs[0].dtype).removeprefix("torch.") if op.outputs else ""
-        return OpCost(op.flops or 0, read + op.bytes, kept, dtype)
+        return OpCost(op.flops or 0, read + op.bytes, kept, dtype, op.exchange)
 
     return Costs(machine, {op.name: of(op) for op in graph.ops}, graph.observed)

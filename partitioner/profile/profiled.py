@@ -40,6 +40,7 @@ def profiled(
     if mode is None or not graph.observed or not graph.ops:
         return costs
     names = [op.name for op in graph.ops] if mode == "all" else matters(graph, costs)
+    names = [name for name in names if not costs.ops[name].exchange]  # no rank can measure alone what passes between them
     cache = Cache.default() if cache is None else cache
     once: dict[tuple[str, int, int], Found] = {}
     measured, notes = dict(costs.measured), list(costs.notes)

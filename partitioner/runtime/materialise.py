@@ -8,7 +8,7 @@ All names, shapes and dtypes are compared before anything is read, and the model
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -24,6 +24,9 @@ from partitioner.runtime.computed import computed_buffers
 from partitioner.runtime.moving import move_state
 
 MOST_FAULTS = 20
+Part = Callable[[Sequence[str], Any], torch.Tensor | None]
+"""Reads some of a tensor, of these names, out of what safetensors can slice; ``None`` for all of it."""
+
 DIRECT = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices that safetensors reads to; to others a tensor goes by way of host memory."""
 
@@ -51,6 +54,7 @@ def materialise(
     devices: Mapping[str, str] | None = None,
     default: str = "cpu",
     only: Container[str] | None = None,
+    part: Part | None = None,
 ) -> None:
     """Give the parameters and buffers of a model that lie on the meta device the values of a checkpoint, in place.
 
@@ -60,6 +64,7 @@ def materialise(
         devices: torch device by qualified name, such as `ir.plan.state_devices` of a plan.
         default: where everything goes that has no device there.
         only: qualified names of what is read, where that is not all; the rest of the checkpoint is compared and left alone.
+        part: reads a part of a tensor, where that is not all of it.
 
     Raises:
         SpecError: the checkpoint cannot be read, or does not fit: lists what is missing, left over, or of another shape or
@@ -91,7 +96,7 @@ def materialise(
         more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
         raise SpecError("\n  ".join([f"{checkpoint.path} does not fit {type(model).__name__}:", *faults[:MOST_FAULTS], *more]))
     wanted = [slot for slot in slots if only is None or any(name in only for name in slot.names)]
-    found = dict(_read({slot: sources[slot] for slot in wanted if slot in sources}))
+    found = dict(_read({slot: sources[slot] for slot in wanted if slot in sources}, part))
     _fill(model, {id(slot.tensor): found[slot] if slot in found else made[slot.names[0]] for slot in wanted})
     _move_rest(model, places, default)
 
@@ -145,7 +150,7 @@ def _sources(slots: Iterable[Slot], checkpoint: Checkpoint) -> tuple[dict[Slot, 
     return sources, faults
 
 
-def _read(sources: Mapping[Slot, Stored]) -> Iterator[tuple[Slot, torch.Tensor]]:
+def _read(sources: Mapping[Slot, Stored], part: Part | None) -> Iterator[tuple[Slot, torch.Tensor]]:
     """The values, file by file, each straight to its device."""
     from safetensors import safe_open
 
@@ -156,7 +161,9 @@ def _read(sources: Mapping[Slot, Stored]) -> Iterator[tuple[Slot, torch.Tensor]]
         try:
             with safe_open(file, framework="pt", device=device if device.partition(":")[0] in DIRECT else "cpu") as opened:
                 for slot, stored in members:
-                    yield slot, _own(opened.get_tensor(stored.name).to(device), slot.tensor)
+                    some = None if part is None else part(slot.names, opened.get_slice(stored.name))
+                    whole = opened.get_tensor(stored.name) if some is None else some
+                    yield slot, _own(whole.to(device), slot.tensor if some is None else some)
         except Exception as error:  # the file was replaced, or a device is full: whatever is below raises its own
             raise SpecError(f"{file}: cannot be loaded on {device}: {type(error).__name__}: {error}") from error
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from partitioner.backends import Executable
+from partitioner.backends.training import Training
 from partitioner.ir.machine import Machine
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, Tried
@@ -263,8 +264,16 @@ def _summary(programs: Programs) -> str:
         lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
     if programs.tried:
         lines.append(f"  the fastest on the examples of: {', '.join(map(str, programs.tried))}")
+    lines += _backward_lines(pieces or programs.pieces)
     lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(programs.forward.failures.values()))
     return "\n".join(lines)
+
+
+def _backward_lines(pieces: Sequence[Piece]) -> list[str]:
+    """Who runs the backward of programs that were asked to have it on lanes."""
+    reasons = (piece.executable.reason for piece in pieces if isinstance(piece.executable, Training))
+    texts = {None: "on lanes, if the first call that records gradients shows that it can", "": "on the lanes of the forward"}
+    return [f"  backward: {texts.get(why, f'on one thread, because {why}')}" for why in dict.fromkeys(reasons)]
 
 
 def _seconds(plan: Plan) -> float:

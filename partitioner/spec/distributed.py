@@ -5,17 +5,22 @@
       schedule: 1f1b
       microbatches: 4
       wrap: ddp
+      hosts: 2
+      links: {between: {network: InfiniBand-NDR}}
 
-Which combinations torch computes wrongly is known to `partitioner/distributed/schedules.py`, which refuses them.
+With ``mesh: auto`` the planner chooses what the section does not say, for as many ``ranks`` as there are. Which combinations
+torch computes wrongly is known to `partitioner/distributed/schedules.py`, which refuses them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
-from partitioner.spec.quantities import Duration
+from partitioner.spec.hardware import NETWORKS, network_named
+from partitioner.spec.quantities import Bandwidth, Duration
 
 ScheduleName = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"]
 
@@ -29,11 +34,70 @@ class MeshSpec(BaseModel, frozen=True, extra="forbid"):
 
     data: int = Field(default=1, strict=True, ge=1, description="copies of the model, each with its part of the batch")
     pipeline: int = Field(default=1, strict=True, ge=1, description="ranks that hold one copy together, in stages")
+    tensor: int = Field(
+        default=1, strict=True, ge=1, description="ranks that hold one stage together, each a part of its layers"
+    )
+
+    branch: int = Field(
+        default=1, strict=True, ge=1, description="ranks that hold one stage together, each some of its branches"
+    )
+    auto: bool = Field(
+        default=False,
+        strict=True,
+        description="whether the planner chooses the axes that are not said; of all of them, mesh: auto",
+    )
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return self.data * self.pipeline
+        return self.data * self.pipeline * self.branch * self.tensor
+
+    @property
+    def inner(self) -> int:
+        """How many ranks hold one stage of one copy; they lie next to each other."""
+        return self.branch * self.tensor
+
+    def __str__(self) -> str:
+        branch = f" x branch {self.branch}" if self.branch > 1 else ""
+        return "auto" if self.auto else f"data {self.data} x pipeline {self.pipeline}{branch} x tensor {self.tensor}"
+
+
+class _OrAuto:
+    """A field that reads the word ``auto`` as ``{auto: true}``, in Python and in the JSON Schema."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"const": "auto", "type": "string"}, handler(schema)]}
+
+
+Mesh = Annotated[MeshSpec, BeforeValidator(lambda value: {"auto": True} if value == "auto" else value), _OrAuto]
+
+Network = Annotated[
+    str, BeforeValidator(lambda text: network_named(text).name), Field(json_schema_extra={"examples": list(NETWORKS)})
+]
+
+
+class RankLinkSpec(BaseModel, frozen=True, extra="forbid"):
+    """What one rank has to another one, one way. What is left out is that of a data sheet, or assumed.
+
+    >>> RankLinkSpec(network="infiniband ndr").network
+    'InfiniBand-NDR'
+    """
+
+    network: Network | None = Field(default=None, description="what it is, such as InfiniBand-NDR: its data sheet's bandwidth")
+    bandwidth: Bandwidth | None = Field(default=None, description="bytes/s that one rank sends, such as 50GB/s")
+    latency: Duration | None = Field(default=None, description="seconds that a message takes before its bytes, such as 10us")
+
+
+class RankLinksSpec(BaseModel, frozen=True, extra="forbid"):
+    """The links between ranks.
+
+    >>> RankLinksSpec(within={"bandwidth": "450GB/s"}).within.bandwidth
+    450000000000.0
+    """
+
+    within: RankLinkSpec = Field(default_factory=RankLinkSpec, description="between ranks of one host, such as NVLink")
+    between: RankLinkSpec = Field(default_factory=RankLinkSpec, description="between ranks of two hosts; a rank's own share")
 
 
 class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
@@ -43,7 +107,24 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     '1f1b'
     """
 
-    mesh: MeshSpec = Field(default_factory=MeshSpec, description="how many ranks there are along each axis")
+    mesh: Mesh = Field(
+        default_factory=MeshSpec, description="how many ranks there are along each axis; auto for the planner to choose"
+    )
+    ranks: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        description="how many ranks there are, for mesh: auto; null for as many as torchrun started",
+    )
+    hosts: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        description="on how many equal hosts the ranks are; null for what torchrun says, or one",
+    )
+    links: RankLinksSpec = Field(
+        default_factory=RankLinksSpec, description="what ranks have to each other, within a host and between hosts"
+    )
     schedule: ScheduleName = Field(
         default="1f1b", description="in which order stages work on microbatches; see torch.distributed.pipelining"
     )

@@ -215,6 +215,65 @@ def hardware_named(text: object) -> Hardware:
     raise SpecError(f"{quote(text)} is no hardware that is known here; {hint}")
 
 
+@dataclass(frozen=True)
+class Network:
+    """One line of a network adapter's data sheet.
+
+    Args:
+        name: what it is called here.
+        source: the document that says so.
+        bandwidth: bytes/s, one way.
+    """
+
+    name: str
+    source: str
+    bandwidth: float
+
+    @property
+    def reached(self) -> float:
+        """Bytes/s that large messages reach.
+
+        >>> NETWORKS["InfiniBand-NDR"].reached / 1e9
+        40.0
+        """
+        return REACHED["link"] * self.bandwidth
+
+
+_IEEE = "IEEE Std 802.3-2022; RoCE carries messages of ranks over it"
+NETWORKS: dict[str, Network] = {
+    row.name: row
+    for row in (
+        Network("InfiniBand-NDR", "NVIDIA ConnectX-7 data sheet, 400 Gb/s for each port", 50e9),
+        Network("InfiniBand-HDR", "NVIDIA ConnectX-6 data sheet, 200 Gb/s for each port", 25e9),
+        Network("InfiniBand-EDR", "NVIDIA ConnectX-5 data sheet, 100 Gb/s for each port", 12.5e9),
+        Network("Ethernet-400G", _IEEE, 50e9),
+        Network("Ethernet-200G", _IEEE, 25e9),
+        Network("Ethernet-100G", _IEEE, 12.5e9),
+        Network("Ethernet-25G", _IEEE, 3.125e9),
+        Network("Ethernet-10G", _IEEE, 1.25e9),
+    )
+}
+"""Networks between hosts that can be named, by name. A rank's share is one port where each rank has its own."""
+
+
+def network_named(text: object) -> Network:
+    """The network that a spec means; case, spaces, ``-`` and ``_`` do not matter.
+
+    Raises:
+        SpecError: nothing is called that.
+
+    >>> network_named("infiniband ndr").name
+    'InfiniBand-NDR'
+    """
+    words = {name.replace("-", "").casefold(): name for name in NETWORKS}
+    word = "".join(str(text).casefold().replace("-", " ").replace("_", " ").split())
+    if word in words:
+        return NETWORKS[words[word]]
+    close = difflib.get_close_matches(word, words, n=1)
+    hint = f"did you mean {quote(words[close[0]])}?" if close else f"there are {', '.join(NETWORKS)}"
+    raise SpecError(f"{quote(text)} is no network that is known here; {hint}")
+
+
 def link_between(one: Hardware | None, other: Hardware | None) -> float | None:
     """Bytes/s that large copies reach from one piece of hardware to another; ``None`` where a name is missing.
 

@@ -189,6 +189,10 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default="auto",
         description="what runs the program, a name in BACKENDS; built in: auto, reference, threads, streams",
     )
+    backward: Literal["autograd", "lanes"] = Field(
+        default="autograd",
+        description="where the backward of CPU lanes runs: autograd, all on one thread; lanes, each task's on its own lane",
+    )
     pins: tuple[PinSpec, ...] = Field(default=(), description="a list of the ops whose device is given")
     colocate: tuple[Annotated[tuple[Text, ...], Field(min_length=1)], ...] = Field(
         default=(), description="a list of lists of globs; the ops that match any glob of one list share a device"

@@ -55,6 +55,38 @@ class UNet(nn.Module):
         return self.head(self.up_one(torch.cat([F.interpolate(up, scale_factor=2.0), one], 1)))
 
 
+class Keeping(nn.Module):
+    """Values that a layer reads and keeps for its weight's gradient, and that the last stage reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        seen = []
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x)
+        return {"logits": sum(seen)}
+
+
+class Towers(nn.Module):
+    """Three towers that read one layer, joined under a mask; in-place ops, buffers, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 10)
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(inplace=True), nn.BatchNorm1d(32), nn.Linear(32, 16)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.first(x))
+        found = [tower(hidden) for tower in self.towers]
+        return {"logits": self.head(sum(each.masked_fill(mask, 0.0) for each in found)), "aside": found[1]}
+
+
 def _hugging_face(name: str) -> nn.Module:
     import zoo
 
@@ -84,6 +116,15 @@ def _alike(output: Any) -> Tensor:
     """Pictures and texts of a microbatch know each other; the batch has no target."""
     wanted = torch.arange(len(output.logits_per_text))
     return F.cross_entropy(output.logits_per_text, wanted) + F.cross_entropy(output.logits_per_image, wanted)
+
+
+def _joined(output: Any, target: Tensor) -> Tensor:
+    return F.cross_entropy(output["logits"], target) + 0.1 * output["aside"].square().mean()
+
+
+def _features(draw: torch.Generator) -> Any:
+    x, mask = torch.randn(ROWS, 16, generator=draw), torch.rand(ROWS, 16, generator=draw) < 0.2
+    return {"x": x, "mask": mask}, torch.randint(0, 10, (ROWS,), generator=draw)
 
 
 def _ids(draw: torch.Generator) -> Any:
@@ -124,6 +165,8 @@ class Training:
 TRAININGS = {
     "skipping": Training(lambda: Skipping(tied=False), _next_word, _ids),
     "tied": Training(lambda: Skipping(tied=True), _next_word, _ids),
+    "keeping": Training(Keeping, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "towers": Training(Towers, _joined, _features),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
     "gpt2": Training(lambda: _hugging_face("gpt2"), _next_word, _ids),

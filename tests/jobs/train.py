@@ -15,6 +15,8 @@ import torch.distributed as dist
 from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
 
 from partitioner.distributed import parallelize
+from partitioner.distributed.tensor.collectives import gathered
+from partitioner.distributed.tensor.shards import Shards
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:
@@ -24,22 +26,32 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     first = batches[0] if case["net"] == "clip" else batches[0][0]
     spec = {"distributed": {"timeout": 60, **case["distributed"]}}
     model, step = parallelize(training.model(), rows_of(first, 0, local), spec, training.loss)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model) if list(model.parameters()) else None
     start = step.ranks.data * local
     losses, norms = [], []
     for batch in batches:
         losses.append(step(rows_of(batch, start, start + local)).item())
         if case["clip"]:
             norms.append(step.clip_grad_norm_(case["clip"]).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    parameters = {key: each.full_tensor() if hasattr(each, "full_tensor") else each for key, each in model.named_parameters()}
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+    parameters = {key: whole_of(model.shards, key, each.detach()) for key, each in model.named_parameters()}
     return {
         "losses": losses,
         "norms": norms,
         "stages": model.cut.count,
         "parameters": {key: each.tolist() for key, each in parameters.items()},
     }
+
+
+def whole_of(shards: Shards | None, key: str, held: torch.Tensor) -> torch.Tensor:
+    """All of a parameter of which this rank has a part."""
+    full = held.full_tensor() if hasattr(held, "full_tensor") else held
+    if shards is None or key not in shards.forms:
+        return full
+    form = shards.forms[key]
+    return gathered(full, form.dim, form.blocks, shards.ranks, shards.place.group)
 
 
 if __name__ == "__main__":

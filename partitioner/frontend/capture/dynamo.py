@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
@@ -24,19 +25,11 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import cached_backends
-from torch._dynamo.exc import TorchRuntimeError, Unsupported
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-)
 
-from partitioner.errors import TraceError
-from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
-from partitioner.frontend.capture.here import HERE, Watched, explain, reason_of
+from partitioner.frontend.capture.here import HERE, Watched, reason_of
+from partitioner.frontend.capture.refusal import refusal
 from partitioner.frontend.capture.sameness import watched
-from partitioner.model.keep import state_kept
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
@@ -141,7 +134,7 @@ class Compiled:
         try:
             result = self.functions[backend](self.root, *args, **kwargs)
         except Untraceable as refused:
-            raise self._refusal(refused.error, args, kwargs) from None
+            raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), refused.error, self.home) from None
         finally:
             pending, self.pending = self.pending, {}
         for code, reason in pending.items():  # eager could do what the tracer could not
@@ -150,25 +143,6 @@ class Compiled:
             if self.tries[code] >= TRIES:
                 self.failures[code] = reason
         return result
-
-    def _refusal(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
-        """What the model itself raises on this call, told on fakes; or why it cannot be one graph."""
-        if may_be_the_models(error):
-            try:
-                with state_kept(self.root, tensors=False), on_fakes(self.home):
-                    self.entry(self.root, *args, **kwargs)
-            except (UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
-                pass  # what fakes cannot do
-            except Exception as raised:  # the model may raise anything
-                return raised
-        name = f"{type(self.root).__name__}.{self.entry.__name__}"
-        return TraceError(f"{name} cannot be one graph, as state on several devices asks for: {explain(error)}")
-
-
-def may_be_the_models(error: Exception) -> bool:
-    """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
-    raises = ("Observed exception", "Data-dependent assertion failed")
-    return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
 
 
 class _Backend:

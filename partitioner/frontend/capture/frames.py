@@ -121,10 +121,14 @@ class Convert:
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
-            if self.owner.whole or isinstance(_cause(error), PartitionerError):
-                raise _cause(error) from None
-            self.owner.pending[code] = f"a fault of partitioner, {type(_cause(error)).__name__}: {_cause(error)}"
-            warnings.warn(f"{self.owner.pending[code]}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            cause = _cause(error)
+            if isinstance(cause, PartitionerError):
+                raise cause from None
+            fault = f"a fault of partitioner, {type(cause).__name__}: {cause}"
+            if self.owner.whole:
+                raise TraceError(fault) from cause
+            self.owner.pending[code] = fault
+            warnings.warn(f"{fault}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
             return ConvertFrameReturn(apply_to_code=False)
         except Exception as error:
             if self.owner.whole:

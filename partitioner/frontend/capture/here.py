@@ -68,5 +68,5 @@ def _plainly(text: str) -> str:
     raised = re.search(r"with fake tensors: .*: got (.*)", text)
     if raised:
         return f"on tensors without values: {raised[1]}"
-    explained = re.search(r"^ *Explanation: (.*)", text, re.MULTILINE)
+    explained = re.search(r"^ *(?:Explanation|Developer debug context): (.+)", text, re.MULTILINE)
     return explained[1] if explained else next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -119,10 +119,12 @@ def tell_state(graph: torch.fx.Graph, states: Collection[str]) -> None:
 
 
 def as_plain_calls(module: torch.fx.GraphModule) -> None:
-    """Replace higher-order ops in ``module`` and in the bodies that it holds."""
+    """Replace higher-order ops in ``module`` and in the bodies that it holds, and drop calls that only count uses of torch."""
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
                 if isinstance(node.target, torch._ops.HigherOrderOperator):
                     node.target = PLAIN.get(node.target._name, node.target)
+                elif node.target is torch._C._log_api_usage_once:  # as of a slice of a ModuleList
+                    part.graph.erase_node(node)
             part.recompile()

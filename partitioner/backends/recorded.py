@@ -1,0 +1,165 @@
+"""The autograd graph of a call on lanes: whole, with cuts in it, and behind one node that stands for it in the caller's graph.
+
+    forward    lanes record as always; what another segment made is read through a view, whose node is a cut
+    results    leave through `_OnLanes`
+    backward   each segment's graph, from what it handed over back to its cuts (`reversed`)
+
+The views cut what is run, not what is recorded. So a gradient of a gradient, and a backward under modes that no worker can take
+over, go through the whole graph at once, as without lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from partitioner.backends.codegen import Code, generate
+from partitioner.backends.gradients import AccumulateGrad
+from partitioner.backends.reversed import Cuts, Reversed, reversed_code
+from partitioner.backends.threads import Launch, issue
+from partitioner.backends.workers import has_hidden_modes
+from partitioner.ir.gradient import Backward, BackwardError
+from partitioner.ir.plan import Plan
+
+
+class Recording(Launch):
+    """One call that keeps where its graph is cut."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code, len(code.hosts))
+        self.cuts = Cuts({}, {})
+
+    def part(self, term: str, value: Any, leaf: int | None = None) -> Any:
+        """The value, with a view in the place of the tensor of which an op is about to be a reader in another segment.
+
+        Args:
+            term: what the op will add to that tensor's gradient.
+            value: the tensor, or a structure that holds it.
+            leaf: its number there.
+        """
+        if leaf is not None:
+            leaves, structure = tree_flatten(value)
+            leaves[leaf] = self.part(term, leaves[leaf])
+            return tree_unflatten(leaves, structure)
+        view = value.view_as(value)
+        if view.grad_fn is not None:
+            self.cuts.parts[term] = GradientEdge(view.grad_fn, 0, None)
+        return view
+
+    def made(self, name: str, value: Any, leaf: int | None = None) -> None:
+        """Note a tensor that is handed over, from which the backward of its segment starts."""
+        tensor = value if leaf is None else tree_leaves(value)[leaf]
+        if tensor.requires_grad:
+            self.cuts.ends[name] = get_gradient_edge(tensor)
+
+
+class Form:
+    """What is emitted for calls in which the same arguments have gradients.
+
+    Args:
+        plan: of the forward.
+        backward: its backward on lanes.
+    """
+
+    def __init__(self, plan: Plan, backward: Backward) -> None:
+        self.plan, self.backward, self.checked = plan, backward, False
+        self.code, self.reversed = generate(plan, backward=backward), reversed_code(plan, backward)
+        position = {name: number for number, name in enumerate(plan.graph.arguments)}
+        value = {gradient.term(part): gradient.value for gradient in backward.gradients for part in gradient.parts}
+        self.arguments = [position[value[term]] for term in backward.program.outputs]
+        self.results = {number: gradient.name for gradient in backward.gradients for number in gradient.results}
+
+    def wrapped(self, cuts: Cuts, found: list[Any], arguments: Sequence[Any]) -> list[Any]:
+        """The results of a call, with one node of autograd in front of its graph.
+
+        Raises:
+            BackwardError: the graph is not cut where it should be, as the first one shows.
+        """
+        if not self.checked:
+            self._check(cuts)
+            self.checked = True
+        inner = {self.results[number]: found[number] for number in self.results if self.results[number] in cuts.ends}
+        if not inner:
+            return found
+        apply: Callable[..., Sequence[torch.Tensor]] = _OnLanes.apply
+        outer = apply(Recorded(self, cuts), inner, *(arguments[position] for position in self.arguments))
+        named = dict(zip(inner, outer, strict=True))
+        return [named.get(self.results.get(number, ""), value) for number, value in enumerate(found)]
+
+    def _check(self, cuts: Cuts) -> None:
+        """Walk the graph of each segment: it must end at its own cuts, before an argument or another segment."""
+        visited: dict[Node, str] = {}
+        for name, step in self.backward.steps.items():
+            views = {cuts.parts[term].node for term in step.terms if term in cuts.parts}
+            waiting = [cuts.ends[tensor].node for tensor, _ in step.sums if tensor in cuts.ends]
+            while waiting:
+                node = waiting.pop()
+                if node in views or visited.get(node) == name:
+                    continue
+                if node in visited or isinstance(node, AccumulateGrad):
+                    raise BackwardError(f"the graph of {name} goes on past its cuts, into {type(node).__name__}")
+                visited[node] = name
+                waiting += (following for following, _ in node.next_functions if following is not None)
+
+
+class Recorded:
+    """The autograd graph of one call.
+
+    Args:
+        form: of the call.
+        cuts: where the graph is cut.
+    """
+
+    def __init__(self, form: Form, cuts: Cuts) -> None:
+        self.form, self.cuts = form, cuts
+
+    def backward(self, given: Mapping[str, torch.Tensor], keep: bool) -> dict[str, Any]:
+        """What ops add to the gradients of arguments, by the name of the term.
+
+        Args:
+            given: gradients of the results, by the tensor's name.
+            keep: whether there may be another backward through the graph.
+        """
+        if torch.is_grad_enabled() or has_hidden_modes():
+            return self._at_once(given, keep)
+        launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep)
+        issue(self.form.reversed, launch, ())
+        return launch.terms
+
+    def _at_once(self, given: Mapping[str, torch.Tensor], keep: bool) -> dict[str, Any]:
+        """The same through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call."""
+        terms = [term for term in self.form.backward.program.outputs if term in self.cuts.parts]
+        found = torch.autograd.grad(
+            [self.cuts.ends[name] for name in given],
+            [self.cuts.parts[term] for term in terms],
+            list(given.values()),
+            retain_graph=keep,
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+        return dict(zip(terms, found, strict=True))
+
+
+class _OnLanes(torch.autograd.Function):
+    """Stands for a call in the caller's graph. Each argument is given once for each term of its gradient.
+
+    So the caller's engine sums the terms, after what other readers of the argument add, as it would in eager.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, graph: Recorded, inner: Mapping[str, torch.Tensor], *arguments: Any) -> tuple[torch.Tensor, ...]:
+        ctx.graph, ctx.names = graph, tuple(inner)
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in inner.values())  # shares its version counter, and is no view to autograd
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        graph: Recorded = ctx.graph
+        given = {name: gradient for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None}
+        terms = graph.backward(given, torch._C._autograd._get_current_graph_task_keep_graph())
+        # Taken out, for autograd keeps a gradient that nobody else has, and copies any other one.
+        return (None, None, *(terms.pop(term, None) for term in graph.form.backward.program.outputs))

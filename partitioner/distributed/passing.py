@@ -1,0 +1,126 @@
+"""What passes between the ranks of a branch axis, with its gradient: a value from the rank that made it to all others.
+
+    rank 0   a = tower(x)     share a                  backward: the sum of what the others' gradients of a are, and its own
+    rank 1   b = tower(y)     a' = share, a' + b
+
+Every rank takes part in every exchange, forwards and backwards, in one order. For that a *token*, an empty tensor, goes into
+each exchange and comes out of it: autograd goes back through all of them, in reverse, on every rank, whoever uses what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OPS = torch.ops._c10d_functional
+
+
+def token() -> Tensor:
+    """The first token of a call."""
+    return torch.zeros(0, requires_grad=torch.is_grad_enabled())
+
+
+def _sent(x: Tensor, owner: int, group: str) -> Tensor:
+    """The owner's tensor, on every rank."""
+    flat = x.contiguous()
+    if flat.dtype == torch.bool:
+        return OPS.wait_tensor(OPS.broadcast(flat.view(torch.uint8), owner, group)).view(torch.bool)  # type: ignore[no-any-return]
+    return OPS.wait_tensor(OPS.broadcast(flat, owner, group))  # type: ignore[no-any-return]
+
+
+def _summed(x: Tensor, group: str) -> Tensor:
+    return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
+
+
+class _Shared(torch.autograd.Function):
+    """A value from its owner to all; back, the sum of the others' gradients to the owner."""
+
+    @staticmethod
+    def forward(ctx: Any, pass_on: Tensor, x: Tensor | None, like: Tensor | None, here: bool, owner: int, group: str) -> Any:
+        known = x if x is not None else like
+        assert known is not None
+        found = _sent(known.detach(), owner, group)
+        ctx.here, ctx.group, ctx.differentiable = here, group, known.is_floating_point()
+        ctx.set_materialize_grads(True)
+        if not ctx.differentiable:
+            ctx.mark_non_differentiable(found)
+        return found, pass_on.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        mine, pass_on = gradients
+        total = _summed(mine, ctx.group) if ctx.differentiable else None
+        return pass_on, total if ctx.here else None, None, None, None, None
+
+
+class _Delivered(torch.autograd.Function):
+    """A result from its owner to all; all ranks go on alike with it, so back the owner's gradient is the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, pass_on: Tensor, x: Tensor | None, like: Tensor | None, here: bool, owner: int, group: str) -> Any:
+        known = x if x is not None else like
+        assert known is not None
+        found = _sent(known.detach(), owner, group)
+        ctx.here = here
+        ctx.set_materialize_grads(True)
+        if not known.is_floating_point():
+            ctx.mark_non_differentiable(found)
+        return found, pass_on.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        mine, pass_on = gradients
+        return pass_on, mine if ctx.here else None, None, None, None, None
+
+
+class _Fanned(torch.autograd.Function):
+    """An input that all ranks have; back, the sum of what its readers' gradients are."""
+
+    @staticmethod
+    def forward(ctx: Any, pass_on: Tensor, x: Tensor, group: str) -> Any:
+        ctx.group = group
+        ctx.set_materialize_grads(True)
+        return x.view_as(x), pass_on.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        mine, pass_on = gradients
+        return pass_on, _summed(mine, ctx.group), None
+
+
+def share(
+    pass_on: Tensor, x: Tensor | None, like: tuple[Any, ...], owner: int, here: bool, group: str
+) -> tuple[Tensor, Tensor]:
+    """A value that ops of other ranks read.
+
+    Args:
+        pass_on: the token.
+        x: on its owner, the value.
+        like: on the others its shape, dtype and device.
+        owner: which rank has it.
+        here: whether that is this one.
+        group: the ranks of the axis.
+
+    Returns:
+        The value, whose gradient goes to its owner; and the token.
+    """
+    return _Shared.apply(pass_on, x, None if here else _room(like), here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def deliver(
+    pass_on: Tensor, x: Tensor | None, like: tuple[Any, ...], owner: int, here: bool, group: str
+) -> tuple[Tensor, Tensor]:
+    """A result, as `share`; all ranks go on with it alike, and so have one gradient of it."""
+    return _Delivered.apply(pass_on, x, None if here else _room(like), here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def fan(pass_on: Tensor, x: Tensor, group: str) -> tuple[Tensor, Tensor]:
+    """An input with a gradient, which only some ranks read."""
+    return _Fanned.apply(pass_on, x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _room(like: tuple[Any, ...]) -> Tensor:
+    shape, dtype, device = like
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -1,0 +1,268 @@
+"""What one step of a job is predicted to take, for one mesh, schedule and cut: step time, bound, bubble, memory of each rank.
+
+    1f1b, 8 microbatches, 4 ranks x 2 copies, ddp: 41.2 ms a step, at least 34.0 ms (gap 17.5%)
+      bubble 27%, exchange of gradients 2.1 ms after the last backward; backward taken as 2 times forward
+      rank 0: stage 0, 9.3 ms a microbatch, 1.2 GiB
+      ...
+
+The order of the schedule is played through (`timeline.py`) with each stage's own seconds and with messages at the borders.
+
+Taken as given: a backward lasts twice as long as its forward, and each half of it as long as that. What ranks of a tensor axis
+pass on takes as long backwards as forwards, and they do nothing else meanwhile; messages between stages and work go on at once.
+What ranks of a branch axis gain is not predicted: a stage takes as long, and as much memory, as on one; the bound counts them.
+DDP sends its first bucket when the last backward of a stage begins, and its last one when that has ended. FSDP2 gathers the
+parameters of a stage once a step and scatters its gradients after the last backward, as torch's schedules have it. The
+optimizer's step and the loss are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partitioner.distributed.choice import Choice
+from partitioner.distributed.communication import all_gather, all_reduce, message, reduce_scatter
+from partitioner.distributed.cut import Cut
+from partitioner.distributed.loads import StageLoad, held
+from partitioner.distributed.order import order_of
+from partitioner.distributed.schedules import kind_of
+from partitioner.distributed.timeline import StageTimes, Timeline, most_kept, played
+from partitioner.ir.cluster import Cluster
+from partitioner.ir.machine import Link
+from partitioner.ir.memory import Memory
+from partitioner.ir.units import format_duration, format_size
+from partitioner.spec.distributed import DistributedSpec
+
+BACKWARD = 2.0
+"""How much longer a stage's backward is taken to last than its forward."""
+
+BUCKET = 25 * 2**20
+"""Bytes of gradients that DDP sends together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """The prediction for one step of a job.
+
+    Args:
+        cut: the stages.
+        asked: mesh, schedule and microbatches.
+        cluster: hosts and links.
+        holds: the stages of each rank along the pipeline axis.
+        memory: bytes of each of these ranks: state, gradients, what the optimizer keeps, what microbatches in flight save, what
+            an op takes for itself.
+        cap: bytes that a rank may use; ``None`` for no cap.
+        timeline: of one copy.
+        tied: seconds in which stages sum the gradients of weights that they share, after all else.
+        bound: seconds that no schedule and no cut of this mesh can beat, with as many microbatches.
+        assumed: the figures that nobody has given, in words.
+        choice: how ``mesh: auto`` came to it.
+    """
+
+    cut: Cut
+    asked: DistributedSpec
+    cluster: Cluster
+    holds: tuple[tuple[int, ...], ...]
+    memory: tuple[int, ...]
+    cap: int | None
+    timeline: Timeline
+    tied: float
+    bound: float
+    assumed: tuple[str, ...] = ()
+    choice: Choice | None = None
+
+    @property
+    def microbatch(self) -> tuple[float, ...]:
+        """Seconds that each rank works on one microbatch, forwards and backwards."""
+        counts = self.asked.microbatches
+        return tuple(busy / counts for busy in self.timeline.busy)
+
+    @property
+    def step(self) -> float:
+        """Seconds of one step."""
+        return self.timeline.step + self.tied
+
+    @property
+    def bubble(self) -> float:
+        """The part of the time until the last backward in which ranks wait, on average: for even stages and no messages
+        (p - 1) / (v m + p - 1).
+
+        Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
+        """
+        return self.timeline.bubble
+
+    @property
+    def exchange(self) -> float:
+        """Seconds from the last backward to the last gradient."""
+        return self.step - self.timeline.span
+
+    @property
+    def excess(self) -> int:
+        """Bytes that the fullest rank has too many; 0 if all fit."""
+        return 0 if self.cap is None else max(0, max(self.memory) - self.cap)
+
+    def data(self) -> dict[str, Any]:
+        """The same as dictionaries, texts and numbers."""
+        found = {
+            "schedule": self.asked.schedule,
+            "stages_per_rank": self.asked.stages_per_rank,
+            "microbatches": self.asked.microbatches,
+            "mesh": self.asked.mesh.model_dump(exclude={"auto"}),
+            "wrap": self.asked.wrap,
+            "step_seconds": self.step,
+            "lower_bound": self.bound,
+            "bubble": self.bubble,
+            "exchange_seconds": self.exchange,
+            "balance": self.cut.balance,
+            "memory_cap": self.cap,
+            "assumed": list(self.assumed),
+            "ranks": [
+                {"stages": list(stages), "microbatch_seconds": seconds, "memory": size}
+                for stages, seconds, size in zip(self.holds, self.microbatch, self.memory, strict=True)
+            ],
+        }
+        return found if self.choice is None else {**found, "auto": self.choice.data()}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.choice is not None:
+            yield str(self.choice)
+        asked, gap = self.asked, 1 - self.bound / self.step if self.step else 0.0
+        copies = f" x {asked.mesh.data} copies, {asked.wrap}" if asked.mesh.data > 1 else ""
+        parts = f" x {asked.mesh.inner} of each stage" if asked.mesh.inner > 1 else ""
+        took = f"{format_duration(self.step)} a step, at least {format_duration(self.bound)} (gap {gap:.1%})"
+        yield f"{asked.schedule}, {asked.microbatches} microbatches, {len(self.holds)} ranks{parts}{copies}: {took}"
+        exchange = f", exchange of gradients {format_duration(self.exchange)} after the last backward" if self.exchange else ""
+        yield f"  bubble {self.bubble:.0%}{exchange}; backward taken as {BACKWARD:g} times forward"
+        yield f"  {self.cluster}"
+        if self.assumed:
+            yield f"  assumed: {', '.join(self.assumed)}"
+        for rank, (stages, seconds, size) in enumerate(zip(self.holds, self.microbatch, self.memory, strict=True)):
+            held = f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
+            over = size - self.cap if self.cap is not None and size > self.cap else 0
+            fits = f", {format_size(over)} more than it has" if over else ""
+            yield f"  rank {rank}: {held}, {format_duration(seconds)} a microbatch, {format_size(size)}{fits}"
+        yield str(self.cut)
+
+
+def predict(
+    cut: Cut,
+    loads: tuple[StageLoad, ...],
+    memory: Memory,
+    asked: DistributedSpec,
+    cluster: Cluster,
+    cap: int | None,
+    assumed: tuple[str, ...] = (),
+) -> Outlook:
+    """What a step takes.
+
+    Args:
+        cut: the stages.
+        loads: what they hold and move.
+        memory: of the ops of the graph, training.
+        asked: mesh, schedule, microbatches, wrapping.
+        cluster: hosts and links.
+        cap: bytes that a rank may use.
+        assumed: as in `Outlook`.
+
+    Raises:
+        SpecError: the schedule does not go with the rest.
+    """
+    kind, pipeline, each = kind_of(asked), asked.mesh.pipeline, asked.stages_per_rank
+    order = order_of(asked.schedule, pipeline, each, asked.microbatches)
+    holds = tuple(kind.stages_of(rank, pipeline, each) for rank in range(pipeline))
+    holder = {stage: rank for rank, stages in enumerate(holds) for stage in stages}
+    times = [_times(stage, cut.seconds[stage], loads, holder, asked, cluster) for stage in range(cut.count)]
+    kept = [most_kept(actions, [load.kept for load in loads]) for actions in order]
+    sizes = tuple(_fullest([loads[stage] for stage in stages], most, asked) for stages, most in zip(holds, kept, strict=True))
+    exchanged = sum(load.exchanged for load in loads)
+    longest = backwards(cut.bound, min(exchanged, cut.bound)) + cut.bound
+    bound = max(least(sum(cut.seconds), exchanged, memory, asked, cluster), asked.microbatches * longest / asked.mesh.branch)
+    tied = _tied(cut, memory, holder, asked, cluster)
+    return Outlook(cut, asked, cluster, holds, sizes, cap, played(order, times), tied, bound, assumed)
+
+
+def backwards(forward: float, exchanged: float) -> float:
+    """Seconds of the backward of so long a forward, in part of which ranks of a tensor axis passed on what they had.
+
+    >>> backwards(forward=5.0, exchanged=1.0)
+    9.0
+    """
+    return BACKWARD * (forward - exchanged) + exchanged
+
+
+def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSpec, cluster: Cluster) -> float:
+    """Seconds that a step takes at least, whatever the schedule and the cut. It is the longest of three:
+
+    all work, shared out evenly; one microbatch's way through all stages and back, where some schedules leave gradients of
+    weights for later; and the gradients (under FSDP2 also the parameters) of one rank's even share, between copies.
+
+    Args:
+        forward: seconds of one microbatch.
+        exchanged: those of them in which ranks of a tensor axis pass on what they have.
+        memory: what is held.
+        asked: mesh, microbatches, wrapping.
+        cluster: hosts and links.
+    """
+    pipeline, copies = asked.mesh.pipeline, asked.mesh.data
+    later = pipeline > 1 and (copies == 1 or asked.wrap == "none")
+    backward = backwards(forward, exchanged)
+    through = forward + (backward / 2 if later else backward)
+    weights = {each.storage: each for each in memory.state.values()}.values()
+    parameters, gradients = sum(each.bytes for each in weights if each.parameter), sum(each.gradient for each in weights)
+    link = replace(cluster.ring(copies, pipeline * asked.mesh.inner), latency=0.0)
+    exchange = sum(_exchange(parameters / pipeline, gradients / pipeline, asked, link))
+    return max(asked.microbatches * (forward + backward) / pipeline, through, exchange) / asked.mesh.branch
+
+
+def _exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:
+    """Seconds in which copies gather parameters, and in which they sum gradients."""
+    copies = asked.mesh.data
+    if copies == 1 or asked.wrap == "none":
+        return 0.0, 0.0
+    if asked.wrap == "ddp":
+        return 0.0, all_reduce(gradients, copies, link) if gradients else 0.0
+    return all_gather(parameters, copies, link), reduce_scatter(gradients, copies, link) if gradients else 0.0
+
+
+def _times(
+    stage: int,
+    forward: float,
+    loads: tuple[StageLoad, ...],
+    holder: Mapping[int, int],
+    asked: DistributedSpec,
+    cluster: Cluster,
+) -> StageTimes:
+    """The seconds of a stage, and of what it sends."""
+    load, link = loads[stage], cluster.ring(asked.mesh.data, asked.mesh.pipeline * asked.mesh.inner)
+    gathered, reduced = _exchange(load.parameters, load.gradients, asked, link)
+    tail = reduced * min(1.0, BUCKET / load.gradients) if asked.wrap == "ddp" and load.gradients else reduced
+    sent = _message(load.passed, stage, stage + 1, holder, asked, cluster)
+    returned = _message(loads[stage - 1].returned, stage, stage - 1, holder, asked, cluster)
+    return StageTimes(forward, backwards(forward, load.exchanged), sent, returned, gathered, reduced, tail)
+
+
+def _message(size: int, stage: int, other: int, holder: Mapping[int, int], asked: DistributedSpec, cluster: Cluster) -> float:
+    """Seconds from a stage to another one; none on one rank, and none past the ends."""
+    if other not in holder or holder[other] == holder[stage] or not size:
+        return 0.0
+    (here, there), pipeline = (holder[stage], holder[other]), asked.mesh.pipeline
+    return message(size, cluster.next_stage(here if (here + 1) % pipeline == there else there, pipeline, asked.mesh.inner))
+
+
+def _tied(cut: Cut, memory: Memory, holder: Mapping[int, int], asked: DistributedSpec, cluster: Cluster) -> float:
+    """Seconds in which ranks sum the gradients of weights that several of them have, one weight after the other."""
+    link = cluster.ring(asked.mesh.pipeline, asked.mesh.inner)
+    shared = ((key, len({holder[stage] for stage in stages})) for key, stages in cut.ties.items() if key in memory.state)
+    return sum(all_reduce(memory.state[key].gradient, ranks, link) for key, ranks in shared if memory.state[key].gradient)
+
+
+def _fullest(loads: list[StageLoad], kept: float, asked: DistributedSpec) -> int:
+    """Bytes of a rank when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in a copy of them."""
+    weights = {storage: weight for load in loads for storage, weight in load.weights.items()}.values()
+    flying = round(kept) + max(load.working for load in loads)
+    summed = max(load.gradients for load in loads) if asked.wrap == "fsdp2" and asked.mesh.data > 1 else 0
+    return sum(held(each, asked).total for each in weights) + max(flying, summed)

@@ -1,0 +1,208 @@
+"""From the example of one copy to the example of one of the ranks that share it, and to the part of each parameter it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from partitioner.distributed.example import Example, differentiable
+from partitioner.distributed.tensor.collectives import cut, group_named
+from partitioner.distributed.tensor.draws import Draws
+from partitioner.distributed.tensor.local import Place, local_graph
+from partitioner.distributed.tensor.portion import Portion
+from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.held import weight_of
+from partitioner.ir.access import ANY, TOKENS
+from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.optimizer import optimizer_named
+from partitioner.ir.sharding import Placement, R
+from partitioner.ir.shared import Axis, Rule, ShardedOp, Sharding, Whole
+from partitioner.model.state import all_state, sizes
+from partitioner.planner.cost import estimate
+from partitioner.planner.sharding import shared_out
+from partitioner.spec.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Which part of each parameter and buffer a rank of a tensor axis holds.
+
+    Args:
+        sharding: of the whole graph.
+        forms: by the model's key, of those of which each rank has a part.
+        place: this rank.
+        draws: its random numbers.
+    """
+
+    sharding: Sharding
+    forms: Mapping[str, Placement]
+    place: Place
+    draws: Draws
+
+    @property
+    def ranks(self) -> int:
+        """How many share a copy."""
+        return self.sharding.axis.ranks
+
+    def part(self, key: str, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        """A rank's part of a whole tensor, in memory of its own; this rank's, if no other is meant."""
+        form = self.forms.get(key)
+        if form is None:
+            return tensor
+        return cut(tensor, form.dim, form.blocks, self.ranks, self.place.rank if rank is None else rank).clone()
+
+    def begin(self, key: str, held: torch.Tensor, whole: torch.Tensor) -> None:
+        """Give every rank of the axis what the first has, or its part of that.
+
+        Args:
+            key: the model's.
+            held: what this rank has, which is written.
+            whole: the model's tensor; that of the first rank counts.
+        """
+        group = group_named(self.place.group)
+        if key not in self.forms:
+            dist.broadcast(held, group=group, group_src=0)
+            return
+        parts = (
+            [self.part(key, whole.detach(), rank).to(held.device) for rank in range(self.ranks)]
+            if self.place.rank == 0
+            else None
+        )
+        dist.scatter(held, parts, group=group, group_src=0)
+
+    def read(self, names: Sequence[str], stored: Any) -> torch.Tensor | None:
+        """This rank's part of a tensor in a safetensors file, of which no more is read; ``None`` for one that it holds whole.
+
+        Args:
+            names: the model's keys for it.
+            stored: of safetensors, a tensor that can be sliced.
+        """
+        form = next((self.forms[name] for name in names if name in self.forms), None)
+        if form is None:
+            return None
+        block = stored.get_shape()[form.dim] // form.blocks
+        each = block // self.ranks
+        starts = [number * block + self.place.rank * each for number in range(form.blocks)]
+        return torch.cat([stored[(*[slice(None)] * form.dim, slice(start, start + each))] for start in starts], form.dim)
+
+    def start_step(self) -> None:
+        """Agree on the random numbers of a step, if ops draw any; the first rank's generator decides."""
+        if self.draws.used:
+            seed = (torch.randint(2**62, ()) if self.place.rank == 0 else torch.tensor(0)).to(self.draws.device)
+            dist.broadcast(seed, group=group_named(self.place.group), group_src=0)
+            self.draws.start(int(seed))
+
+    def portion(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a checkpoint knows of a tensor that this rank holds under a key."""
+        return Portion(tensor, self.forms[key], self.ranks, self.place.rank) if key in self.forms else tensor
+
+    def under_all_keys(self, model: nn.Module) -> Shards:
+        """The same, under every key that the model has for a tensor."""
+        known = model.state_dict(keep_vars=True)
+        forms = {id(all_state(model)[key]): form for key, form in self.forms.items()}
+        return replace(self, forms={key: forms[id(tensor)] for key, tensor in known.items() if id(tensor) in forms})
+
+
+def shared(example: Example, sharding: Sharding, place: Place, device: torch.device) -> tuple[Example, Shards]:
+    """The example of one rank.
+
+    Args:
+        example: of a whole copy.
+        sharding: how it is shared out.
+        place: the rank.
+        device: on which it draws random numbers.
+    """
+    graph = example.traced.graph
+    draws = Draws(device, place.rank)
+    traced, renamed = local_graph(example.traced, sharding, place, draws)
+    leaves = tuple((renamed.get(name, name), value) for name, value in example.leaves)
+    forms = {graph.states[name]: form for name, form in sharding.state.items() if form != R}
+    local = replace(example, traced=traced, leaves=leaves, differentiable=differentiable(traced.graph))
+    return local, Shards(sharding, forms, place, draws)
+
+
+def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Sharding:
+    """How a graph is best shared out.
+
+    Args:
+        traced: the graph of a whole copy.
+        axis: the ranks.
+        device: what each computes with.
+        spec: says which optimizer there will be.
+    """
+    graph = traced.graph
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    costs = estimate(graph, Machine((device,)), state)
+    ways, kept = Ways(axis.ranks, blocks_in(graph.fx)), whole_only(graph) | unlearnt(traced)
+    ops, values = [], {}
+    for node in graph.fx.nodes:
+        tensors = tensors_of(node)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        grad = any(tensor.requires_grad for tensor in tensors)
+        if node.op == "placeholder":
+            values[node.name] = _given(traced, node.name, size, grad, spec)
+        elif node.op.startswith("call_"):
+            values[node.name] = Whole(size, grad, fixed=not isinstance(node.meta.get("example_value"), torch.Tensor))
+            seconds = costs.op_time(node.name, device, device.threads_per_lane)
+            whole = (Rule((R,) * len(inputs_of(node)), R, seconds),)
+            rules = whole if node.name in kept else rules_of(ways, node, seconds)
+            ops.append(ShardedOp(node.name, tuple(source.name for source in inputs_of(node)), rules))
+    results = [node.name for node in graph.fx.output_node().all_input_nodes if tensors_of(node)]
+    return shared_out(ops, values, results, axis)
+
+
+def _given(traced: Traced, name: str, size: int, grad: bool, spec: Spec) -> Whole:
+    """An argument of the call, or a parameter with all that is kept for it."""
+    key = traced.graph.states.get(name)
+    if key is None:
+        return Whole(size, grad)
+    written = any(access.write and access.resource == f"self.{key}" for op in traced.graph.ops for access in op.accesses)
+    weight = weight_of(traced.state[key], grad, optimizer_named(spec.optimizer))
+    return Whole(size, grad, fixed=written, state=True, held=weight.total, matrix=traced.state[key].dim() > 1)
+
+
+def unlearnt(traced: Traced) -> set[str]:
+    """The ops in which no parameter has a part, such as masks and tables of positions: little work, and wanted everywhere."""
+    learnt: set[str] = set()
+    for op in traced.graph.ops:
+        if any(isinstance(traced.state[key], nn.Parameter) for key in op.state) or learnt.intersection(op.inputs):
+            learnt.add(op.name)
+    return {op.name for op in traced.graph.ops} - learnt
+
+
+def whole_only(graph: Graph) -> set[str]:
+    """The ops that must work on whole values: of unknown effects, or on what one op writes and another one reads later."""
+    place = {op.name: number for number, op in enumerate(graph.ops)}
+    owners: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for access in op.accesses:
+            owners.setdefault(access.resource, []).append(op.name)
+    found: set[str] = set()
+    for op in graph.ops:
+        for access in op.accesses:
+            if not access.write or access.resource == op.name:
+                continue
+            if access.resource == ANY:
+                found.add(op.name)
+            elif access.resource not in TOKENS and not _in_a_row(graph, op.name, access.resource, place):
+                found.update(owners[access.resource])
+    return found
+
+
+def _in_a_row(graph: Graph, writer: str, resource: str, place: Mapping[str, int]) -> bool:
+    """Whether nothing that shares a storage is read in an older state after a write, so that forms of it may be apart."""
+    if resource.startswith("self."):
+        return sum(any(access.resource == resource for access in op.accesses) for op in graph.ops) == 1
+    if resource not in place:
+        return False  # an argument of the call, which is the caller's
+    older = {op.name for op in graph.ops if resource in op.storages and place[op.name] < place[writer]}
+    if older & set(graph.outputs):
+        return False
+    return not any(older & set(op.inputs) and place[op.name] > place[writer] for op in graph.ops)

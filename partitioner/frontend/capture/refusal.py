@@ -1,0 +1,82 @@
+"""Whose fault it is that a call cannot be one graph: the model's, which raises on it, or the tracer's.
+
+Torch traces on fake tensors, and those have faults of their own: an op without a rule for them, or a rule that is stricter than
+the op. So what a trace ends with is the model's own error only if the model raises it when it is called as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch._dynamo.exc import TorchRuntimeError, Unsupported
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from partitioner.errors import TraceError
+from partitioner.frontend.capture.fakes import on_fakes
+from partitioner.frontend.capture.here import explain
+from partitioner.model.keep import state_kept
+from partitioner.model.state import all_state
+
+BEYOND_FAKES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+"""What fakes raise of themselves."""
+
+WITHOUT_VALUES = "found by calling the model on tensors without values; with values it may do otherwise"
+
+
+def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | None) -> Exception:
+    """What is raised in the place of a result where a call could not be traced as one graph.
+
+    Args:
+        root: the model; it and the arguments of the call are left as they were.
+        call: the method with its arguments, without the tracer.
+        error: what the tracer raised.
+        home: where all tensors are taken to lie, because their places are several; ``None`` if the model can be called where
+            it lies.
+
+    Returns:
+        What the model itself raises, or a `TraceError` that says why the tracer gave up.
+    """
+    name = type(root).__name__
+    text = f"{name}.{call.func.__name__} cannot be one graph, as state on several devices asks for: {explain(error)}"
+    if not may_be_the_models(error):
+        return TraceError(text)
+    if home is None and not any(tensor.is_meta for tensor in all_state(root).values()):
+        text += f". {name} itself raises nothing on this call"
+        return _raised(call, state_kept(root, call.args, call.keywords)) or TraceError(text)
+    raised = _raised(call, state_kept(root, tensors=False), on_fakes(home))
+    if raised is None or isinstance(raised, BEYOND_FAKES):
+        return TraceError(text)
+    raised.add_note(WITHOUT_VALUES)
+    return raised
+
+
+def may_be_the_models(error: Exception) -> bool:
+    """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
+    raises = ("Observed exception", "Data-dependent assertion failed")
+    return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
+
+
+def _raised(call: Callable[[], Any], *within: AbstractContextManager[Any]) -> Exception | None:
+    """What a call raises."""
+    try:
+        with ExitStack() as stack:
+            for context in within:
+                stack.enter_context(context)
+            call()
+    except Exception as raised:  # the model may raise anything
+        return raised
+    return None

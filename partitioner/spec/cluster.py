@@ -1,0 +1,80 @@
+"""Spec to cluster: on which hosts the ranks of a job are, and what they have to each other.
+
+What the spec does not say is that of a data sheet, where hardware or network has a name; else what torchrun says, one host, and
+the links that `partitioner.spec.discover` assumes of devices.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from partitioner.errors import SpecError
+from partitioner.ir.cluster import Cluster
+from partitioner.ir.machine import Device, Link
+from partitioner.spec.discover import HOST_LINK, PEER_LINK
+from partitioner.spec.distributed import DistributedSpec, RankLinkSpec
+from partitioner.spec.hardware import HARDWARE, NETWORKS, link_between
+from partitioner.spec.spec import Spec
+
+
+def build_cluster(spec: Spec, asked: DistributedSpec, device: Device) -> Cluster:
+    """The cluster that a spec describes.
+
+    Args:
+        spec: whose first device, if it has a name in the table of hardware, says what is within a host.
+        asked: the section ``distributed``, with its mesh or its number of ranks.
+        device: what each rank is taken to have.
+
+    Raises:
+        SpecError: the ranks do not divide among the hosts.
+
+    Example:
+        >>> asked = DistributedSpec(mesh={"data": 16}, hosts=2, links={"between": {"network": "InfiniBand-NDR"}})
+        >>> spec = Spec(devices=[{"device": "cuda:0", "hardware": "H100"}], distributed=asked)
+        >>> print(build_cluster(spec, asked, Device("cuda:0", "cuda:0")))
+        16 ranks on 2 hosts, 360 GB/s after 10 us within a host, 40 GB/s after 10 us between hosts
+    """
+    ranks = ranks_of(asked)
+    hosts = asked.hosts or _hosts_of_job(ranks)
+    if ranks % hosts:
+        raise SpecError(f"{ranks} ranks do not divide among {hosts} hosts; change one of them")
+    sheet = next((HARDWARE[entry.hardware] for entry in spec.devices[:1] if entry.hardware), None)
+    base = HOST_LINK if device.kind == "cpu" else PEER_LINK
+    within = _link(replace(base, source="rank", target="same host"), asked.links.within, link_between(sheet, sheet))
+    between = _link(replace(base, source="rank", target="other host"), asked.links.between, None)
+    return Cluster(ranks, ranks // hosts, within, between)
+
+
+def ranks_of(asked: DistributedSpec) -> int:
+    """How many ranks there are: the mesh's, those that the section names, or those of the job that this process is of.
+
+    Raises:
+        SpecError: ``mesh: auto`` does not say for how many, and this process is of no job.
+    """
+    if not asked.mesh.auto:
+        return asked.mesh.size
+    if asked.ranks is None and "WORLD_SIZE" not in os.environ:
+        raise SpecError(
+            "mesh: auto has to know for how many ranks: write distributed: {mesh: auto, ranks: 8}, or start the program "
+            "with torchrun"
+        )
+    return asked.ranks or int(os.environ["WORLD_SIZE"])
+
+
+def _hosts_of_job(ranks: int) -> int:
+    """As many as torchrun has started ``ranks`` on; one in a program that is no job."""
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    return ranks // each if each and ranks % each == 0 and str(ranks) == os.environ.get("WORLD_SIZE") else 1
+
+
+def _link(base: Link, asked: RankLinkSpec, sheet: float | None) -> Link:
+    bandwidth = asked.bandwidth or (NETWORKS[asked.network].reached if asked.network else sheet)
+    given = {"bandwidth": bandwidth, "latency": asked.latency}
+    return Link(
+        base.source,
+        base.target,
+        base.bandwidth if bandwidth is None else bandwidth,
+        base.latency if asked.latency is None else asked.latency,
+        assumed=tuple(name for name, figure in given.items() if figure is None),
+    )
