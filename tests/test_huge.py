@@ -297,9 +297,9 @@ def test_a_model_on_several_devices_is_loaded_and_runs(
     """On accelerators that are pretended: values are read as on a CPU, and then said to lie where the plan wants them."""
     from partitioner.runtime import materialise as room
 
-    def read(sources: dict[Any, Any]) -> Any:
+    def read(sources: dict[Any, Any], part: Any) -> Any:
         on_cpu = {replace(slot, device="cpu"): (slot, stored) for slot, stored in sources.items()}
-        for slot, values in real({slot: stored for slot, (_, stored) in on_cpu.items()}):
+        for slot, values in real({slot: stored for slot, (_, stored) in on_cpu.items()}, part):
             yield on_cpu[slot][0], values
 
     real = room._read
@@ -370,9 +370,9 @@ def test_a_file_that_fails_half_way_leaves_the_model_alone(tmp_path: Path, monke
     last = max(tmp_path.glob("*.safetensors"))
     read = room._read
 
-    def cut(sources: Any) -> Any:
+    def cut(sources: Any, part: Any) -> Any:
         last.write_bytes(last.read_bytes()[:40])
-        return read(sources)
+        return read(sources, part)
 
     monkeypatch.setattr(room, "_read", cut)
     model = net(meta=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jobs.nets import TRAININGS
 from torch import nn
 
-from partitioner.distributed.cut import Cut, _evenly, _together, cut_into
+from partitioner.distributed.cut import Cut, _evenly, cut_into, sharing_a_stage
 from partitioner.distributed.example import Example, example_of
 from partitioner.distributed.part import Stage, part_of
 from partitioner.errors import PlacementError
@@ -76,7 +76,7 @@ def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count:
     model.train(train)
     inputs = model.example_inputs(seed=0)
     example = example_of(model, Call.of(inputs, {}))
-    most = len(places(example.traced.graph, _together(example.traced.graph, {}))) + 1
+    most = len(places(example.traced.graph, sharing_a_stage(example.traced.graph, {}))) + 1
     cut = cut_into(example.traced, min(count, most), CPU)
     assert_equal_runs(model, Staged(model, example, cut), inputs, train=train)
 
@@ -97,7 +97,7 @@ def test_no_edge_leads_back_and_every_stage_has_ops(graph: Graph, count: int) ->
     try:
         cut = cut_into(traced(graph), count, CPU)
     except PlacementError:
-        assert len(places(graph, _together(graph, {}))) < count - 1
+        assert len(places(graph, sharing_a_stage(graph, {}))) < count - 1
         return
     assert set(cut.stage.values()) == set(range(count))
     assert all(cut.stage[source] <= cut.stage[target] for source, target in graph.edges)
@@ -109,7 +109,7 @@ def test_ops_that_write_a_storage_share_its_stage() -> None:
     seen = Counter[str]()
     for graph in (random_graph(Random(seed), 20) for seed in range(200)):
         homes = {op.name: op.storages for op in graph.ops}
-        most = len(places(graph, _together(graph, {}))) + 1
+        most = len(places(graph, sharing_a_stage(graph, {}))) + 1
         cut = cut_into(traced(graph), min(most, 4), CPU)
         for op in graph.ops:
             for name in (name for name in op.inputs if name in homes and cut.stage[name] != cut.stage[op.name]):
@@ -153,7 +153,7 @@ def divisions(graph: Graph, rules: Constraints, count: int) -> Iterator[tuple[in
 
 @given(graph=graphs(10), count=st.integers(1, 4), rng=st.randoms(use_true_random=False))
 def test_even_stages_are_the_best_of_all(graph: Graph, count: int, rng: Random) -> None:
-    rules = _together(graph, {})
+    rules = sharing_a_stage(graph, {})
     seconds = {op.name: float(rng.choice((0, 1, 1, 3, 10))) for op in graph.ops}
     times = list(seconds.values())
 

@@ -74,7 +74,9 @@ def reshaped(placement: Placement, shape: tuple[int, ...], into: tuple[int, ...]
     ranks.
 
     >>> print(reshaped(shard(2), (2, 4, 8), (2, 4, 2, 4), 2), reshaped(shard(1), (2, 4, 8), (8, 8), 2))
-    S(2) None
+    S(2) S(0, 2)
+    >>> print(reshaped(shard(2), (2, 4, 8), (8, 2, 4), 4))
+    None
     >>> print(reshaped(shard(2, 3), (2, 4, 24), (2, 4, 3, 8), 2))
     S(3)
     """

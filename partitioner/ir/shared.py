@@ -94,6 +94,7 @@ class Axis:
         a whole of parts. Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
         MPICH", 2005.
 
+        >>> from partitioner.ir.sharding import P, R
         >>> Axis(2, bandwidth=1e9, latency=0.0).seconds((P, R), 10**9, grad=True)
         (1.0, 0.0)
         """
@@ -106,6 +107,7 @@ class Axis:
     def way(self, have: Iterable[Placement], need: Placement, size: int, grad: bool) -> tuple[float, tuple[Step, ...]] | None:
         """The cheapest conversions from forms that there are: seconds, forwards and backwards, and the steps.
 
+        >>> from partitioner.ir.sharding import F, P
         >>> seconds, steps = Axis(2).way([P], F, 1024, grad=True)
         >>> [f"{source} -> {target}" for source, target in steps]
         ['P -> R', 'R -> F']
