@@ -41,17 +41,17 @@ from partitioner.spec.spec import Spec
 T = TypeVar("T")
 
 
-def tensor_axis(asked: DistributedSpec, cluster: Cluster) -> Axis:
+def tensor_axis(asked: DistributedSpec, cluster: Cluster, device: Device) -> Axis:
     """The ranks that share one stage, and what they have to each other."""
     link = cluster.ring(asked.mesh.tensor, 1)
-    return Axis(asked.mesh.tensor, link.bandwidth, link.latency)
+    return Axis(asked.mesh.tensor, link.bandwidth, link.latency, halves=device.kind != "cpu")
 
 
 def for_one_rank(example: Example, spec: Spec, asked: DistributedSpec, device: Device, cluster: Cluster) -> Example:
     """The example as one rank of the tensor axis runs it: what comes after (cuts, memory, times) sees its graph alone."""
     if asked.mesh.tensor == 1:
         return example
-    sharding = sharding_of(example.traced, tensor_axis(asked, cluster), device, spec)
+    sharding = sharding_of(example.traced, tensor_axis(asked, cluster, device), device, spec)
     return shared(example, sharding, Place(), torch.device(device.torch_device))[0]
 
 

@@ -116,7 +116,7 @@ def plan(
         example = off_meta(example_in(model, example_inputs, None, count))
     graph, local, sharding = example.traced.graph, example, None
     if asked.mesh.tensor > 1:
-        sharding = sharding_of(example.traced, tensor_axis(asked, cluster), device, whole)
+        sharding = sharding_of(example.traced, tensor_axis(asked, cluster, device), device, whole)
         local = shared(example, sharding, Place(), torch.device(place))[0]
     cut = staged(local, whole, asked, device)
     traced = saved_graph(graph)
@@ -209,4 +209,5 @@ def _sharding(graph: Graph, sharding: Sharding) -> SavedSharding:
     for name, form in sharding.state.items():
         if form.kind != "R":
             state[str(form)] = (*state.get(str(form), ()), graph.states[name])
-    return SavedSharding(bandwidth=sharding.axis.bandwidth, latency=sharding.axis.latency, ops=ops, state=state)
+    axis = sharding.axis
+    return SavedSharding(bandwidth=axis.bandwidth, latency=axis.latency, halves=axis.halves, ops=ops, state=state)

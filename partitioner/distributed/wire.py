@@ -248,7 +248,7 @@ def _for_one_rank(
     example: Example, spec: Spec, asked: DistributedSpec, ranks: Ranks, device: Device, saved: SavedJob | None
 ) -> tuple[Example, Shards]:
     """The example of this rank of the tensor axis, as the first rank of all has decided, or a plan file says."""
-    axis = tensor_axis(asked, build_cluster(spec, asked, device))
+    axis = tensor_axis(asked, build_cluster(spec, asked, device), device)
     if saved is None:
         decided = told_by_first(
             together(lambda: sharding_of(off_meta(example).traced, axis, device, spec) if here() == 0 else None)

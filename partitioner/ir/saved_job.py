@@ -55,13 +55,14 @@ class SavedSharding(Row):
     """How the ranks of a tensor axis share the ops of a copy, as in `Sharding`.
 
     Args:
-        bandwidth, latency: of the links that were reckoned with; they say which of several conversions is the cheapest.
+        bandwidth, latency, halves: of the links that were reckoned with; they say which of several conversions is cheapest.
         ops: by the rule, the ops that are shared out by it. All others work on whole values.
         state: by the form, the keys of tensors of which each rank holds a part. All others are whole on each.
     """
 
     bandwidth: Rate
     latency: Seconds
+    halves: bool = True
     ops: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     state: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
 

@@ -81,11 +81,13 @@ class Axis:
         ranks: how many.
         bandwidth: bytes a second of each rank's link.
         latency: seconds from one rank to the next.
+        halves: whether a part of a sum costs half of the whole sum, as on rings. Gloo, on CPUs, sums all and drops the rest.
     """
 
     ranks: int
     bandwidth: float = DEFAULT_LINK.bandwidth
     latency: float = DEFAULT_LINK.latency
+    halves: bool = True
 
     def seconds(self, step: Step, size: int, grad: bool) -> tuple[float, float] | None:
         """What a conversion takes forwards and backwards; ``None`` of one that there is not.
@@ -99,7 +101,8 @@ class Axis:
         (1.0, 0.0)
         """
         half = (self.ranks - 1) * (size / self.ranks / self.bandwidth + self.latency)
-        passed = {("P", "R"): (2, 0), ("S", "R"): (1, 0), ("R", "S"): (0, 1), ("P", "S"): (1, 1), ("S", "F"): (1, 1)}
+        part = 1 if self.halves else 2
+        passed = {("P", "R"): (2, 0), ("S", "R"): (1, 0), ("R", "S"): (0, 1), ("P", "S"): (part, 1), ("S", "F"): (1, part)}
         passed |= {("R", "F"): (0, 2), ("R", "P"): (0, 0)}
         found = passed.get((step[0].kind, step[1].kind))
         return None if found is None else (found[0] * half, found[1] * half * grad)

@@ -43,7 +43,7 @@ def replayed(traced: Traced, said: SavedSharding, ranks: int) -> Sharding:
     state = _first_forms(graph, rules)
     _refuse_other_forms({graph.states[name]: form for name, form in state.items()}, said.forms)
     _refuse_conversions(graph, rules, state)
-    return Sharding(Axis(ranks, said.bandwidth, said.latency), rules, state)
+    return Sharding(Axis(ranks, said.bandwidth, said.latency, said.halves), rules, state)
 
 
 def _rules(traced: Traced, said: Mapping[str, str], ranks: int) -> dict[str, Rule]:
