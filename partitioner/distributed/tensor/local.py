@@ -12,7 +12,7 @@ What comes after, cuts into stages, plans, programs, sees an ordinary graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,30 +94,35 @@ class _Local:
         converted = [source for old, source in sources.items() if source.name != old.name]
         value = _run(made, node) if split or converted else node.meta.get("example_value")
         self._new(node, made, value, rule.output)
-        shared = {storage for source in converted for storage in self.storages[source.name]}
-        views = shared if set(known.storages) != {known.name} else set()
+        views = self._shared(converted) if set(known.storages) != {known.name} else set()
         self.storages[node.name] = tuple(sorted({*known.storages, *views}))
         names = {old.name: source.name for old, source in sources.items()}
-        kept = {
-            storage for old, source in sources.items() if source.name == old.name for storage in self.storages.get(old.name, ())
-        }
-        gone = {storage for old in sources for storage in self.storages.get(old.name, ())} - kept - shared
-        writes = any(access.write and access.resource in gone for access in known.accesses)
-        touched = {access for access in known.accesses if access.resource not in gone}
-        touched |= {Access(storage, writes) for storage in shared}
+        less = split and any(form.kind == "S" for form in rule.inputs)
         self.ops.append(
             replace(
                 known,
                 inputs=tuple(
                     dict.fromkeys([*(names.get(name, name) for name in known.inputs), *(source.name for source in converted)])
                 ),
-                accesses=tuple(sorted(touched)),
+                accesses=self._touched(known, sources),
                 storages=self.storages[node.name] if known.tensor else (),
                 state=tuple(key for key in known.state if self._still(key, sources)),
                 outputs=tuple(_meta(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
-                flops=None if known.flops is None else known.flops // (self.sharding.axis.ranks if split else 1),
+                flops=None if known.flops is None else known.flops // (self.sharding.axis.ranks if less else 1),
             )
         )
+
+    def _shared(self, nodes: Iterable[torch.fx.Node]) -> set[str]:
+        return {storage for node in nodes for storage in self.storages.get(node.name, ())}
+
+    def _touched(self, op: Op, sources: Mapping[torch.fx.Node, torch.fx.Node]) -> tuple[Access, ...]:
+        """What an op touches that reads converted forms of some of its inputs: those, and no longer the inputs."""
+        new = self._shared(source for old, source in sources.items() if source.name != old.name)
+        kept = self._shared(source for old, source in sources.items() if source.name == old.name)
+        gone = self._shared(sources) - kept - new
+        writes = any(access.write and access.resource in gone for access in op.accesses)
+        found = {access for access in op.accesses if access.resource not in gone}
+        return tuple(sorted(found | {Access(storage, writes) for storage in new}))
 
     def result(self, node: torch.fx.Node) -> torch.fx.Node:
         """A value, whole, for the call's results."""
