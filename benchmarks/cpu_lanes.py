@@ -151,23 +151,23 @@ class Last(nn.Module):
         return self.lstm(x)[0][:, -1]
 
 
-def linear_towers(width: int, batch: int) -> Case:
+def linear_towers(width: int, batch: int, join: Callable[..., nn.Module] = Towers) -> Case:
     """Two equal branches of eight linear layers with ReLU."""
 
     def tower() -> nn.Module:
         return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())))
 
-    return Case(lambda: Towers(tower), lambda: (torch.randn(batch, width),))
+    return Case(lambda: join(tower), lambda: (torch.randn(batch, width),))
 
 
-def convolution_towers(channels: int, side: int, batch: int) -> Case:
+def convolution_towers(channels: int, side: int, batch: int, join: Callable[..., nn.Module] = Towers) -> Case:
     """Two equal branches of four convolutions with ReLU."""
 
     def tower() -> nn.Module:
         layers = (layer for _ in range(4) for layer in (nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()))
         return nn.Sequential(*layers)
 
-    return Case(lambda: Towers(tower), lambda: (torch.randn(batch, channels, side, side),))
+    return Case(lambda: join(tower), lambda: (torch.randn(batch, channels, side, side),))
 
 
 def network(name: str, side: int) -> Case:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from _common import Ratio, Way, alternate, milliseconds, print_machine, table
-from cpu_lanes import DEFAULT_GRAIN, Case, Last, network
+from cpu_lanes import DEFAULT_GRAIN, Case, Last, convolution_towers, linear_towers, network
 from torch import Tensor, nn
 
 from partitioner import Parallel, partition
@@ -46,31 +46,12 @@ class Towers(nn.Module):
         return torch.cat([tower(x) for tower in self.towers], 1)
 
 
-def linear_towers(width: int, batch: int) -> Case:
-    """Two equal branches of eight linear layers with ReLU."""
-
-    def tower() -> nn.Module:
-        return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())))
-
-    return Case(lambda: Towers(tower), lambda: (torch.randn(batch, width),))
-
-
-def convolution_towers(channels: int, side: int, batch: int) -> Case:
-    """Two equal branches of four convolutions with ReLU."""
-
-    def tower() -> nn.Module:
-        layers = (layer for _ in range(4) for layer in (nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()))
-        return nn.Sequential(*layers)
-
-    return Case(lambda: Towers(tower), lambda: (torch.randn(batch, channels, side, side),))
-
-
 SIZES = ((64, 32), (256, 1), (256, 64), (1024, 1), (1024, 8), (1024, 64))
 STEPS: dict[str, Case] = {
-    **{f"towers-{width}-{batch}": linear_towers(width, batch) for width, batch in SIZES},
+    **{f"towers-{width}-{batch}": linear_towers(width, batch, Towers) for width, batch in SIZES},
     "lstm": Case(lambda: Towers(lambda: Last(128)), lambda: (torch.randn(4, 32, 128),)),
-    "conv-16-32-1": convolution_towers(16, 32, 1),
-    "conv-16-32-8": convolution_towers(16, 32, 8),
+    "conv-16-32-1": convolution_towers(16, 32, 1, Towers),
+    "conv-16-32-8": convolution_towers(16, 32, 8, Towers),
     "googlenet": Case(network("googlenet", 224).build, lambda: (torch.randn(2, 3, 224, 224),), DEFAULT_GRAIN),
 }
 

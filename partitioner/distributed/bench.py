@@ -21,10 +21,10 @@ from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.loads import StageLoad, held, held_by_a_rank, loads_of
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.prediction import Outlook, least, predict
-from partitioner.distributed.schedules import kind_of
+from partitioner.distributed.schedules import refuse_ties_within
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
-from partitioner.errors import PlacementError, SpecError
+from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.graph import StateMeta
@@ -103,7 +103,7 @@ class Bench:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
         cut, loads = self._cut(asked, count)
         memory = self._memory(asked, count)
-        _refuse_ties_within(cut, memory, asked)
+        refuse_ties_within(asked, cut.ties, {key for key, weight in memory.state.items() if weight.gradient})
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)
 
@@ -185,15 +185,3 @@ def _forward(example: Example, spec: Spec, device: Device) -> float:
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in example.traced.state.items()}
     costs = profiled(graph, estimate(graph, Machine((alone,)), state), spec.profile)
     return costs.time(costs.ops, alone, alone.threads_per_lane)
-
-
-def _refuse_ties_within(cut: Cut, memory: Memory, asked: DistributedSpec) -> None:
-    """Refuse what `parallelize` would: two stages of one rank that share a weight, where copies reduce its gradient."""
-    kind, trained = kind_of(asked), {key for key, weight in memory.state.items() if weight.gradient}
-    ranks = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in stages} for key, stages in cut.ties.items()}
-    twice = [key for key, stages in cut.ties.items() if key in trained and len(ranks[key]) < len(stages)]
-    if asked.wrap != "none" and asked.mesh.data > 1 and twice:
-        raise SpecError(
-            f"two stages of one rank share {twice[0]}, and {asked.wrap} would reduce its gradient twice: take a schedule with "
-            "one stage for each rank"
-        )

@@ -16,12 +16,13 @@ from math import inf
 from typing import Any
 
 import torch
-from networkx.utils import UnionFind
 
+from partitioner.distributed.cut import with_makers
+from partitioner.distributed.example import meta_of
 from partitioner.distributed.passing import deliver, fan, share, token
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, SENT, Access
-from partitioner.ir.graph import Graph, Op, StateMeta, TensorMeta
+from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.machine import Device, Link, Machine
 from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
@@ -71,11 +72,10 @@ def _unordered(graph: Graph) -> Graph:
 def _together(graph: Graph, state: Mapping[str, StateMeta], first: Collection[str]) -> Constraints:
     """What shares a rank: users of one parameter, of a storage that is written, and of a value that is no tensor."""
     found = constrain(graph, (), (), state, {})
-    groups: UnionFind[str] = UnionFind(found.group.values())
+    groups = with_makers(graph, found)
     for op in graph.ops:
-        for made in (graph.by_name[name] for name in op.inputs if name in graph.by_name):
-            if made.outputs[1:] or not made.tensor or not op.tensor:
-                groups.union(found.group[made.name], found.group[op.name])
+        if not op.tensor:
+            groups.union(found.group[op.name], *(found.group[name] for name in op.inputs if name in graph.by_name))
     pinned = {groups[found.group[op.name]]: "branch 0" for op in graph.ops if set(op.state) & set(first)}
     return Constraints({op: groups[group] for op, group in found.group.items()}, pinned)
 
@@ -193,7 +193,7 @@ class _Branch:
                 inputs=inputs,
                 accesses=tuple(sorted(touched)),
                 storages=self.storages[made.name],
-                outputs=tuple(TensorMeta(tuple(t.shape), t.dtype, t.numel() * t.element_size()) for t in tensors),
+                outputs=tuple(map(meta_of, tensors)),
                 flops=0,
             )
         )

@@ -144,15 +144,20 @@ def cut_into(
 
 def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
     """The ops that must share a stage: those that write a storage and use it before, and what hands over no tensor."""
-    written = {access.resource for op in graph.ops for access in op.accesses if access.write}
-    untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in written)) for op in graph.ops)
+    untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in graph.written)) for op in graph.ops)
     found = constrain(replace(graph, ops=untied), (), (), state, {})
+    groups = with_makers(graph, found)
+    return Constraints({op: groups[group] for op, group in found.group.items()}, {})
+
+
+def with_makers(graph: Graph, found: Constraints) -> UnionFind[str]:
+    """The groups of ops, where readers of what is no single tensor are with its maker: it cannot be passed."""
     groups: UnionFind[str] = UnionFind(found.group.values())
     for op in graph.ops:
         for made in (graph.by_name[name] for name in op.inputs if name in graph.by_name):
             if made.outputs[1:] or not made.tensor:
                 groups.union(found.group[made.name], found.group[op.name])
-    return Constraints({op: groups[group] for op, group in found.group.items()}, {})
+    return groups
 
 
 def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:

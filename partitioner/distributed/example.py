@@ -21,10 +21,11 @@ from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, TensorMeta
 from partitioner.model.call import Call, example_call
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
+from partitioner.model.storage import tensor_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +160,11 @@ def _leaf(leaf: Any, names: dict[int, str]) -> tuple[str, Any]:
             "lists and dicts, or a class that torch's pytree knows (of Hugging Face's: call it with use_cache=False)"
         )
     return "", leaf
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """What a graph says of a tensor."""
+    return TensorMeta(tuple(tensor.shape), tensor.dtype, tensor_bytes(tensor))
 
 
 def differentiable(graph: Graph) -> frozenset[str]:

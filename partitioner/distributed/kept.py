@@ -67,6 +67,10 @@ class Kept:
         found: torch.Tensor = tensor if shards is None else shards.portion(key, tensor)
         return found
 
+    def _is_part(self, key: str) -> bool:
+        """Whether ranks of a tensor axis have a part each of what is under a key."""
+        return key in getattr(getattr(self.model, "shards", None), "forms", ())
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's, by name."""
         return {MODEL + key: self._portion(key, tensor.detach()) for key, tensor in self._own()}
@@ -76,9 +80,7 @@ class Kept:
         return {
             MODEL + key: tensor.detach()
             for key, tensor in self._own()
-            if isinstance(tensor, nn.Parameter)
-            and not hasattr(tensor, "to_local")
-            and not isinstance(self._portion(key, tensor.detach()), Portion)
+            if isinstance(tensor, nn.Parameter) and not hasattr(tensor, "to_local") and not self._is_part(key)
         }
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -142,7 +144,7 @@ class Kept:
             parameter, dtype = here[key], meta.properties.dtype
             if meta.size == self._portion(key, parameter.detach()).shape:
                 room[name] = self._portion(key, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
-            elif (hasattr(parameter, "to_local") or isinstance(self._portion(key, parameter.detach()), Portion)) and meta.size:
+            elif (hasattr(parameter, "to_local") or self._is_part(key)) and meta.size:
                 raise CheckpointError(
                     f"{word} of {key} has shape {tuple(meta.size)}, and the parameter {tuple(parameter.shape)}: it cannot be "
                     "sharded alike; take wrap: ddp"

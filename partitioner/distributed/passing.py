@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partitioner.distributed.tensor.collectives import total
+
 OPS = torch.ops._c10d_functional
 
 
@@ -30,10 +32,6 @@ def _sent(x: Tensor, owner: int, group: str) -> Tensor:
     return OPS.wait_tensor(OPS.broadcast(flat, owner, group))  # type: ignore[no-any-return]
 
 
-def _summed(x: Tensor, group: str) -> Tensor:
-    return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
-
-
 class _Shared(torch.autograd.Function):
     """A value from its owner to all; back, the sum of the others' gradients to the owner."""
 
@@ -43,7 +41,6 @@ class _Shared(torch.autograd.Function):
         assert known is not None
         found = _sent(known.detach(), owner, group)
         ctx.here, ctx.group, ctx.differentiable = here, group, known.is_floating_point()
-        ctx.set_materialize_grads(True)
         if not ctx.differentiable:
             ctx.mark_non_differentiable(found)
         return found, pass_on.clone()
@@ -51,23 +48,12 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         mine, pass_on = gradients
-        total = _summed(mine, ctx.group) if ctx.differentiable else None
-        return pass_on, total if ctx.here else None, None, None, None, None
+        summed = total(mine, ctx.group) if ctx.differentiable else None
+        return pass_on, summed if ctx.here else None, None, None, None, None
 
 
-class _Delivered(torch.autograd.Function):
+class _Delivered(_Shared):
     """A result from its owner to all; all ranks go on alike with it, so back the owner's gradient is the whole."""
-
-    @staticmethod
-    def forward(ctx: Any, pass_on: Tensor, x: Tensor | None, like: Tensor | None, here: bool, owner: int, group: str) -> Any:
-        known = x if x is not None else like
-        assert known is not None
-        found = _sent(known.detach(), owner, group)
-        ctx.here = here
-        ctx.set_materialize_grads(True)
-        if not known.is_floating_point():
-            ctx.mark_non_differentiable(found)
-        return found, pass_on.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -81,13 +67,12 @@ class _Fanned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pass_on: Tensor, x: Tensor, group: str) -> Any:
         ctx.group = group
-        ctx.set_materialize_grads(True)
         return x.view_as(x), pass_on.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         mine, pass_on = gradients
-        return pass_on, _summed(mine, ctx.group), None
+        return pass_on, total(mine, ctx.group), None
 
 
 def share(

@@ -65,10 +65,14 @@ class Ranks:
         """Its place along the tensor axis."""
         return int(self.mesh.get_local_rank("tensor"))
 
+    def wide(self, *axes: str) -> list[str]:
+        """Those of some axes that have several ranks: along the others there is nobody to ask."""
+        return [axis for axis in axes if self.mesh.size(AXES.index(axis)) > 1]
+
     @property
     def name(self) -> str:
         """What errors call it."""
-        rest = "".join(f", {axis} {getattr(self, axis)}" for axis in AXES[2:] if self.mesh[axis].size() > 1)
+        rest = "".join(f", {axis} {getattr(self, axis)}" for axis in self.wide(*AXES[2:]))
         return f"rank {dist.get_rank()} (data {self.data}, pipeline {self.pipeline}{rest})"
 
 

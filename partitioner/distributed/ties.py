@@ -96,7 +96,7 @@ def clip_gradients(
     gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
     squares = [local(grad).float().square().sum() for key, grad in gradients.items() if key not in elsewhere]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=ranks.device)
-    for axis in ("pipeline", "branch", "tensor", *(["data"] if sharded else [])):
+    for axis in ranks.wide("pipeline", "branch", "tensor", *(["data"] if sharded else [])):
         dist.all_reduce(total, group=ranks.mesh.get_group(axis))
     norm = total.sqrt()
     scale = torch.clamp(most / (norm + 1e-6), max=1.0)

@@ -38,7 +38,7 @@ from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
-from partitioner.distributed.schedules import Kind, kind_of, schedule
+from partitioner.distributed.schedules import Kind, kind_of, refuse_ties_within, schedule
 from partitioner.distributed.state import State, state_of
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.tensor.local import Place
@@ -50,6 +50,7 @@ from partitioner.ir.graph import TensorMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
+from partitioner.ir.shared import Axis
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
@@ -200,17 +201,19 @@ def stages(
     agree(_facts(whole, example))
     if saved is not None:
         together(lambda: refuse_other_model(saved, example.traced.graph))
-    machine = build_machine(whole, [str(ranks.device)])
-    shards = None
+    machine, shards = build_machine(whole, [str(ranks.device)]), None
+    cluster = build_cluster(whole, asked, machine.devices[0])
     if asked.mesh.tensor > 1:
-        example, shards = _for_one_rank(example, whole, asked, ranks, machine.devices[0], saved)
+        axis = tensor_axis(asked, cluster, machine.devices[0])
+        example, shards = _for_one_rank(example, axis, whole, ranks, machine.devices[0], saved)
     if saved is None:
         cut = _decided(example, whole, asked, machine.devices[0])
     else:
-        cut, cluster = together(lambda: cut_by(saved, example.traced)), build_cluster(whole, asked, machine.devices[0])
+        cut = together(lambda: cut_by(saved, example.traced))
         together(lambda: refuse_other_ranks(saved, model, cut, cluster, ranks.device, here()))
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
-    together(lambda: _refuse_ties_within(asked, cut, numbers, example.traced.state))
+    trained = {key for key, tensor in example.traced.state.items() if tensor.requires_grad}
+    together(lambda: refuse_ties_within(asked, cut.ties, trained))
     batches = Batches(model, example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
     if asked.mesh.branch > 1:
@@ -245,10 +248,9 @@ def _decided(example: Example, spec: Spec, asked: DistributedSpec, device: Devic
 
 
 def _for_one_rank(
-    example: Example, spec: Spec, asked: DistributedSpec, ranks: Ranks, device: Device, saved: SavedJob | None
+    example: Example, axis: Axis, spec: Spec, ranks: Ranks, device: Device, saved: SavedJob | None
 ) -> tuple[Example, Shards]:
     """The example of this rank of the tensor axis, as the first rank of all has decided, or a plan file says."""
-    axis = tensor_axis(asked, build_cluster(spec, asked, device), device)
     if saved is None:
         decided = told_by_first(
             together(lambda: sharding_of(off_meta(example).traced, axis, device, spec) if here() == 0 else None)
@@ -305,13 +307,3 @@ def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ran
 def _empty(meta: TensorMeta | None, differentiable: bool) -> torch.Tensor:
     assert meta is not None
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=differentiable)
-
-
-def _refuse_ties_within(asked: DistributedSpec, cut: Cut, numbers: tuple[int, ...], state: Mapping[str, torch.Tensor]) -> None:
-    trained = {key for op in cut.graph.ops for key in op.state if key in state and state[key].requires_grad}
-    twice = [key for key, stages in cut.ties.items() if key in trained and len(set(stages) & set(numbers)) > 1]
-    if asked.wrap != "none" and asked.mesh.data > 1 and twice:
-        raise SpecError(
-            f"two stages of one rank share {twice[0]}, and {asked.wrap} would reduce its gradient twice: take a schedule with "
-            "one stage for each rank"
-        )

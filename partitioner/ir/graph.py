@@ -146,11 +146,15 @@ class Graph:
         return dict(self.inputs) | {op.name: op.outputs[0] if op.outputs else None for op in self.ops}
 
     @cached_property
+    def written(self) -> frozenset[str]:
+        """Every resource that an op writes."""
+        return frozenset(access.resource for op in self.ops for access in op.accesses if access.write)
+
+    @cached_property
     def written_arguments(self) -> tuple[int, ...]:
         """Positions of the arguments whose storage an op writes; of those that share one, the first."""
-        written = {access.resource for op in self.ops for access in op.accesses if access.write}
         resources = (f"self.{self.states[name]}" if name in self.states else name for name in self.arguments)
-        return tuple(position for position, resource in enumerate(resources) if resource in written)
+        return tuple(position for position, resource in enumerate(resources) if resource in self.written)
 
     @cached_property
     def edges(self) -> dict[tuple[str, str], str]:

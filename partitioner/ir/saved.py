@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
@@ -140,10 +140,10 @@ class SavedProgram(SavedGraph):
     def _agrees(self) -> SavedProgram:
         if self.digest() != self.fingerprint:
             raise ValueError("the fingerprint is not that of inputs, state, ops and outputs; those are not to be edited")
-        _distinct("op", [op.name for op in self.ops])
-        _distinct("task", [task.name for task in self.tasks])
+        distinct("op", [op.name for op in self.ops])
+        distinct("task", [task.name for task in self.tasks])
         held = [op for task in self.tasks for op in task.ops]
-        _distinct("op in a task", held)
+        distinct("op in a task", held)
         if odd := {op.name for op in self.ops} ^ set(held):
             first = min(odd)
             raise ValueError(f"{first} is in no task" if first not in held else f"a task holds {first}, which is no op")
@@ -171,18 +171,18 @@ class SavedPlan(Row):
             for end in (each.source, *each.targets):
                 if end not in names:
                     raise ValueError(f"a link names {end!r}, which is none of the devices")
-        _distinct("link", [f"{each.source} -> {target}" for each in links for target in each.targets])
+        distinct("link", [f"{each.source} -> {target}" for each in links for target in each.targets])
         return links
 
     @model_validator(mode="after")
     def _agrees(self) -> SavedPlan:
-        _distinct("device", [device.name for device in self.devices])
+        distinct("device", [device.name for device in self.devices])
         lanes = set(self.lanes)
         for program in self.programs:
             for task in program.tasks:
                 if task.lane not in lanes:
                     raise ValueError(f"task {task.name} is on {task.lane!r}, which is no lane of the devices")
-        _distinct("fingerprint", [program.fingerprint for program in self.programs])
+        distinct("fingerprint", [program.fingerprint for program in self.programs])
         return self
 
     @property
@@ -207,7 +207,8 @@ class SavedPlan(Row):
         return "".join(_written(self.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
 
 
-def _distinct(what: str, names: list[str]) -> None:
+def distinct(what: str, names: Iterable[str]) -> None:
+    """Refuse what is there twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from partitioner.ir.saved import Name, Rate, Row, Seconds
+from partitioner.ir.saved import Name, Rate, Row, Seconds, distinct
 
 
 class SavedStage(Row):
@@ -68,8 +67,8 @@ class SavedSharding(Row):
 
     @model_validator(mode="after")
     def _agrees(self) -> SavedSharding:
-        _once("op", (name for names in self.ops.values() for name in names))
-        _once("key", (key for keys in self.state.values() for key in keys))
+        distinct("op", (name for names in self.ops.values() for name in names))
+        distinct("key", (key for keys in self.state.values() for key in keys))
         return self
 
     @property
@@ -127,9 +126,9 @@ class SavedJob(Row):
 
     @model_validator(mode="after")
     def _agrees(self) -> SavedJob:
-        _once("op", (name for stage in self.stages for name in stage.ops))
+        distinct("op", (name for stage in self.stages for name in stage.ops))
         for stage in self.stages:
-            _once("key", stage.state)
+            distinct("key", stage.state)
         return self
 
     @property
@@ -144,11 +143,3 @@ class SavedJob(Row):
     def digest(self) -> str:
         """SHA-256 over all of it: ranks whose documents have one digest do the same."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
-
-
-def _once(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what} {name} is written twice")
-        seen.add(name)

@@ -43,6 +43,15 @@ class Placement:
             return shape
         return (*shape[: self.dim], shape[self.dim] // ranks, *shape[self.dim + 1 :])
 
+    def runs(self, size: int, ranks: int, rank: int) -> tuple[int, tuple[int, ...]]:
+        """Of a dimension of so many elements that is cut: how many in a row are a rank's, and where each such run begins.
+
+        >>> shard(0, 3).runs(24, 2, 1)
+        (4, (4, 12, 20))
+        """
+        each = size // self.blocks // ranks
+        return each, tuple((block * ranks + rank) * each for block in range(self.blocks))
+
     def fits(self, shape: tuple[int, ...], ranks: int) -> bool:
         """Whether a value of that shape can be held so.
 

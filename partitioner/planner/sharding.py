@@ -64,15 +64,17 @@ def shared_out(ops: Sequence[ShardedOp], values: Mapping[str, Whole], results: S
         axis: the ranks.
     """
     last = {name: number for number, op in enumerate(ops) for name in op.inputs} | dict.fromkeys(results, len(ops))
-    given = {name: (() if whole.state else (R,)) for name, whole in values.items() if name not in {op.name for op in ops}}
+    made = {op.name for op in ops}
+    given = {name: (() if whole.state else (R,)) for name, whole in values.items() if name not in made}
     first = {name: number for number, op in reversed(list(enumerate(ops))) for name in op.inputs}
     states, proven = [_State(0.0, {})], True
     for number, op in enumerate(ops):
         fresh = {name: given[name] for name in op.inputs if name in given and first[name] == number}
         found: dict[tuple[tuple[str, Forms], ...], _State] = {}
         for state in states:
+            now = replace(state, forms=state.forms | fresh)
             for rule in op.rules:
-                after = _applied(replace(state, forms=state.forms | fresh), op, rule, values, axis)
+                after = _applied(now, op, rule, values, axis)
                 if after is None:
                     continue
                 live = {name: forms for name, forms in after.forms.items() if last.get(name, -1) > number}

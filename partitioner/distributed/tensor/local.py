@@ -20,15 +20,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from partitioner.distributed.example import meta_of
 from partitioner.distributed.tensor.collectives import conversion, embedding_of_part
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.ways import Call, call_on_parts, inputs_of, is_vocabulary, part_like, tensors_of
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, RNG, SENT, Access
-from partitioner.ir.graph import Graph, Op, TensorMeta
+from partitioner.ir.graph import Graph, Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.sharding import F, P, Placement, R, shard
 from partitioner.ir.shared import Sharding
+from partitioner.model.storage import tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class _Local:
                 accesses=self._touched(known, sources),
                 storages=self.storages[node.name] if known.tensor else (),
                 state=tuple(key for key in known.state if self._still(key, sources)),
-                outputs=tuple(_meta(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
+                outputs=tuple(meta_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
                 flops=None if known.flops is None else known.flops // (self.sharding.axis.ranks if less else 1),
             )
         )
@@ -153,7 +155,7 @@ class _Local:
         }
         grad = any(tensor.requires_grad for tensor in tensors_of(node))
         need = R if form == F and not grad else form
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+        size = sum(map(tensor_bytes, tensors_of(node)))
         way = self.sharding.axis.way(tuple(have), need, size, grad)
         assert way is not None, f"{node.name} is {', '.join(map(str, have))} and cannot be {need}"
         for source, target in way[1]:
@@ -173,7 +175,7 @@ class _Local:
         shares = target == F
         self.storages[new.name] = (new.name, *(self.storages[made.name] if shares else ()))
         grad = any(tensor.requires_grad for tensor in tensors_of(node))
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+        size = sum(map(tensor_bytes, tensors_of(node)))
         seconds = axis.seconds((source, target), size, grad)
         key = self.graph.states.get(made.name)
         sends = seconds is not None and seconds[0] > 0
@@ -190,7 +192,7 @@ class _Local:
                 state=() if key is None else (key,),
                 path="" if op is None else op.path,
                 source="" if op is None else op.source,
-                outputs=tuple(_meta(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
+                outputs=tuple(meta_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
                 flops=0,
                 mode=mode,
                 exchange=seconds[0] if seconds is not None else 0.0,
@@ -265,7 +267,3 @@ def _run(node: torch.fx.Node, like: torch.fx.Node) -> Any:
         if isinstance(leaf, torch.Tensor) and next(needed, False):
             leaf.requires_grad_()
     return found
-
-
-def _meta(tensor: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tuple(tensor.shape), tensor.dtype, tensor.numel() * tensor.element_size())

@@ -104,14 +104,14 @@ def _boxes(held: tuple[int, ...], first: int, whole: tuple[int, ...], form: Plac
     >>> [box.there for box in _boxes((12,), 0, (24,), Placement("S", 0, 3), 2, 1)]
     [(4,), (12,), (20,)]
     """
-    each = whole[form.dim] // ranks // form.blocks
-    for block in range(form.blocks):
+    each, starts = form.runs(whole[form.dim], ranks, rank)
+    for block, start in enumerate(starts):
         here, there, sizes = [0] * len(held), [first, *[0] * (len(held) - 1)], list(held)
         begin, end = block * each, (block + 1) * each
         if form.dim == 0:
             begin, end = max(begin, first), min(end, first + held[0])
         here[form.dim] = begin - (first if form.dim == 0 else 0)
-        there[form.dim] = block * each * ranks + rank * each + begin - block * each
+        there[form.dim] = start + begin - block * each
         sizes[form.dim] = end - begin
         if all(size > 0 for size in sizes):
             yield Box(tuple(here), tuple(there), tuple(sizes))

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import torch
 
-from partitioner.distributed.tensor.shards import unlearnt, whole_only
-from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of
+from partitioner.distributed.tensor.shards import on_wholes
+from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of, whole_rule
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import Graph
@@ -52,11 +52,11 @@ def _rules(traced: Traced, said: Mapping[str, str], ranks: int) -> dict[str, Rul
     for name in said:
         if name not in graph.by_name:
             raise SpecError(f"sharding.ops names {quote(name)}, which is no op of {graph.name}")
-    ways, kept = Ways(ranks, blocks_in(graph.fx)), whole_only(graph) | unlearnt(traced)
+    ways, kept = Ways(ranks, blocks_in(graph.fx)), on_wholes(traced)
     found = {}
     for node in graph.fx.nodes:
         if node.op.startswith("call_"):
-            whole = Rule((R,) * len(inputs_of(node)), R)
+            whole = whole_rule(node)
             text = said.get(node.name, str(whole))
             options = (whole,) if text == str(whole) or node.name in kept else rules_of(ways, node, 0.0)
             found[node.name] = _among(options, text, node.name, ranks)
@@ -95,13 +95,12 @@ def _refuse_other_forms(wanted: Mapping[str, Placement], said: Mapping[str, str]
 
 def _refuse_conversions(graph: Graph, rules: Mapping[str, Rule], state: Mapping[str, Placement]) -> None:
     """Refuse another form of what has only the one that it was made in: what is no tensor, and state that ops write."""
-    written = {access.resource for op in graph.ops for access in op.accesses if access.write}
     for node in graph.fx.nodes:
         for source, form in zip(inputs_of(node), rules[node.name].inputs, strict=True) if node.name in rules else ():
             if source.name in rules:
                 made, fixed = rules[source.name].output, not isinstance(source.meta.get("example_value"), torch.Tensor)
             else:
-                made, fixed = state.get(source.name, R), f"self.{graph.states.get(source.name)}" in written
+                made, fixed = state.get(source.name, R), f"self.{graph.states.get(source.name)}" in graph.written
             learns = rules[node.name].output != R and any(tensor.requires_grad for tensor in tensors_of(source))
             need = F if form == R and learns else form
             if fixed and need != made:

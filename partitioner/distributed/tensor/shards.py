@@ -15,7 +15,7 @@ from partitioner.distributed.tensor.collectives import cut, group_named
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.local import Place, local_graph
 from partitioner.distributed.tensor.portion import Portion
-from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of
+from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of, whole_rule
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import weight_of
 from partitioner.ir.access import ANY, TOKENS
@@ -23,8 +23,9 @@ from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.sharding import Placement, R
-from partitioner.ir.shared import Axis, Rule, ShardedOp, Sharding, Whole
+from partitioner.ir.shared import Axis, ShardedOp, Sharding, Whole
 from partitioner.model.state import all_state, sizes
+from partitioner.model.storage import tensor_bytes
 from partitioner.planner.cost import estimate
 from partitioner.planner.sharding import shared_out
 from partitioner.spec.spec import Spec
@@ -70,12 +71,9 @@ class Shards:
         if key not in self.forms:
             dist.broadcast(held, group=group, group_src=0)
             return
-        parts = (
-            [self.part(key, whole.detach(), rank).to(held.device) for rank in range(self.ranks)]
-            if self.place.rank == 0
-            else None
-        )
-        dist.scatter(held, parts, group=group, group_src=0)
+        ranks = range(self.ranks if self.place.rank == 0 else 0)
+        parts = [self.part(key, whole.detach(), rank).to(held.device) for rank in ranks]
+        dist.scatter(held, parts or None, group=group, group_src=0)
 
     def read(self, names: Sequence[str], stored: Any) -> torch.Tensor | None:
         """This rank's part of a tensor in a safetensors file, of which no more is read; ``None`` for one that it holds whole.
@@ -87,9 +85,7 @@ class Shards:
         form = next((self.forms[name] for name in names if name in self.forms), None)
         if form is None:
             return None
-        block = stored.get_shape()[form.dim] // form.blocks
-        each = block // self.ranks
-        starts = [number * block + self.place.rank * each for number in range(form.blocks)]
+        each, starts = form.runs(stored.get_shape()[form.dim], self.ranks, self.place.rank)
         return torch.cat([stored[(*[slice(None)] * form.dim, slice(start, start + each))] for start in starts], form.dim)
 
     def start_step(self) -> None:
@@ -140,19 +136,18 @@ def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Shard
     graph = traced.graph
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     costs = estimate(graph, Machine((device,)), state)
-    ways, kept = Ways(axis.ranks, blocks_in(graph.fx)), whole_only(graph) | unlearnt(traced)
+    ways, kept = Ways(axis.ranks, blocks_in(graph.fx)), on_wholes(traced)
     ops, values = [], {}
     for node in graph.fx.nodes:
         tensors = tensors_of(node)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(map(tensor_bytes, tensors))
         grad = any(tensor.requires_grad for tensor in tensors)
         if node.op == "placeholder":
             values[node.name] = _given(traced, node.name, size, grad, spec)
         elif node.op.startswith("call_"):
             values[node.name] = Whole(size, grad, fixed=not isinstance(node.meta.get("example_value"), torch.Tensor))
             seconds = costs.op_time(node.name, device, device.threads_per_lane)
-            whole = (Rule((R,) * len(inputs_of(node)), R, seconds),)
-            rules = whole if node.name in kept else rules_of(ways, node, seconds)
+            rules = (whole_rule(node, seconds),) if node.name in kept else rules_of(ways, node, seconds)
             ops.append(ShardedOp(node.name, tuple(source.name for source in inputs_of(node)), rules))
     results = [node.name for node in graph.fx.output_node().all_input_nodes if tensors_of(node)]
     return shared_out(ops, values, results, axis)
@@ -163,9 +158,14 @@ def _given(traced: Traced, name: str, size: int, grad: bool, spec: Spec) -> Whol
     key = traced.graph.states.get(name)
     if key is None:
         return Whole(size, grad)
-    written = any(access.write and access.resource == f"self.{key}" for op in traced.graph.ops for access in op.accesses)
+    written = f"self.{key}" in traced.graph.written
     weight = weight_of(traced.state[key], grad, optimizer_named(spec.optimizer))
     return Whole(size, grad, fixed=written, state=True, held=weight.total, matrix=traced.state[key].dim() > 1)
+
+
+def on_wholes(traced: Traced) -> set[str]:
+    """The ops that work on whole values, whatever ways they have."""
+    return whole_only(traced.graph) | unlearnt(traced)
 
 
 def unlearnt(traced: Traced) -> set[str]:

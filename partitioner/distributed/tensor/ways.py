@@ -256,10 +256,16 @@ def _agree(whole: AtenTrace, part: AtenTrace, held: Mapping[int, Placement], ran
     )
 
 
+def whole_rule(node: torch.fx.Node, seconds: float = 0.0) -> Rule:
+    """The rule of a node on whole values, which every node has."""
+    return Rule((R,) * len(inputs_of(node)), R, seconds)
+
+
 def rules_of(ways: Ways, node: torch.fx.Node, seconds: float) -> tuple[Rule, ...]:
     """The rules of a node: on whole values, and on parts, of which each rank does its share of the work."""
-    whole = Rule((R,) * len(inputs_of(node)), R, seconds)
-    return whole, *(Rule(places, result, seconds / (ways.ranks if _is_less(places) else 1)) for places, result in ways.of(node))
+    return whole_rule(node, seconds), *(
+        Rule(places, result, seconds / (ways.ranks if _is_less(places) else 1)) for places, result in ways.of(node)
+    )
 
 
 def _is_less(places: Sequence[Placement]) -> bool:
