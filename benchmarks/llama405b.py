@@ -14,6 +14,7 @@ PyTorch native solution for production ready LLM pretraining", arXiv 2410.06511,
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +38,11 @@ and 85%, and of whose memory a plan may use 90%; NVLink 450 GB/s each way within
 for each GPU, of which messages reach 80%; 10 us latency of each; 6 us for the host to issue an op. torchtitan's GPUs were
 others: 96 GB of HBM2e at 2.4 TB/s, held to 500 W.
 
-Assumed of the program: all in bfloat16, AdamW's state too; no float8; no activation checkpointing; ops as the model has them,
-not fused, and attention not halved for being causal; a backward takes twice as long as its forward; messages between stages
-and work go on at once, collectives of the tensor axis and work do not; FSDP2 gathers a stage's parameters once a step and
-scatters its gradients after the last backward; neither loss nor the optimizer's step are counted.
+Assumed of the program: all in bfloat16, AdamW's state too; no float8; "segments" are run again in a backward, as many as
+take the least memory; ops as the model has them, not fused, and attention not halved for being causal; a backward takes twice
+as long as its forward; messages between stages and work go on at once, collectives of the tensor axis and work do not; FSDP2 gathers a
+stage's parameters once a step and scatters its gradients after the last backward; neither loss nor the optimizer's step are
+counted.
 """
 
 
@@ -132,11 +134,15 @@ def main(words: Sequence[str] | None = None) -> None:
         model = Llama(Sizes(layers=options.layers)).to(torch.bfloat16)
     print(f"{sum(each.numel() for each in model.parameters()) / 1e9:.1f} billion parameters, {options.layers} layers\n")
     rows = []
-    for schedule, each in (("1f1b", 1), ("interleaved_1f1b", 2)):
+    for (schedule, each), recompute in itertools.product((("1f1b", 1), ("interleaved_1f1b", 2)), ("none", "segments")):
         start = time.perf_counter()
-        found = predicted(model, {"schedule": schedule, "stages_per_rank": each}, options.tensor)
+        found = predicted(model, {"schedule": schedule, "stages_per_rank": each, "recompute": recompute}, options.tensor)
         rows.append(row(found, time.perf_counter() - start))
-    print(table(("schedule", "step", "tokens/s/GPU", "bubble", "exchange", "memory", "planning s", "torchtitan"), rows))
+    print(
+        table(
+            ("schedule", "run again", "step", "tokens/s/GPU", "bubble", "exchange", "memory", "planning s", "torchtitan"), rows
+        )
+    )
     print(ASSUMED)
     if options.auto:
         start = time.perf_counter()
@@ -167,6 +173,7 @@ def row(found: Outlook, seconds: float) -> list[object]:
     fits = f", {format_size(found.excess)} too much" if found.excess else ""
     return [
         f"{asked.schedule}, {asked.microbatches} microbatches",
+        asked.recompute,
         format_duration(found.step),
         f"{tokens / found.step / RANKS:.0f}",
         f"{found.bubble:.1%}",

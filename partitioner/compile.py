@@ -23,8 +23,12 @@ import torch
 from torch import nn
 
 from partitioner.backends import BACKENDS, Executable, default_backend
+from partitioner.backends.compiled import Compiled
+from partitioner.backends.compilers import COMPILERS
+from partitioner.backends.graphs import Graphed, refuse_devices
 from partitioner.backends.threads import Threads
 from partitioner.backends.training import Training
+from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
@@ -36,6 +40,7 @@ from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
 from partitioner.lower.backward import backward
+from partitioner.lower.fuse import fused
 from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
@@ -57,11 +62,15 @@ from partitioner.runtime.programs import Made
 from partitioner.spec.discover import pinned
 from partitioner.spec.spec import Spec, choice
 
+GRAPH_EDGE = 2e-6
+"""Seconds that are assumed from a kernel to one that waits for it on another branch of a CUDA graph."""
+
 
 def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
     """A graph's program on lanes of one device."""
     plan = plan_of(traced, machine, spec)
-    return Made(with_backward(emit(plan, spec), spec), partial(interpret, traced.graph), admission(plan))
+    executable = with_graphs(with_backward(with_compiled(emit(plan, spec), spec), spec), spec)
+    return Made(executable, partial(interpret, traced.graph), admission(plan))
 
 
 def admission(plan: Plan) -> Admission | None:
@@ -173,6 +182,47 @@ def with_backward(executable: Executable, spec: Spec) -> Executable:
     if spec.backward == "autograd" or not isinstance(executable, Threads) or executable.accelerated or executable.hosts == 1:
         return executable
     return Training(executable, backward)
+
+
+def with_compiled(executable: Executable, spec: Spec) -> Executable:
+    """With compiled tasks, if they are asked for."""
+    if spec.compile_tasks is None or not isinstance(executable, Threads):
+        return executable
+    return Compiled(executable, COMPILERS[spec.compile_tasks], fused)
+
+
+def with_graphs(executable: Executable, spec: Spec) -> Executable:
+    """Captured as CUDA graphs, if that is asked for.
+
+    Raises:
+        CaptureError: the program cannot be captured.
+    """
+    return Graphed(executable) if spec.cuda_graphs else executable
+
+
+def refuse_together(spec: Spec) -> None:
+    """Raise a SpecError if compiled tasks are asked for with what needs to see their ops."""
+    if spec.compile_tasks is None:
+        return
+    if spec.backward == "lanes":
+        raise SpecError('backward="lanes" needs the ops of a task one by one, and compile_tasks= hides them; leave one out')
+    if spec.backend not in ("auto", "threads", "streams"):
+        raise SpecError(f"compile_tasks= is for backends 'threads' and 'streams', and the backend is {spec.backend!r}")
+
+
+def as_captured(machine: Machine, spec: Spec) -> Machine:
+    """The machine as programs see it that are captured, if they are to be: no op costs the host anything, nor a hand-off.
+
+    Raises:
+        SpecError: CUDA graphs are asked for where there can be none.
+    """
+    if not spec.cuda_graphs:
+        return machine
+    refuse_devices([device.torch_device for device in machine.devices])
+    if spec.backend not in ("auto", "streams"):
+        raise SpecError(f"cuda_graphs=True captures what backend 'streams' issues, and the backend is {spec.backend!r}")
+    figures = ((each, GRAPH_EDGE if "handoff" in each.assumed else each.handoff) for each in machine.devices)
+    return replace(machine, devices=tuple(replace(each, overhead=0.0, handoff=handoff) for each, handoff in figures))
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:

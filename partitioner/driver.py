@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.compile import admission, emit, for_this_call, make_plan, plan_of, program_of, without_graphs
+from partitioner.compile import (
+    admission,
+    as_captured,
+    emit,
+    for_this_call,
+    make_plan,
+    plan_of,
+    program_of,
+    refuse_together,
+    with_compiled,
+    without_graphs,
+)
 from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
@@ -51,6 +62,8 @@ def partition(
     policy: str | Mapping[str, Any] | Callable[[Problem], Assignment] | None = None,
     backend: str | None = None,
     backward: str | None = None,
+    compile_tasks: str | None = None,
+    cuda_graphs: bool | None = None,
     copy: bool = False,
     check: bool = True,
     pins: Any = None,
@@ -84,6 +97,12 @@ def partition(
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
         backward: ``"lanes"``: on CPU lanes each task's backward runs on the lane of its forward, and gradients are summed in
             eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
+        compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
+            kernels and no Python between them, bit for bit equal; ``"inductor"``: likewise with torch.compile's fused kernels
+            (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
+        cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
+            replayed from then on, and so is its backward. Arguments are copied in, results out. What cannot be captured is
+            refused with its reason, when the program is made or when such a call comes.
         copy: partition a deep copy.
         check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
             same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
@@ -131,6 +150,8 @@ def partition(
         "policy": policy,
         "backend": backend,
         "backward": backward,
+        "compile_tasks": compile_tasks,
+        "cuda_graphs": cuda_graphs,
         "pins": pins,
         "colocate": colocate,
         "grain": grain,
@@ -139,6 +160,8 @@ def partition(
         "optimizer": optimizer,
     }
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
+    machine = as_captured(machine, document)
+    refuse_together(document)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
@@ -169,7 +192,7 @@ def replayed(
         SpecError: the file is no plan, or something else is to decide, too.
     """
     for name, given in (*fields.items(), ("tune", tune)):
-        if given and name != "backend":
+        if given and name not in ("backend", "backward", "compile_tasks", "cuda_graphs"):
             raise SpecError(f"plan= decides what runs where, and so does {name}=; leave one of them out")
     saved = read_plan(plan)
     document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
@@ -227,7 +250,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
             return program_of(traced, machine, asked)
         refuse_shared(traced.graph, found.inputs)
         plan = with_autocast(plan_of(traced, machine, asked, where_it_lies(traced.state, homes)), Mode(*modes_here()))
-        return Made(emit(plan, spec), refuse_sharing, admission(plan))
+        return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
     programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec, origin))

@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner import driver, partition
 from partitioner.backends import BACKENDS
+from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamLaunch, Streams
 from partitioner.ir.plan import Plan
@@ -483,22 +484,25 @@ class WatchedCall(StreamLaunch):
 class WatchedStreams(Streams):
     """The streams backend in a world of its own."""
 
-    def __init__(self, plan: Plan, world: World) -> None:
-        super().__init__(plan, world.hardware)  # type: ignore[arg-type]
+    def __init__(self, plan: Plan, world: World, compiled: Mapping[str, Body] | None = None) -> None:
+        super().__init__(plan, compiled, world.hardware)  # type: ignore[arg-type]
         self.world = world
         world.made.append(self)
+
+    def with_tasks(self, plan: Plan, compiled: Mapping[str, Body]) -> WatchedStreams:
+        return WatchedStreams(plan, self.world, compiled)
 
     def begin(self, code: Code, hosts: int) -> WatchedCall:
         return WatchedCall(code, hosts, self.plan, self.hardware)
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any], *, in_order: bool = False) -> list[Any]:
         """The caller has just written the inputs."""
         given = [lent(value, self.world) if isinstance(value, Tensor) else value for value in arguments]
         named = dict(zip(self.plan.graph.arguments, given, strict=True))
         inputs = [value for name, value in named.items() if name not in self.plan.graph.states]
         self.world.call("the caller", writes=inputs)
         with Factories() if any(map(_makes, self.plan.graph.fx.nodes)) else nullcontext():
-            results = super().__call__(given)
+            results = super().__call__(given, in_order=in_order)
         return [taken(value, self.world) if isinstance(value, Tensor) else value for value in results]
 
 

@@ -54,7 +54,7 @@ def everything(asked: Mapping[str, Any], rest: Mapping[str, Any], ranks: int) ->
 def test_a_way_is_predicted_as_if_it_had_been_asked_for() -> None:
     """Each from the spec that says just that, with one copy's part of the batch."""
     for found in everything({"mesh": NO_TENSOR, "schedule": "1f1b", "wrap": "ddp"}, SMALL, 2):
-        named = {name: getattr(found.asked, name) for name in ("schedule", "microbatches", "wrap")}
+        named = {name: getattr(found.asked, name) for name in ("schedule", "microbatches", "wrap", "recompute")}
         mesh = found.asked.mesh.model_dump(exclude={"auto"})
         alone = outlook(uneven(), torch.ones(ROWS // mesh["data"], WIDTH), {**SMALL, "distributed": {**named, "mesh": mesh}})
         assert {**alone.data(), "auto": None} == {**found.data(), "auto": None}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
+from jobs.nets import BY_ITSELF, ROWS, TRAININGS, optimizer_of, rows_of
 from jobs.torchrun import start
 from torch import nn
 
@@ -57,7 +57,7 @@ def alone(case: Case) -> tuple[list[float], list[float], nn.Module]:
         total = []
         for first in range(0, ROWS, each):
             part = rows_of(batch, first, first + each)
-            pair = (model(**part),) if case["net"] == "clip" else (_called(model, part[0]), part[1])
+            pair = (model(**part),) if case["net"] in BY_ITSELF else (_called(model, part[0]), part[1])
             loss = training.loss(*pair) / microbatches
             (loss / data).backward()
             total.append(loss.detach())
@@ -96,6 +96,7 @@ def _first_key(model: nn.Module, key: str) -> str:
     return next(name for name, each in model.named_parameters() if each is parameter)
 
 
+SLOW = {"within": {"bandwidth": "10MB/s", "latency": "1us"}}  # so that no logits are gathered for a loss
 SEVERAL = {"stages_per_rank": 2}
 PAIRS = {
     "gpipe": case("tied", "gpipe"),
@@ -113,6 +114,12 @@ PAIRS = {
     "values that layers keep": case("keeping", "1f1b"),
     "values that layers keep, zbv": case("keeping", "zbv_zero_bubble", **SEVERAL),
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
+    "a stage without parameters": case("tailed", "1f1b"),
+    "a branch without parameters": case("tailed", "gpipe", pipeline=1, branch=2),
+    "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
+    "again": case("tied", "1f1b", recompute="segments"),
+    "again, tensor": case("tied", "gpipe", pipeline=1, tensor=2, recompute="segments"),
+    "again, branches": case("towers", "gpipe", pipeline=1, branch=2, recompute="stage"),
     "u-net": case("unet", "1f1b", clip=0.05),
     "u-net, four stages": case("unet", "interleaved_1f1b", clip=0.05, **SEVERAL),
 }
@@ -121,6 +128,8 @@ BITWISE = {
     "bits 1f1b": case("skipping", "1f1b", clip=0.0),
     "bits interleaved_1f1b": case("skipping", "interleaved_1f1b", clip=0.0, **SEVERAL),
     "bits u-net": case("unet", "1f1b", clip=0.0),
+    "bits again": case("skipping", "1f1b", clip=0.0, recompute="segments"),
+    "bits again, u-net": case("unet", "1f1b", clip=0.0, recompute="segments"),
 }
 FOURS = {
     "four stages": case("tied", "1f1b", pipeline=4),
@@ -128,12 +137,27 @@ FOURS = {
     "2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
     "data only": case("tied", "gpipe", data=4, pipeline=1),
+    "2x2, fsdp2, without parameters": case("tailed", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "branches x data": case("towers", "gpipe", data=2, pipeline=1, branch=2),
+    "again, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", recompute="segments"),
     "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
     "tensor x data, ddp": case("tied", "gpipe", data=2, pipeline=1, tensor=2),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
+}
+AGAIN = {
+    "stages again": case("keeping", "gpipe", recompute="stage"),
+    "again, zbv": case("keeping", "zbv_zero_bubble", recompute="segments", **SEVERAL),
+    "again, zero bubble": case("tied", "interleaved_zero_bubble", recompute="segments", **SEVERAL),
+    "again, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2", recompute="segments"),
+    "again, ddp": case("tied", "gpipe", data=2, pipeline=1, recompute="segments"),
+    "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
+}
+AGAIN_ON_FOUR = {
+    "again, tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, recompute="segments", **SEVERAL),
+    "again, branches x pipeline": case("towers", "1f1b", branch=2, recompute="stage"),
+    "2x2, ddp, without parameters": case("tailed", "1f1b", data=2),
 }
 EIGHTS = {
     "2x2x2, ddp": case("tied", "1f1b", data=2, tensor=2),
@@ -167,6 +191,16 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("again"), 2, AGAIN)
+
+
+@pytest.fixture(scope="module")
+def again_on_four(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("again_on_four"), 4, AGAIN_ON_FOUR)
+
+
+@pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(tmp_path_factory.mktemp("eight"), 8, EIGHTS)
 
@@ -192,6 +226,18 @@ def test_bits_are_equal_where_sums_have_one_order(two: Job, name: str) -> None:
 @pytest.mark.parametrize("name", FOURS)
 def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
     assert_same_training(FOURS[name], [rank[name] for rank in four])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGAIN)
+def test_two_ranks_that_run_forwards_again_train_as_one_process_does(again: Job, name: str) -> None:
+    assert_same_training(AGAIN[name], [rank[name] for rank in again])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGAIN_ON_FOUR)
+def test_four_ranks_that_run_forwards_again_train_as_one_process_does(again_on_four: Job, name: str) -> None:
+    assert_same_training(AGAIN_ON_FOUR[name], [rank[name] for rank in again_on_four])
 
 
 @pytest.mark.slow

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from jobs.nets import TRAININGS
 from jobs.torchrun import start
+from torch import Tensor, nn
+
+from partitioner.distributed.example import example_in
+from partitioner.distributed.tensor.local import Place
+from partitioner.distributed.tensor.shards import sharding_of, shared
+from partitioner.ir.access import SENT, Access
+from partitioner.ir.machine import Device
+from partitioner.ir.shared import Axis
+from partitioner.spec.spec import Spec
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -51,3 +65,53 @@ def test_each_rank_reads_its_parts_from_files(ranks: list[dict[str, Any]]) -> No
 
 def test_inference(ranks: list[dict[str, Any]]) -> None:
     assert all(rank["forward"] < 1e-4 for rank in ranks)
+
+
+def test_cross_entropies_over_parts_of_the_classes_are_exact(ranks: list[dict[str, Any]]) -> None:
+    """Of one, two and three dimensions, all reductions, smoothed and not, with ignored targets, and logits large enough that
+    the largest of all ranks has to be taken off them; gradients included, in double precision."""
+    assert all(rank["losses"] < 1e-9 for rank in ranks)
+    assert all("a target is none of 8 classes" in rank["outside"] for rank in ranks)
+
+
+def test_no_logits_pass_where_the_loss_is_the_models_own() -> None:
+    """In the graph of one rank: the loss is a summand, and of what passes nothing is as large as the logits."""
+    training = TRAININGS["words"]
+    example = example_in(training.model(), training.batches()[0], None, 1)
+    sharding = sharding_of(example.traced, Axis(2, bandwidth=1e7, latency=1e-6), Device("cpu", "cpu"), Spec())
+    (loss,) = (op.name for op in example.traced.graph.ops if op.target == "cross_entropy")
+    assert str(sharding.rules[loss]) == "S(1), R -> P", "on a slow link it is worth its two latencies"
+    local, _ = shared(example, sharding, Place(), torch.device("cpu"))
+    logits = max(op.bytes for op in example.traced.graph.ops)
+    sending = [op for op in local.traced.graph.ops if op.exchange]
+    assert loss in [op.name for op in sending] and all(op.bytes < logits for op in sending)
+    assert Access(SENT, True) in local.traced.graph.by_name[loss].accesses
+
+
+def odd_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Cross entropies for which there is no such rule: they are computed of whole logits."""
+    weight = torch.rand(8)
+    return {
+        "weights": lambda x, target: F.cross_entropy(x, target, weight),
+        "probabilities": lambda x, target: F.cross_entropy(x, F.one_hot(target, 8).float()),
+        "rows": lambda x, target: F.cross_entropy(x, target, reduce=False),
+        "odd classes": lambda x, target: F.cross_entropy(x[:, :7], target.clamp(max=6)),
+    }
+
+
+@pytest.mark.parametrize("name", odd_losses())
+def test_other_losses_are_of_wholes(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 8)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return odd_losses()[name](self.linear(x), target)
+
+    warnings = pytest.warns(UserWarning) if name == "rows" else nullcontext()
+    with warnings:
+        example = example_in(Net(), (torch.ones(6, 4), torch.arange(6)), None, 1)
+    sharding = sharding_of(example.traced, Axis(2), Device("cpu", "cpu"), Spec())
+    (loss,) = (op.name for op in example.traced.graph.ops if op.target == "cross_entropy")
+    assert str(sharding.rules[loss]).endswith("-> R")

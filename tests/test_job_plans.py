@@ -26,7 +26,8 @@ from jobs.nets import TRAININGS, optimizer_of
 from jobs.torchrun import start
 from torch import Tensor, nn
 
-from partitioner.distributed.applied import cut_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.branches import owners_of
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.jobplan import JobPlan, plan
@@ -44,6 +45,7 @@ from partitioner.ir.shared import Rule, Sharding
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.document import LARGEST_FILE
+from partitioner.spec.spec import Spec as LocalSpec
 from partitioner.testing import build, recipes
 
 CPU = torch.device("cpu")
@@ -56,16 +58,21 @@ def asked(mesh: Any, microbatches: int = 4, *, rest: Spec | None = None, **optio
 
 
 @cache
-def net(name: str) -> tuple[nn.Module, Tensor]:
+def net(name: str) -> tuple[nn.Module, Any]:
     """A model, and one rank's batch."""
     training = TRAININGS[name]
     return training.model(), training.batches()[0][0]
 
 
-@cache
+TRACED: dict[Any, Example] = {}
+
+
 def traced(model: nn.Module, x: Any, count: int, training: bool) -> Example:
+    shapes = str(torch.utils._pytree.tree_map(lambda tensor: tuple(tensor.shape), x))
     with torch.set_grad_enabled(training):
-        return example_in(model, x, None, count)
+        if (model, shapes, count, training) not in TRACED:
+            TRACED[model, shapes, count, training] = example_in(model, x, None, count)
+    return TRACED[model, shapes, count, training]
 
 
 def apply(path: Path, model: nn.Module, x: Any, spec: Spec, *, training: bool = True) -> tuple[Example, Cut, Sharding | None]:
@@ -80,6 +87,8 @@ def apply(path: Path, model: nn.Module, x: Any, spec: Spec, *, training: bool = 
         sharding = sharding_by(document, example)
         example = shared(example, sharding, Place(), CPU)[0]
     cut = cut_by(document, example.traced)
+    for number in range(cut.count if found.asked.mesh.branch > 1 else 0):
+        owners_by(document, part_of(example.traced, cut, number), set(cut.ties))
     cluster = build_cluster(whole, found.asked, build_machine(whole, ["cpu"]).devices[0])
     for rank in range(found.asked.mesh.size):
         refuse_other_ranks(document, model, cut, cluster, CPU, rank)
@@ -141,6 +150,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     [
         ("tied", {"pipeline": 2}),
         ("unet", {"pipeline": 2, "tensor": 2}),
+        ("towers", {"pipeline": 2, "branch": 2, "tensor": 2}),
         pytest.param("tied", {"data": 2, "tensor": 2}, marks=pytest.mark.slow),
         pytest.param("unet", {"data": 2, "pipeline": 3}, marks=pytest.mark.slow),
     ],
@@ -355,6 +365,90 @@ def test_what_was_edited_wrongly_is_refused(path: Path, name: str) -> None:
     refused(edited(path, edit), words)
 
 
+BRANCHES = asked({"branch": 2})
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """A file with the plan of three towers on two ranks of a branch axis."""
+    _towers().save(tmp_path / "job.yaml")
+    return tmp_path / "job.yaml"
+
+
+@cache
+def _towers() -> JobPlan:
+    return plan(*net("towers"), BRANCHES)
+
+
+def test_a_plan_has_what_each_rank_of_a_branch_axis_runs(split: Path) -> None:
+    (model, x), made = net("towers"), _towers()
+    owners = owners_of(traced(model, x, 4, True).traced, 2, build_machine(LocalSpec(), ["cpu"]).devices[0])
+    (stage,) = read_job(split).stages
+    assert stage.owners == owners and 0 < sum(owners.values()) < len(owners)
+    assert "stage 0, branch 1: towers_" in str(made)
+    assert [rank.place["branch"] for rank in made.document.ranks] == [0, 1]
+    assert read_job(split).digest() != edited_document(split, lambda d: _moved(d, "towers_1_0_linear", 0)).digest()
+
+
+def edited_document(path: Path, edit: Callable[[dict[str, Any]], object]) -> SavedJob:
+    return read_job(edited(path, edit))
+
+
+def _moved(document: dict[str, Any], name: str, rank: int) -> None:
+    """An op on the second rank, or on the first."""
+    (names,) = document["stages"][0]["branches"]
+    if name in names:
+        names.remove(name)
+    names.extend([name] * rank)
+
+
+BRANCH_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "unknown op": (
+        lambda d: _moved(d, "relu_99", 1),
+        'stage 0 names "relu_99" among its branches, and not among its ops',
+    ),
+    "op twice": (
+        lambda d: d["stages"][0]["branches"][0].append(d["stages"][0]["branches"][0][0]),
+        r"op \w+ is written twice",
+    ),
+    "none": (
+        lambda d: d["stages"][0].pop("branches"),
+        "stage 0 says what 1 ranks of a branch axis run, and there it has 2",
+    ),
+    "a rank more": (
+        lambda d: d["stages"][0]["branches"].append([]),
+        "stage 0 says what 3 ranks of a branch axis run, and there it has 2",
+    ),
+    "apart": (lambda d: _moved(d, "towers_0_1_relu", 1), r"ops towers_0_0_linear and towers_0_1_relu have to share a rank"),
+    "no list": (lambda d: d["stages"][0].update(branches=["add"]), r"stages.0.branches.0: "),
+    "place": (lambda d: d["ranks"].reverse(), "rank 0: place.branch is 1 in the plan and 0 here"),
+    "mesh": (
+        lambda d: d["distributed"]["mesh"].update(branch=1, data=2),
+        "distributed mesh.branch is 1 in the plan and 2 here",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCH_EDITS)
+def test_branches_that_were_edited_wrongly_are_refused(split: Path, name: str) -> None:
+    edit, words = BRANCH_EDITS[name]
+    model, x = net("towers")
+    refused(edited(split, edit), words, model=model, x=x, spec=BRANCHES)
+
+
+def test_who_uses_what_other_stages_have_is_on_the_first_rank(tmp_path: Path) -> None:
+    (model, x), spec = net("tied"), asked({"pipeline": 2, "branch": 2})
+    plan(model, x, spec).save(tmp_path / "job.yaml")
+    apply(tmp_path / "job.yaml", model, x, spec)
+
+    def swap(document: dict[str, Any]) -> None:
+        for stage in document["stages"]:
+            stage["branches"] = [[name for name in stage["ops"] if name not in stage["branches"][0]]]
+
+    words = r"op embed_embedding is on 1, and has to be on 0, for other stages have what it uses"
+    refused(edited(tmp_path / "job.yaml", swap), words, model=model, x=x, spec=spec)
+
+
 class Scaled(nn.Module):
     """A table that no parameter has a part in, which all ranks make whole."""
 
@@ -480,19 +574,34 @@ def test_a_job_does_what_its_files_say(tmp_path: Path) -> None:
         made = plan(model, x, planned.TENSOR)
     made.save(tmp_path / "shared.yaml")
     plan(model, x, planned.PIPELINE, training=False).save(tmp_path / "forward.yaml")
+    plan(*net("towers"), planned.BRANCH).save(tmp_path / "branches.yaml")
+    moved = _other_tower(tmp_path / "branches.yaml")
     start(2, Path(planned.__file__), tmp_path, PYTHONPATH=str(Path(__file__).parent))
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first["cut"]["stage"] == read_job(tmp_path / "cut.yaml").stage != even.document.stage
     assert made.document.sharding is not None and first["shared"]["forms"].items() >= made.document.sharding.forms.items()
     training = TRAININGS["tied"]
     losses = _losses(training.model(), training.batches()[: planned.STEPS], training.loss)
+    towers = TRAININGS["towers"]
+    wanted = _losses(towers.model(), towers.batches()[: planned.STEPS], towers.loss)
     for rank in (first, second):
         assert rank["cut"]["losses"] == pytest.approx(losses, rel=1e-4)
         assert rank["shared"]["losses"] == pytest.approx(losses, rel=1e-4)
         assert rank["forward"] < 1e-5
+        assert rank["branches"]["losses"] == pytest.approx(wanted, rel=1e-4)
+    assert {*moved} <= {*second["branches"]["keys"]} and not {*moved} & {*first["branches"]["keys"]}
     assert re.search(r"RanksError.*plan: \w{16} on rank 0, and \w{16} on rank 1", str(first["other file"]))
     assert re.search(r"SpecError.*the model is Skipping in the plan and Linear here", str(first["other model"]))
     assert second["other file"] == second["other model"] == ["SystemExit", "1"]
+
+
+def _other_tower(path: Path) -> list[str]:
+    """Let the second rank run the ops of a tower that the first one runs; the keys of its layers."""
+    (stage,) = read_job(path).stages
+    tower = next(n for n in range(3) if not any(name.startswith(f"towers_{n}_") for name in stage.branches[0]))
+    names = [name for name in stage.ops if name.startswith(f"towers_{tower}_")]
+    edited(path, lambda d: d["stages"][0]["branches"][0].extend(names))
+    return [key for key in stage.state if key.startswith(f"towers.{tower}.") and key.endswith(("weight", "bias"))]
 
 
 def _border_after(document: dict[str, Any], last: str, model: nn.Module) -> None:
@@ -508,7 +617,7 @@ def _losses(model: nn.Module, batches: list[Any], loss: Callable[..., Tensor]) -
     """Of one process."""
     optimizer, found = optimizer_of(model), []
     for inputs, target in batches:
-        mean = loss(model(inputs), target)
+        mean = loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), target)
         mean.backward()
         optimizer.step()
         optimizer.zero_grad()

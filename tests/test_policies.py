@@ -49,7 +49,7 @@ def test_a_name_with_options() -> None:
             {"name": "exact", "time_limt": 1},
             'policy "exact" has no option "time_limt"; its options are .* Did you mean time_limit?',
         ),
-        ({"name": "single", "seed": 1}, 'policy "single" has no option "seed"; it has none'),
+        ({"name": "by_level", "seed": 1}, 'policy "by_level" has no option "seed"; it has none'),
         ({"name": "exact", "time_limit": "soon"}, '"soon" is not a duration'),
         ({"name": "exact", "seed": []}, 'policy "exact": seed: .*valid integer'),
         ({"time_limit": 1}, "policy '' is not known"),

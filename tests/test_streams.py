@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends import streams
+from partitioner.backends.bodies import Compiler
+from partitioner.backends.compilers import COMPILERS
 from partitioner.backends.streams import StreamLaunch
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Run, Wait
@@ -51,9 +53,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 class Bench:
     """A module over pretended devices, called as a caller would: with tensors that were just made there."""
 
-    def __init__(self, world: World, model: nn.Module, inputs: tuple[Tensor, ...], lanes: Mapping[str, int]) -> None:
+    def __init__(
+        self, world: World, model: nn.Module, inputs: tuple[Tensor, ...], lanes: Mapping[str, int], **options: Any
+    ) -> None:
         self.world, self.hardware = world, world.hardware
-        self.parallel = spread(model, inputs, lanes, copy=True, check=False)
+        self.parallel = spread(model, inputs, lanes, copy=True, check=False, **options)
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Call it, and read the results at once."""
@@ -513,16 +517,21 @@ def test_each_wait_that_is_needed(world: World) -> None:
     lanes=st.sampled_from(list(LANES.values())),
     train=st.booleans(),
     grad=st.booleans(),
+    compiled=st.booleans(),
 )
-def test_random_modules(model: GeneratedModule, lanes: dict[str, int], train: bool, grad: bool) -> None:
-    """Whatever the module does: results as in eager over two calls, nothing unordered, no memory reused too early."""
+def test_random_modules(model: GeneratedModule, lanes: dict[str, int], train: bool, grad: bool, compiled: bool) -> None:
+    """Whatever the module does: results as in eager over three calls, nothing unordered, no memory reused too early.
+
+    Tasks may be functions, of a compiler that makes nothing else of them: what it is given and gives is what is looked at.
+    """
     model.train(train)
     inputs = tuple(x.detach().requires_grad_(x.requires_grad and grad) for x in model.example_inputs())
     with pytest.MonkeyPatch.context() as patch, pretending(patch) as world:
-        bench = Bench(world, model, inputs, lanes)
+        patch.setitem(COMPILERS, "torchscript", Compiler(lambda module, arguments: module.__call__))
+        bench = Bench(world, model, inputs, lanes, **({"compile_tasks": "torchscript"} if compiled else {}))
         eager = copy.deepcopy(model)
         with torch.set_grad_enabled(grad):
-            for seed in range(2):
+            for seed in range(3):
                 torch.manual_seed(seed)
                 expected = eager(*[x.clone() for x in inputs])
                 torch.manual_seed(seed)

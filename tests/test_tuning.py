@@ -65,8 +65,9 @@ def test_serial_unless_another_is_clearly_faster_and_state_is_as_it_was() -> Non
     model = Sleepers(0.0).eval()
     found = partition(model, LANES, example_inputs=X, tune=True)
     seconds = {each.name: each.measured for each in found._partitioner_programs.tried}
-    faster = min(seconds.values()) * MATTERS < seconds["serial"]
-    assert (found.placement.policy != "single") == faster
+    faster = {name for name, each in seconds.items() if each * MATTERS < seconds["serial"]}
+    assert faster or found.placement.policy == "single"
+    assert (found._partitioner_programs.shown.executable.plan.placement.note == "everything on one lane") or faster
     assert model.calls == 0, "tuning calls the model, and leaves no trace of it"
     found(X)
     assert model.calls == 1

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from partitioner.backends.bodies import Body
 from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
@@ -51,6 +52,7 @@ class Code:
         shared: positions of the arguments that several hosts use.
         modes: those that ``S.mode`` is called with, by number.
         shares_first: whether the first task has other lanes beside it, and not all threads of the CPU.
+        narrow: among how many lanes threads are shared where one host does everything.
     """
 
     source: str
@@ -62,6 +64,7 @@ class Code:
     shared: tuple[int, ...]
     modes: tuple[Mode, ...] = ()
     shares_first: bool = False
+    narrow: int = 1
 
 
 @dataclass
@@ -70,10 +73,11 @@ class Lines:
 
     text: list[str] = field(default_factory=list)
     ops: dict[int, Op] = field(default_factory=dict)
+    depth: int = 1
 
     def add(self, line: str, op: Op | None = None) -> None:
         """One more line of a function's body."""
-        self.text.append(f"    {line}")
+        self.text.append(f"{'    ' * self.depth}{line}")
         if op is not None:
             self.ops[len(self.text)] = op
 
@@ -92,24 +96,34 @@ def hosts_of(program: Program) -> list[int]:
     return [free.index(number) + 1 if number in free else 0 for number in range(len(program.lanes))]
 
 
-def generate(plan: Plan, *, hosts: list[int] | None = None, backward: Backward | None = None) -> Code:
+def generate(
+    plan: Plan,
+    *,
+    hosts: list[int] | None = None,
+    backward: Backward | None = None,
+    compiled: Mapping[str, Body] | None = None,
+    ranges: bool = False,
+) -> Code:
     """Python functions that issue ``plan.program``.
 
     Args:
         plan: what to emit.
         hosts: the host of each lane; all zero gives one function that issues everything in order.
         backward: how its backward runs on lanes; the code then says where tensors pass from one segment to another.
+        compiled: a function for each task that is called as one, by the task's name.
+        ranges: whether each task is a named range, for torch.profiler.
     """
-    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts, backward)
+    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts, backward, compiled or {})
     lines = Lines()
     for host in range(max(context.hosts) + 1):
-        _Host(context, host, lines).write()
+        _Host(context, host, lines, ranges).write()
     source = "\n".join(lines.text) + "\n"
     file = f"<partitioner {plan.graph.name} {next(_numbers)}>"
     exec(compile(source, file, "exec"), context.names.namespace)  # our own text, made from a verified program
     functions = tuple(context.names.namespace[f"host_{host}"] for host in range(max(context.hosts) + 1))
     shared, modes = context.shared(), tuple(context.modes)
-    code = Code(source, file, functions, context.events, len(context.slots), lines.ops, shared, modes, context.shares_first)
+    sizes = context.events, len(context.slots)
+    code = Code(source, file, functions, *sizes, lines.ops, shared, modes, context.shares_first, context.narrow)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(code, linecache.cache.pop, file, None)
     return code
@@ -118,8 +132,8 @@ def generate(plan: Plan, *, hosts: list[int] | None = None, backward: Backward |
 class _Host:
     """Writes the function of one host."""
 
-    def __init__(self, context: Context, host: int, lines: Lines) -> None:
-        self.context, self.host, self.lines = context, host, lines
+    def __init__(self, context: Context, host: int, lines: Lines, ranges: bool) -> None:
+        self.context, self.host, self.lines, self.ranges = context, host, lines, ranges
         self.program = context.program
         self.items = [(index, item) for index, item in enumerate(self.program.instructions) if context.hosts[item.lane] == host]
         self.last_use = {
@@ -161,6 +175,8 @@ class _Host:
 
     def _instruction(self, index: int, item: Instruction) -> None:
         match item:
+            case Run() if self.ranges:
+                self._in_a_range(index, item)
             case Run():
                 self._run(index, item)
             case Copy(lane=lane, source=source, target=target):
@@ -186,11 +202,23 @@ class _Host:
             self.lane = lane
             self.lines.add(f"S.use({lane})")
 
+    def _in_a_range(self, index: int, item: Run) -> None:
+        """Run a task under its name and its lane's."""
+        label = self.context.names.object(torch.profiler.record_function, "record_function")
+        self._use(item.lane)
+        self.lines.add(f"with {label}({f'{item.task} on {self.program.lanes[item.lane].name}'!r}):")
+        self.lines.depth += 1
+        self._run(index, item)
+        self.lines.depth -= 1
+
     def _run(self, index: int, item: Run) -> None:
         self._use(item.lane)
         self._share_threads(index)
         if self.program.lanes[item.lane].kind != "cpu":
             self._keep(item)
+        if item.task in self.context.compiled:
+            self._call(self.context.compiled[item.task], item)
+            return
         local = {name.partition("@")[0]: self.context.reference(name, self.host) for name in item.reads}
         gone = self._temporaries(item)
         for op in self.context.ops(item.task):
@@ -203,6 +231,15 @@ class _Host:
             self._hand_over(op, local)
             if gone[op] or parts:
                 self.lines.add(f"del {', '.join([*gone[op], *parts.values()])}")
+
+    def _call(self, body: Body, item: Run) -> None:
+        """Call a task as one function."""
+        self._mode(None)
+        local = {name.partition("@")[0]: self.context.reference(name, self.host) for name in item.reads}
+        given = ", ".join(local.get(name, variable(name)) for name in body.inputs)
+        made = ", ".join(variable(name) for name in body.outputs)
+        label = self.context.names.object(body, item.task)
+        self.lines.add(f"{made} = {label}({given})  # {len(self.context.ops(item.task))} ops")
 
     def _parts(self, op: str, local: Mapping[str, str]) -> dict[str, str]:
         """Read what other segments made through views, at which backward ends; the name of each, by value."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from partitioner.backends.bodies import Body
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import bodies_for, op_devices
 from partitioner.ir.conflicts import allocators
@@ -21,10 +22,11 @@ class Context:
         plan: what is emitted.
         hosts: the host of each lane.
         backward: how its backward runs on lanes; ``None`` where autograd does that, or nobody.
+        compiled: a function for each task that is called as one, by the task's name.
     """
 
-    def __init__(self, plan: Plan, hosts: list[int], backward: Backward | None = None) -> None:
-        self.plan, self.program, self.hosts = plan, plan.program, hosts
+    def __init__(self, plan: Plan, hosts: list[int], backward: Backward | None, compiled: Mapping[str, Body]) -> None:
+        self.plan, self.program, self.hosts, self.compiled = plan, plan.program, hosts, compiled
         self.nodes = {node.name: node for node in plan.graph.fx.nodes}
         self.device = op_devices(plan)
         values = (*self.nodes, *(value.name for value in self.program.values))
@@ -39,7 +41,8 @@ class Context:
         self.slots = self._slots()
         self.used_arguments = self._used_arguments()
         self.alone = self._alone()
-        self.shared_cpu = max(hosts) > 0
+        self.narrow = self._narrow()
+        self.shared_cpu = max(hosts) > 0 or self.narrow > 1
         self.parts = _parts(backward)
         self.handed_over = _handed_over(backward)
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
@@ -52,6 +55,14 @@ class Context:
             for index, item in enumerate(self.program.instructions)
             if isinstance(item, Run) and lanes[item.lane].kind == "cpu"
         }
+
+    def _narrow(self) -> int:
+        """Among how many lanes a CPU's threads are shared although one of them does everything; 1 if they are not."""
+        used = {item.lane for item in self.program.instructions if isinstance(item, Run)}
+        if len(used) != 1 or all(self.alone.values()):
+            return 1
+        device = self.plan.machine.device_of(*used)
+        return device.lanes if device.cores > device.threads_per_lane else 1
 
     def _event_lanes(self) -> dict[int, set[int]]:
         lanes: defaultdict[int, set[int]] = defaultdict(set)

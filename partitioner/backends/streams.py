@@ -18,12 +18,13 @@ waits for an event behind the copy, because the hazard rule says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
 from partitioner.backends.nodes import move, write_back
 from partitioner.backends.probe import pair_works
@@ -75,8 +76,21 @@ class Hardware:
         self.spare[str(event.device)].append(event)
 
 
+def is_capturing(stream: torch.Stream) -> bool:
+    """Whether a stream is being captured. Before torch 2.12, only the current one of CUDA's could be asked."""
+    ask = getattr(stream, "is_capturing", None)
+    if ask is not None:
+        return bool(ask())
+    if stream.device.type != "cuda":
+        return False
+    form = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
+    with torch.cuda.stream(torch.cuda.Stream(**form)):  # type: ignore[no-untyped-call]
+        return torch.cuda.is_current_stream_capturing()
+
+
 HARDWARE = Hardware()
 _TRANSFER = -1  # index of the side stream on which copies leave a device
+_CAPTURED = 1 << 20  # added to the index of side streams that are captured: other threads issue on the usual ones meanwhile
 
 
 class StreamLaunch(Launch):
@@ -98,8 +112,11 @@ class StreamLaunch(Launch):
         accelerators = {number: lane.torch_device for number, lane in enumerate(self.lanes) if lane.kind != "cpu"}
         self.device = hardware.current_device()
         self.caller = {device: hardware.current_stream(device) for device in dict.fromkeys(accelerators.values())}
+        self.captured = is_capturing(self.caller[self.lanes[0].torch_device])
+        self.joined = {0}
+        first = _CAPTURED if self.captured else 0
         self.streams = {
-            number: self.caller[device] if number == 0 else hardware.side_stream(device, number)
+            number: self.caller[device] if number == 0 else hardware.side_stream(device, first + number)
             for number, device in accelerators.items()
         }
         self.now = self.streams[0]
@@ -121,10 +138,10 @@ class StreamLaunch(Launch):
         for it: another thread may issue on them at any moment.
         """
         for number, stream in self.streams.items():
-            if number != 0:
+            if number != 0 and (not self.captured or number in self.joined):  # a capture waits for nothing outside of it
                 self.streams[0].wait_stream(stream)
         handed_over = self.late or self.error is not None  # a failed call's values die with its traceback
-        if handed_over and not self.streams[0].is_capturing():  # memory of a graph is its own, and streams must end joined
+        if handed_over and not self.captured:  # memory of a graph is its own, and streams must end joined
             for number, stream in self.streams.items():
                 if number != 0:
                     stream.wait_stream(self.streams[0])
@@ -161,6 +178,7 @@ class StreamLaunch(Launch):
             return
         if lane in self.streams:
             self.streams[lane].wait_event(made)
+            self.joined.add(lane)
         elif event != 0:
             made.synchronize()
 
@@ -208,26 +226,31 @@ class Streams(Threads):
 
     Args:
         plan: what to run; its first lane is an accelerator's.
+        compiled: a function for each task that is called as one, by the task's name.
         hardware: where streams and events come from.
     """
 
     accelerated = True
 
-    def __init__(self, plan: Plan, hardware: Hardware = HARDWARE) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, compiled: Mapping[str, Body] | None = None, hardware: Hardware = HARDWARE) -> None:
+        super().__init__(plan, compiled)
         self.hardware = hardware
         values = plan.program.by_name
         homes = ((number, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values)
         self.homes = tuple((number, home) for number, home in homes if home)
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any], *, in_order: bool = False) -> list[Any]:
         """Run the program; the graph's results. Inputs may lie anywhere."""
         moved = list(arguments)
         for position, home in self.homes:
             moved[position] = move(arguments[position], home)
-        result = super().__call__(moved)
+        result = super().__call__(moved, in_order=in_order)
         write_back(arguments, moved, self.plan.graph.written_arguments)
         return result
+
+    def with_tasks(self, plan: Plan, compiled: Mapping[str, Body]) -> Streams:
+        """The same of another plan, with functions for its tasks."""
+        return type(self)(plan, compiled, self.hardware)
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""

@@ -11,13 +11,15 @@ says which op it came from, after every lane has stopped. Under a mode that a wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
+from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
@@ -45,10 +47,12 @@ class Launch:
         for event in self.events:
             event.acquire()
         self.full = torch.get_num_threads()
-        self.share = max(1, self.full // hosts)
+        self.share = max(1, self.full // (hosts if hosts > 1 else code.narrow))
+        self.crowded = hosts > 1
         self.error: BaseException | None = None
         self.modes = code.modes
-        self.here = threading.local()
+        if code.modes:
+            self.here = threading.local()
 
     def enter(self) -> None:
         """Called on the caller's thread before anything is issued."""
@@ -95,7 +99,7 @@ class Launch:
 
     def make_room(self) -> None:
         """Send home OpenMP's idle threads, which this lane will not ask for and others need the cores of."""
-        if self.share == 1:
+        if self.share == 1 and self.crowded:
             rest()
 
     def fail(self, error: BaseException) -> None:
@@ -119,6 +123,7 @@ class Threads:
 
     Args:
         plan: what to run; every lane is a CPU's.
+        compiled: a function for each task that is called as one, by the task's name.
 
     Raises:
         SpecError: the plan is for other devices.
@@ -126,17 +131,17 @@ class Threads:
 
     accelerated = False
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, compiled: Mapping[str, Body] | None = None) -> None:
         if self.accelerated != (plan.program.lanes[0].kind != "cpu"):
             devices = ", ".join(dict.fromkeys(lane.torch_device for lane in plan.program.lanes))
             kind, name = "accelerators" if self.accelerated else "CPU lanes only", type(self).__name__.lower()
             raise SpecError(
                 f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and the one that fits is taken."
             )
-        self.plan = plan
-        self.parallel = generate(plan)
+        self.plan, self.compiled = plan, compiled or {}
+        self.parallel = generate(plan, compiled=self.compiled)
         self.hosts = len(self.parallel.hosts)
-        simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes
+        simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes and self.parallel.narrow == 1
         self.alone = self.parallel.hosts[0] if simple else None
         self.casts = any(enabled for mode in self.parallel.modes for _, enabled, _ in mode.autocast)
 
@@ -148,16 +153,31 @@ class Threads:
     @cached_property
     def serial(self) -> Code:
         """The same program, issued by one thread."""
-        return generate(self.plan, hosts=[0] * len(self.plan.program.lanes))
+        return generate(self.plan, hosts=[0] * len(self.plan.program.lanes), compiled=self.compiled)
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """Run the program; the graph's results."""
+    @cached_property
+    def profiled(self) -> Code:
+        """The same program, with each task as a named range of torch.profiler."""
+        return generate(self.plan, compiled=self.compiled, ranges=True)
+
+    def __call__(self, arguments: Sequence[Any], *, in_order: bool = False) -> list[Any]:
+        """Run the program; the graph's results.
+
+        Args:
+            arguments: the values of the graph's placeholders.
+            in_order: whether the caller's thread issues all of it.
+        """
+        profiled = profiler._is_profiler_enabled
         if self.alone is not None:
-            result: list[Any] = explained(self.parallel, self.alone, arguments, None)
+            result: list[Any] = explained(self.parallel, self.profiled.hosts[0] if profiled else self.alone, arguments, None)
             return result
-        hosts = self.hosts if self.hosts == 1 or not has_hidden_modes() else 1
-        code = self.parallel if hosts == self.hosts else self.serial
+        hosts = 1 if in_order or (self.hosts > 1 and has_hidden_modes()) else self.hosts
+        code = self.serial if hosts < self.hosts else self.profiled if profiled else self.parallel
         return self.run(code, self.begin(code, hosts), arguments)
+
+    def with_tasks(self, plan: Plan, compiled: Mapping[str, Body]) -> Threads:
+        """The same of another plan, with functions for its tasks."""
+        return type(self)(plan, compiled)
 
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
@@ -209,7 +229,8 @@ def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: A
         try:
             explained(code, code.hosts[host], arguments, call)
         finally:
-            call.mode(-1)
+            if code.modes:
+                call.mode(-1)
 
     def job() -> None:
         try:

@@ -15,8 +15,11 @@ import torch
 
 from partitioner.model.modes import Autocast, take_over
 
+Modes = tuple[bool, bool, Autocast, bool]
+"""As `model.modes` has them."""
 
-def run_under(modes: tuple[bool, bool, Autocast, bool], job: Callable[[], None]) -> None:
+
+def run_under(modes: Modes, job: Callable[[], None]) -> None:
     """Call ``job`` under a caller's modes. The thread is a worker's own, so nothing is put back but inference mode.
 
     Nothing that autocast has cast is dropped in the meantime: other lanes use it, too.
@@ -24,9 +27,17 @@ def run_under(modes: tuple[bool, bool, Autocast, bool], job: Callable[[], None])
     grad, inference, autocast, cache = modes
     torch.autocast_increment_nesting()
     try:
-        with torch.inference_mode(inference):
+        if inference:
+            HERE.modes = None  # a block of inference mode puts back what it finds at its end
+            with torch.inference_mode():
+                take_over(grad, autocast, cache)
+                job()
+            return
+        if HERE.modes != modes:
             take_over(grad, autocast, cache)
-            job()
+        HERE.modes = None  # unless the job ends as it should
+        job()
+        HERE.modes = modes  # setting those of the last job once more would cost as much as a small op
     finally:
         torch.autocast_decrement_nesting()
 
@@ -49,7 +60,7 @@ def has_hidden_modes() -> bool:
 
 
 HERE = threading.local()
-"""``HERE.occupied``: whether this thread runs a lane of a call that has workers."""
+"""``occupied``: whether this thread runs a lane of a call that has workers. ``modes``: what a worker is under, if known."""
 
 
 def in_a_lane() -> bool:
@@ -66,7 +77,7 @@ class _Worker:
         self.thread.start()
 
     def _loop(self) -> None:
-        HERE.occupied = True
+        HERE.occupied, HERE.modes = True, None
         while True:
             job = self.queue.get()
             job()

@@ -3,6 +3,7 @@
     settled_by           mesh, schedule, microbatches: those of the plan, if the spec says nothing else
     refuse_other_model   the graph of a microbatch has the plan's fingerprint
     sharding_by          each rule is one of the op's ways
+    owners_by            ops that must share a rank of the branch axis do
     cut_by               each op has a stage, no edge leads back, and what must stay together does
     refuse_other_ranks   hosts, devices, places, stages and keys are those of the plan
 
@@ -12,18 +13,20 @@ Everything that differs is an error that says what the plan has and what there i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from partitioner.distributed.auto import parts
+from partitioner.distributed.branches import sharing_a_rank
 from partitioner.distributed.cut import Cut, sharing_a_stage
 from partitioner.distributed.example import Example
 from partitioner.distributed.jobplan import beside, held_by, rank_rows, section
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.outlook import Settled
+from partitioner.distributed.part import Part
 from partitioner.distributed.planfile import MOST_FAULTS
 from partitioner.distributed.ranks import AXES
 from partitioner.distributed.schedules import kind_of
@@ -41,7 +44,7 @@ from partitioner.model.state import sizes
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
 
-OPEN = {"schedule", "stages_per_rank", "microbatches", "wrap"}
+OPEN = {"schedule", "stages_per_rank", "microbatches", "wrap", "recompute"}
 """What ``mesh: auto`` chooses beside the mesh, where the spec does not say it."""
 
 SIDES = ("in the plan", "here")
@@ -88,8 +91,14 @@ def _contradictions(plan: SavedJob, told: DistributedSpec) -> Iterator[str]:
     elif (plan.sharding is None) != (told.mesh.tensor == 1):
         has = "no sharding" if plan.sharding is None else "a sharding"
         yield f"it has {has}, and the tensor axis has {told.mesh.tensor} ranks"
-    elif told.mesh.branch > 1:
-        yield f"mesh {told.mesh} has a branch axis, and plan files do not hold branches yet"
+    for number, stage in enumerate(plan.stages):
+        if len(stage.branches) != told.mesh.branch - 1:
+            yield (
+                f"stage {number} says what {len(stage.branches) + 1} ranks of a branch axis run, and there it has "
+                f"{told.mesh.branch}"
+            )
+        for name in sorted(set(stage.owners) - set(stage.ops)):
+            yield f"stage {number} names {quote(name)} among its branches, and not among its ops"
 
 
 def refuse_other_model(plan: SavedJob, graph: Graph) -> None:
@@ -149,6 +158,30 @@ def cut_by(plan: SavedJob, traced: Traced) -> Cut:
     _refuse("the plan's stages are not those of the model", faults)
     _refuse("the plan's stages cannot follow each other", _led_back(traced, stage))
     return Cut(graph, stage, tuple(each.seconds for each in plan.stages), plan.bound)
+
+
+def owners_by(plan: SavedJob, part: Part, first: Collection[str]) -> dict[str, int]:
+    """The rank of the branch axis of each op of a stage, as the plan has it.
+
+    Args:
+        plan: the document.
+        part: the stage.
+        first: keys of state that other stages have, too.
+
+    Raises:
+        SpecError: ops that must share a rank do not, or the users of what other stages have are not on the first.
+    """
+    owner, rules = plan.stages[part.number].owners, sharing_a_rank(part.traced, first)
+    known: dict[str, str] = {}
+    faults = []
+    for name, group in rules.group.items():
+        one = known.setdefault(group, name)
+        if owner[one] != owner[name]:
+            faults.append(f"ops {one} and {name} have to share a rank, and are on {owner[one]} and {owner[name]}")
+        elif rules.pinned(name) and owner[name]:
+            faults.append(f"op {name} is on {owner[name]}, and has to be on 0, for other stages have what it uses")
+    _refuse(f"the branches of stage {part.number} cannot be run", faults)
+    return owner
 
 
 def _led_back(traced: Traced, stage: Mapping[str, int]) -> Iterator[str]:

@@ -3,6 +3,7 @@
     8 ranks, batch of 64     data 8             x  microbatches 1, 2, 4, 8   x  ddp, fsdp2
                              data 4, pipeline 2 x  ...                       x  1f1b, gpipe, interleaved_1f1b, looped_bfs
                              ...                                             +  zero bubble where there is one copy
+    each keeps all for its backward, or, where that does not fit, runs segments again
 
 What the section of the spec says beside the mesh is kept. The batch is the whole job's, so that all ways do the same work.
 A way is not looked at further if its proven bound is above the best step found so far, or if one with smaller microbatches did
@@ -11,6 +12,7 @@ not fit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -76,17 +78,18 @@ def ways(asked: DistributedSpec, cluster: Cluster, rows: int) -> Iterator[Distri
 
 
 def _of_mesh(asked: DistributedSpec, mesh: MeshSpec, rows: int) -> Iterator[DistributedSpec]:
-    """Every schedule, number of microbatches and wrapping that goes with a mesh."""
+    """Every schedule, number of microbatches, wrapping and recomputation that goes with a mesh."""
     given = asked.model_fields_set
     names = [asked.schedule] if "schedule" in given else list(SCHEDULES) if mesh.pipeline > 1 else ["1f1b"]
     wraps = [asked.wrap] if "wrap" in given or mesh.data == 1 else ["ddp", "fsdp2"]
     counts = [asked.microbatches] if "microbatches" in given else _divisors(rows)
+    agains = [asked.recompute] if "recompute" in given else ["none", "segments" if mesh.branch == 1 else "stage"]
     for name in sorted(names, key=lambda name: name != "1f1b"):  # of equals the first is taken
         each = asked.stages_per_rank if "stages_per_rank" in given else EACH if SCHEDULES[name].several else 1
         for count in (count for count in counts if rows % count == 0):
-            for wrap in wraps:
+            for wrap, again in itertools.product(wraps, agains):
                 fields = {"mesh": mesh, "schedule": name, "stages_per_rank": each, "microbatches": count, "wrap": wrap}
-                way = asked.model_copy(update=fields)
+                way = asked.model_copy(update={**fields, "recompute": again})
                 if _goes(way):
                     yield way
 
@@ -111,6 +114,7 @@ class _Search:
         best: the fastest that fits.
         rows: the best way of each mesh, after whether it fits.
         full: ways that did not fit, but for their microbatches: larger ones would not, either.
+        kept: ways that fit, all kept for the backward: nothing need be run again.
         hopeless: ways for which there is no room, after the bytes that they take at least.
         fault: the first refusal.
     """
@@ -119,6 +123,7 @@ class _Search:
     best: Outlook | None = None
     rows: dict[MeshSpec, tuple[bool, Row]] = field(default_factory=dict)
     full: set[tuple[object, ...]] = field(default_factory=set)
+    kept: set[DistributedSpec] = field(default_factory=set)
     hopeless: list[tuple[int, DistributedSpec]] = field(default_factory=list)
     fault: Exception | None = None
 
@@ -128,6 +133,8 @@ class _Search:
 
     def look(self, way: DistributedSpec, least: float) -> None:
         """Look at one way, which takes at least so many seconds."""
+        if way.recompute != "none" and way.model_copy(update={"recompute": "none"}) in self.kept:
+            return
         room, cap = self.prospects.room(way), self.prospects.cap
         if cap is not None and room > cap:
             self.full.add(_form(way))
@@ -153,7 +160,9 @@ class _Search:
         self._note(not found.excess, Row(way, found.step, found.bubble, max(found.memory), why))
         if found.excess:
             self.full.add(_form(way))
-        elif self.best is None or found.step < self.best.step:
+            return
+        self.kept.add(way)
+        if self.best is None or found.step < self.best.step:
             self.best = found
 
     def closest(self) -> list[Row]:
@@ -171,7 +180,7 @@ class _Search:
 
 
 def _form(way: DistributedSpec) -> tuple[object, ...]:
-    return way.mesh, way.schedule, way.stages_per_rank, way.wrap
+    return way.mesh, way.schedule, way.stages_per_rank, way.wrap, way.recompute
 
 
 def _rank(fits: bool, row: Row) -> tuple[bool, float, float]:

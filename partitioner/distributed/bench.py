@@ -16,18 +16,24 @@ import torch
 from torch import nn
 
 from partitioner.distributed.auto import parts
+from partitioner.distributed.branches import owners_of
+from partitioner.distributed.branchtimes import Branches, branches_of
 from partitioner.distributed.cut import Cut, cut_into
 from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.loads import StageLoad, held, held_by_a_rank, loads_of
+from partitioner.distributed.loads import StageLoad, backwards, held, held_by_a_rank, kept_of, loads_of
 from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.prediction import Outlook, least, predict
+from partitioner.distributed.part import part_of
+from partitioner.distributed.prediction import Outlook, least, predict, with_bubble
 from partitioner.distributed.schedules import refuse_ties_within
+from partitioner.distributed.segments import in_flight, least_in_flight, segments_of
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
 from partitioner.errors import PlacementError
+from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.cluster import Cluster
-from partitioner.ir.graph import StateMeta
+from partitioner.ir.cost import Costs
+from partitioner.ir.graph import Op, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import optimizer_named
@@ -101,7 +107,7 @@ class Bench:
 
     def outlook(self, asked: DistributedSpec, count: int) -> Outlook:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
-        cut, loads = self._cut(asked, count)
+        cut, loads = self._cut(asked, count), self._loads(asked, count)
         memory = self._memory(asked, count)
         refuse_ties_within(asked, cut.ties, {key for key, weight in memory.state.items() if weight.gradient})
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
@@ -117,21 +123,41 @@ class Bench:
         """Seconds that a step takes at least, before anything is cut."""
         count = parts(asked)
         exchanged = sum(op.exchange for op in self._example(asked, count).traced.graph.ops)
-        return least(self._seconds(asked, count), exchanged, self._memory(asked, count), asked, self.cluster)
+        return self._least(asked, asked, exchanged, 1)
 
     def least(self, asked: DistributedSpec) -> float:
         """Seconds that a step takes at least, before anything is shared out along a tensor axis: evenly, at best."""
-        whole = asked.model_copy(update={"mesh": asked.mesh.model_copy(update={"tensor": 1})})
-        return (
-            least(self._seconds(whole, parts(asked)), 0.0, self._memory(whole, parts(asked)), asked, self.cluster)
-            / asked.mesh.tensor
-        )
+        return self._least(asked, self._undivided(asked), 0.0, asked.mesh.tensor)
+
+    def _least(self, asked: DistributedSpec, known: DistributedSpec, exchanged: float, ranks: int) -> float:
+        """Seconds at least, of what is known without the tensor axis, over so many ranks of it."""
+        forward, memory = self._seconds(known, parts(asked)), self._memory(known, parts(asked))
+        again = forward if asked.recompute != "none" else 0.0
+        work = (forward + backwards(forward, exchanged) + again) / ranks / asked.mesh.branch
+        return max(least(forward, exchanged, memory, asked, self.cluster) / ranks, with_bubble(work, asked))
 
     def room(self, asked: DistributedSpec) -> int:
-        """Bytes that the fullest rank takes at least: all that stands, shared out evenly."""
-        whole = asked.model_copy(update={"mesh": asked.mesh.model_copy(update={"tensor": 1})})
-        weights = {each.storage: each for each in self._memory(whole, parts(asked)).state.values()}.values()
-        return sum(held(each, asked).total for each in weights) // (asked.mesh.pipeline * asked.mesh.inner)
+        """Bytes that the fullest rank takes at least: all that stands, shared out evenly, and what microbatches leave.
+
+        Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..).
+        """
+        memory, (pipeline, inner) = self._memory(self._undivided(asked), parts(asked)), (asked.mesh.pipeline, asked.mesh.inner)
+        weights = {each.storage: each for each in memory.state.values()}.values()
+        standing = sum(held(each, asked).total for each in weights)
+        kept = self._kept(asked) if asked.recompute == "none" else 0
+        flying = least_in_flight(asked)
+        return max(
+            (standing + min(flying) * kept) // (pipeline * inner), round(kept / inner / sum(1 / each for each in flying))
+        )
+
+    def _undivided(self, asked: DistributedSpec) -> DistributedSpec:
+        return asked.model_copy(update={"mesh": asked.mesh.model_copy(update={"tensor": 1})})
+
+    def _kept(self, asked: DistributedSpec) -> int:
+        """Bytes that a microbatch leaves for its backward, on all ranks of a copy together."""
+        whole, count = self._undivided(asked), parts(asked)
+        ops = self._example(whole, count).traced.graph.ops
+        return self._once(("kept", count), lambda: kept_of(self._memory(whole, count), ops))
 
     def _once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         if key not in self.made:
@@ -150,38 +176,69 @@ class Bench:
 
     def _seconds(self, asked: DistributedSpec, count: int) -> float:
         """Of one microbatch, forwards."""
+        costs, alone = self._costs(asked, count), replace(self.device, lanes=1)
+        return self._once(("seconds", count, asked.mesh.tensor), lambda: costs.time(costs.ops, alone, alone.threads_per_lane))
+
+    def _costs(self, asked: DistributedSpec, count: int) -> Costs:
         return self._once(
-            ("seconds", count, asked.mesh.tensor), lambda: _forward(self._example(asked, count), self.spec, self.device)
+            ("costs", count, asked.mesh.tensor), lambda: _costs(self._example(asked, count), self.spec, self.device)
         )
 
-    def _cut(self, asked: DistributedSpec, count: int) -> tuple[Cut, tuple[StageLoad, ...]]:
+    def _cut_key(self, asked: DistributedSpec, count: int) -> tuple[object, ...]:
+        """What a cut depends on."""
+        capped = self.device.memory is not None
+        wrap = (asked.wrap, asked.mesh.data) if capped and asked.mesh.data > 1 else None
+        return count, asked.mesh.tensor, asked.mesh.pipeline * asked.stages_per_rank, wrap
+
+    def _cut(self, asked: DistributedSpec, count: int) -> Cut:
         """The stages; where nothing fits, those of a device with more memory."""
-        mesh, capped = asked.mesh, self.device.memory is not None
-        wrap = (asked.wrap, mesh.data) if capped and mesh.data > 1 else None
-        stages, one = mesh.pipeline * asked.stages_per_rank, (count, mesh.tensor)
+        stages, one = asked.mesh.pipeline * asked.stages_per_rank, (count, asked.mesh.tensor)
         example = self._example(asked, count)
         if stages >= self.too_many.get(one, inf):
             raise PlacementError(f"{example.traced.graph.name} cannot be cut into {stages} stages. Ask for fewer stages.")
 
-        def make() -> tuple[Cut, tuple[StageLoad, ...]]:
+        def make() -> Cut:
             try:
-                cut = staged(example, self.spec, asked, self.device)
+                return staged(example, self.spec, asked, self.device)
             except PlacementError:
-                if not capped:
+                if self.device.memory is None:
                     raise
-                cut = staged(example, self.spec, asked, replace(self.device, memory=None))
-            return cut, loads_of(cut, self._memory(asked, count), example.differentiable)
+                return staged(example, self.spec, asked, replace(self.device, memory=None))
 
         try:
-            return self._once(("cut", *one, stages, wrap), make)
+            return self._once(("cut", *self._cut_key(asked, count)), make)
         except PlacementError:
             self.too_many[one] = stages
             raise
 
+    def _loads(self, asked: DistributedSpec, count: int) -> tuple[tuple[StageLoad, ...], ...]:
+        """What the stages hold and move."""
+        flying = in_flight(asked) if asked.recompute == "segments" else 0
+        cut, traced = self._cut(asked, count), self._example(asked, count).traced
 
-def _forward(example: Example, spec: Spec, device: Device) -> float:
-    """Seconds of all ops of a microbatch, forwards."""
+        def make() -> tuple[tuple[StageLoad, ...], ...]:
+            again, branch = asked.recompute != "none", asked.mesh.branch > 1
+            parts = [part_of(traced, cut, number) for number in range(cut.count)] if again or branch else []
+            segments = [segments_of(part.traced, asked, flying) for part in parts] if again else []
+            branches = [self._branches(part.traced, cut, asked, count) for part in parts] if branch else []
+            return loads_of(cut, self._memory(asked, count), self._example(asked, count).differentiable, branches, segments)
+
+        return self._once(("loads", *self._cut_key(asked, count), asked.mesh.branch, asked.recompute, flying), make)
+
+    def _branches(self, traced: Traced, cut: Cut, asked: DistributedSpec, count: int) -> Branches:
+        """A stage over the ranks of a branch axis, as `parallelize` shares it out."""
+        ranks, device, costs = asked.mesh.branch, replace(self.device, lanes=1), self._costs(asked, count)
+        link = self.cluster.ring(ranks, asked.mesh.tensor)
+
+        def forward(op: Op) -> float:
+            return costs.op_time(op.name, device, device.threads_per_lane)
+
+        owner = owners_of(traced, ranks, device, set(cut.ties))
+        return branches_of(traced, owner, ranks, link, forward, lambda op: backwards(forward(op), op.exchange))
+
+
+def _costs(example: Example, spec: Spec, device: Device) -> Costs:
+    """What the ops of a microbatch cost, forwards."""
     graph, alone = example.traced.graph, replace(device, lanes=1)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in example.traced.state.items()}
-    costs = profiled(graph, estimate(graph, Machine((alone,)), state), spec.profile)
-    return costs.time(costs.ops, alone, alone.threads_per_lane)
+    return profiled(graph, estimate(graph, Machine((alone,)), state), spec.profile)

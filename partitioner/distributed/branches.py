@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from partitioner.distributed.cut import with_makers
+from partitioner.distributed.cut import Cut, with_makers
 from partitioner.distributed.example import meta_of
+from partitioner.distributed.part import part_of
 from partitioner.distributed.passing import deliver, fan, share, token
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, SENT, Access
@@ -47,10 +48,10 @@ def owners_of(traced: Traced, ranks: int, device: Device, first: Collection[str]
         first: keys of state whose users are to be on the first rank, for other stages share it.
     """
     graph = _unordered(traced.graph)
+    rules = sharing_a_rank(traced, first)
     devices = tuple(replace(device, name=f"branch {rank}", lanes=1) for rank in range(ranks))
     free = tuple(Link(one.name, two.name, inf, 0.0) for one in devices for two in devices if one is not two)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    rules = _together(graph, state, first)
     for links in ((), free):  # with free links where it does not pay to pass anything, for it was asked for
         machine = Machine(devices, links)
         costs = estimate(graph, machine, state)
@@ -69,8 +70,21 @@ def _unordered(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(replace(op, accesses=accesses) for op, accesses in zip(graph.ops, free, strict=True)))
 
 
-def _together(graph: Graph, state: Mapping[str, StateMeta], first: Collection[str]) -> Constraints:
-    """What shares a rank: users of one parameter, of a storage that is written, and of a value that is no tensor."""
+def owners_by_stage(traced: Traced, cut: Cut, ranks: int, device: Device) -> tuple[dict[str, int], ...]:
+    """The rank of each op of each stage, as `owners_of`."""
+    parts = (part_of(traced, cut, number) for number in range(cut.count))
+    return tuple(owners_of(part.traced, ranks, device, set(cut.ties)) for part in parts)
+
+
+def sharing_a_rank(traced: Traced, first: Collection[str] = ()) -> Constraints:
+    """What shares a rank: users of one parameter, of a storage that is written, and of a value that is no tensor.
+
+    Args:
+        traced: what a stage runs.
+        first: as for `owners_of`.
+    """
+    graph = _unordered(traced.graph)
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     found = constrain(graph, (), (), state, {})
     groups = with_makers(graph, found)
     for op in graph.ops:

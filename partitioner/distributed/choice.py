@@ -25,7 +25,7 @@ class Row:
     """One mesh, at its best.
 
     Args:
-        asked: mesh, schedule, microbatches, wrapping.
+        asked: mesh, schedule, microbatches, wrapping, recomputation.
         step: predicted seconds; where ``bubble`` is ``None``, what they are at least.
         bubble: the predicted part of a step in which ranks wait; ``None`` if the way was not looked at further.
         memory: bytes of the fullest rank; 0 if the way was not looked at further.
@@ -40,7 +40,7 @@ class Row:
 
     def data(self) -> dict[str, Any]:
         """The same as dictionaries, texts and numbers."""
-        asked = self.asked.model_dump(include={"schedule", "stages_per_rank", "microbatches", "wrap"})
+        asked = self.asked.model_dump(include={"schedule", "stages_per_rank", "microbatches", "wrap", "recompute"})
         figures = {"step_seconds": self.step, "bubble": self.bubble, "memory": self.memory, "why": self.why}
         return {"mesh": self.asked.mesh.model_dump(exclude={"auto"}), **asked, **figures}
 
@@ -48,10 +48,11 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """What it shows, column by column."""
         several = f", {self.asked.stages_per_rank} stages a rank" if self.asked.stages_per_rank > 1 else ""
+        again = "" if self.asked.recompute == "none" else f", {self.asked.recompute} again"
         seen = self.bubble is not None
         return (
             str(self.asked.mesh),
-            f"{self.asked.schedule}{several}",
+            f"{self.asked.schedule}{several}{again}",
             str(self.asked.microbatches),
             self.asked.wrap if self.asked.mesh.data > 1 else "",
             f"{'' if seen else '>= '}{format_duration(self.step)}",

@@ -4,6 +4,7 @@ With n ranks, B bytes, a link of b bytes/s after a latency of l seconds:
 
     all-reduce                    2 (n - 1) l  +  2 (n - 1) / n  B / b
     all-gather, reduce-scatter      (n - 1) l  +    (n - 1) / n  B / b
+    broadcast                       (n - 1) l  +                 B / b
     message                                 l  +                 B / b
 
 B is the whole: what every rank has after an all-gather, and before a reduce-scatter. The terms in B are the least that any
@@ -39,6 +40,15 @@ def all_reduce(size: float, ranks: int, link: Link) -> float:
     12.0
     """
     return reduce_scatter(size, ranks, link) + all_gather(size, ranks, link)
+
+
+def broadcast(size: float, ranks: int, link: Link) -> float:
+    """Seconds until every rank has ``size`` bytes of one of them: in pieces that follow each other from rank to rank.
+
+    >>> broadcast(8e9, 4, Link("", "", bandwidth=1e9, latency=0.5))
+    9.5
+    """
+    return (ranks - 1) * link.latency + size / link.bandwidth
 
 
 def message(size: float, link: Link) -> float:

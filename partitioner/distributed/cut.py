@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -160,29 +160,61 @@ def with_makers(graph: Graph, found: Constraints) -> UnionFind[str]:
     return groups
 
 
-def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:
-    """Stages of the ops in program order, none of them empty: the longest as short as it can be, by dynamic programming."""
+def cuts_between(graph: Graph, rules: Constraints) -> list[int]:
+    """After how many ops a graph may be cut, so that no group of ops is on both sides; before all and behind all included."""
     last = {group: place for place, group in enumerate(rules.group[op.name] for op in graph.ops)}
-    cuts, open_until, sums = [0], 0, [0.0]
+    cuts, open_until = [0], 0
     for place, op in enumerate(graph.ops):
         open_until = max(open_until, last[rules.group[op.name]])
-        sums.append(sums[-1] + seconds[op.name])
         if open_until == place:
             cuts.append(place + 1)
+    return cuts
+
+
+def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:
+    """Stages of the ops in program order, none of them empty: the longest as short as it can be, by dynamic programming."""
+    cuts, sums = cuts_between(graph, rules), [0.0]
+    for op in graph.ops:
+        sums.append(sums[-1] + seconds[op.name])
     if len(cuts) <= count:
         raise PlacementError(
             f"{graph.name} cannot be cut into {count} stages: there are {len(cuts) - 2} places for cuts between ops that must "
             "stay together. Ask for fewer stages."
         )
-    # best[i]: (longest stage, its cuts) of the ops before cuts[i + 1], in as many stages as rounds have passed
-    best: list[tuple[float, tuple[int, ...]]] = [(sums[cut], (cut,)) for cut in cuts[1:]]
-    for number in range(1, count):
-        best = [(inf, ())] * number + [
-            min((max(longest, sums[cut] - sums[ends[-1]]), (*ends, cut)) for longest, ends in best[number - 1 : place])
-            for place, cut in enumerate(cuts[number + 1 :], number)
-        ]
-    ends = best[-1][1]
-    return {op.name: bisect_right(ends, place) for place, op in enumerate(graph.ops)}
+    ends = _even_ends([sums[cut] for cut in cuts], count)
+    borders = [cuts[end] for end in ends]
+    return {op.name: bisect_right(borders, place) for place, op in enumerate(graph.ops)}
+
+
+def _even_ends(sums: Sequence[float], count: int) -> list[int]:
+    """Where each of ``count`` parts of a row ends, none of them empty: the longest as short as it can be.
+
+    Dynamic programming over the parts. With more in front of the last part the rest gets longer and the last one shorter, so
+    the best border between them is where they are equal, and moves on as the row does.
+
+    Args:
+        sums: of what is in front of each place between two pieces, before the first and behind the last included.
+        count: how many parts there are.
+
+    Example:
+        >>> _even_ends([0.0, 1.0, 2.0, 5.0, 6.0], 2)
+        [2, 4]
+    """
+    before: list[list[int]] = []
+    longest = list(sums)  # of the pieces in front of a place, in as many parts as there were rounds
+    for number in range(2, count + 1):
+        border, found, chosen = number - 1, [inf] * len(sums), [0] * len(sums)
+        for end in range(number, len(sums)):
+            while border < end - 1 and longest[border] < sums[end] - sums[border]:
+                border += 1
+            tried = [each for each in (border - 1, border) if each >= number - 1]
+            chosen[end] = min(tried, key=lambda each: max(longest[each], sums[end] - sums[each]))
+            found[end] = max(longest[chosen[end]], sums[end] - sums[chosen[end]])
+        longest, before = found, [*before, chosen]
+    ends = [len(sums) - 1]
+    for chosen in reversed(before):
+        ends.append(chosen[ends[-1]])
+    return ends[::-1]
 
 
 def _numbered(graph: Graph, homes: Mapping[str, int]) -> dict[int, int]:

@@ -8,7 +8,7 @@ What no stage uses is with the first one, so that the ranks together hold what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,11 +32,31 @@ class Ranked(nn.Module):
         cut: where the model is cut.
         numbers: the stages that this rank holds.
         shards: which part of each tensor it holds of them, if there is a tensor axis.
+        device: where this rank computes.
+
+    Attributes:
+        idle: a parameter without elements, of which the model knows nothing: what `parameters` gives where nothing is held.
     """
 
-    def __init__(self, cut: Cut, numbers: tuple[int, ...], shards: Shards | None = None) -> None:
+    def __init__(
+        self, cut: Cut, numbers: tuple[int, ...], shards: Shards | None = None, device: torch.device | None = None
+    ) -> None:
         super().__init__()
         self.cut, self.numbers, self.shards = cut, numbers, shards
+        self.idle = (nn.Parameter(torch.empty(0, device=device)),)  # in a tuple, where no state_dict finds it
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """This rank's parameters; where no parameter falls to it, one without elements and without a gradient.
+
+        torch's optimizers refuse an empty list, and the line that makes one is the same on all ranks. Keys, checkpoints and
+        `named_parameters` have nothing of it.
+
+        Example:
+            >>> empty = Ranked(Cut(None, {}, (0.0,), 0.0), (0,))
+            >>> torch.optim.AdamW(empty.parameters()).step(), empty.state_dict()
+            (None, OrderedDict())
+        """
+        return iter([*super().parameters(recurse)] or self.idle)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not for users.
@@ -47,12 +67,19 @@ class Ranked(nn.Module):
         raise InputError("this is one rank's part of the model; call the step that parallelize gave with it, on every rank")
 
 
-def held_of(model: nn.Module, cut: Cut, numbers: tuple[int, ...], modules: list[Stage], shards: Shards | None = None) -> Ranked:
+def held_of(
+    model: nn.Module,
+    cut: Cut,
+    numbers: tuple[int, ...],
+    modules: list[Stage],
+    shards: Shards | None = None,
+    device: torch.device | None = None,
+) -> Ranked:
     """This rank's state under every key that the model has for it; what no stage uses is with the first stage."""
     here = {key: tensor for module in modules for key, tensor in (*module.named_parameters(), *module.named_buffers())}
     left = unused(model, cut) if 0 in numbers else set()
     first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
-    held = Ranked(cut, numbers, None if shards is None else shards.under_all_keys(model))
+    held = Ranked(cut, numbers, None if shards is None else shards.under_all_keys(model), device)
     held.training = model.training
     for key, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor):  # a module's extra state

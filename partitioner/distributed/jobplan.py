@@ -10,7 +10,7 @@ With ``parallelize(..., plan="job.yaml")`` nothing is decided again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +21,18 @@ from torch import nn
 
 from partitioner.distributed.auto import parts
 from partitioner.distributed.bench import staged, tensor_axis
+from partitioner.distributed.branches import owners_by_stage
 from partitioner.distributed.choice import Choice
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.example import example_in
 from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.outlook import distributed_in, outlook
+from partitioner.distributed.outlook import distributed_in, outlook, without_backward
 from partitioner.distributed.planfile import write_job
 from partitioner.distributed.ranks import AXES
 from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.state import unused
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
-from partitioner.errors import SpecError
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.ir.saved_job import SavedJob, SavedRank, SavedSharding, SavedStage
@@ -82,6 +82,9 @@ class JobPlan:
         asked = DistributedSpec(**self.document.distributed)
         yield f"{self.document.model}: {asked.mesh}, {asked.schedule}, {asked.microbatches} microbatches"
         yield from (str(each) for each in (self.choice, self.cut, self.sharding) if each is not None)
+        for number, stage in enumerate(self.document.stages):
+            for branch, names in enumerate(stage.branches, 1):
+                yield f"  stage {number}, branch {branch}: {', '.join(names) or 'nothing'}"
         for number, rank in enumerate(self.document.ranks):
             yield f"  rank {number}: {rank.device} of host {rank.host}, stage {', '.join(map(str, rank.stages))}"
 
@@ -119,6 +122,8 @@ def plan(
         sharding = sharding_of(example.traced, tensor_axis(asked, cluster, device), device, whole)
         local = shared(example, sharding, Place(), torch.device(place))[0]
     cut = staged(local, whole, asked, device)
+    ranks = asked.mesh.branch
+    owners = owners_by_stage(local.traced, cut, ranks, device) if ranks > 1 else ({},) * cut.count
     traced = saved_graph(graph)
     document = SavedJob(
         schema_version=1,
@@ -129,7 +134,7 @@ def plan(
         spec=beside(whole),
         distributed=section(asked),
         bound=cut.bound,
-        stages=_stages(model, cut),
+        stages=_stages(model, cut, owners, ranks),
         sharding=None if sharding is None else _sharding(graph, sharding),
         ranks=rank_rows(asked, cluster, device.kind),
     )
@@ -143,12 +148,10 @@ def _settled(
     choice = None
     count = asked.microbatches
     if asked.mesh.auto:
-        wished = asked if training else asked.model_copy(update={"stages_per_rank": 1})
+        wished = asked if training else without_backward(asked)
         found = outlook(model, inputs, spec.model_copy(update={"distributed": wished}))
         asked, count, choice = found.asked, parts(found.asked), found.choice
     kind_of(asked)
-    if asked.mesh.branch > 1:
-        raise SpecError(f"mesh {asked.mesh} has a branch axis, and plan files do not hold branches yet; run it without one")
     return asked, count, choice
 
 
@@ -191,12 +194,20 @@ def rank_rows(asked: DistributedSpec, cluster: Cluster, device: str) -> tuple[Sa
     return tuple(rows)
 
 
-def _stages(model: nn.Module, cut: Cut) -> tuple[SavedStage, ...]:
+def _stages(model: nn.Module, cut: Cut, owners: Sequence[Mapping[str, int]], ranks: int) -> tuple[SavedStage, ...]:
     ops: list[list[str]] = [[] for _ in range(cut.count)]
     for op in cut.graph.ops:
         ops[cut.stage[op.name]].append(op.name)
-    rows = zip(cut.seconds, ops, held_by(model, cut), strict=True)
-    return tuple(SavedStage(seconds=seconds, ops=tuple(names), state=keys) for seconds, names, keys in rows)
+    rows = zip(cut.seconds, ops, held_by(model, cut), owners, strict=True)
+    return tuple(
+        SavedStage(seconds=seconds, ops=tuple(names), state=keys, branches=_branches(names, owner, ranks))
+        for seconds, names, keys, owner in rows
+    )
+
+
+def _branches(names: Sequence[str], owner: Mapping[str, int], ranks: int) -> tuple[tuple[str, ...], ...]:
+    """The ops of each rank of a branch axis but the first."""
+    return tuple(tuple(name for name in names if owner[name] == rank) for rank in range(1, ranks))
 
 
 def _sharding(graph: Graph, sharding: Sharding) -> SavedSharding:

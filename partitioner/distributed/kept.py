@@ -19,7 +19,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from partitioner.distributed.held import Ranked
 from partitioner.distributed.tensor.portion import Portion
+from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import CheckpointError
 
 MODEL, STATE, RANDOM = "model.", "optim.state.", "random."
@@ -57,19 +59,24 @@ class Kept:
             yield key, value
 
     def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+        """The optimizer's parameters, but for what a rank has that holds none."""
+        idle = {id(each) for each in self.model.idle} if isinstance(self.model, Ranked) else set()
         for group in self.optimizer.param_groups if self.optimizer else ():
             for parameter in group["params"]:
-                yield group, parameter
+                if id(parameter) not in idle:
+                    yield group, parameter
 
     def _portion(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as part of a whole, where ranks of a tensor axis share that."""
-        shards = getattr(self.model, "shards", None)
-        found: torch.Tensor = tensor if shards is None else shards.portion(key, tensor)
-        return found
+        return tensor if self._shards is None else self._shards.portion(key, tensor)
+
+    @property
+    def _shards(self) -> Shards | None:
+        return self.model.shards if isinstance(self.model, Ranked) else None
 
     def _is_part(self, key: str) -> bool:
         """Whether ranks of a tensor axis have a part each of what is under a key."""
-        return key in getattr(getattr(self.model, "shards", None), "forms", ())
+        return self._shards is not None and key in self._shards.forms
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's, by name."""
@@ -120,7 +127,7 @@ class Kept:
                 lines.append(f"{key} has shape {tuple(meta.size)}, and the model's has {tuple(tensor.shape)}")
             if tensor.is_meta:
                 lines.append(f"{key} of the model has no storage, being on meta: call model.to_empty(device='cpu') first")
-        if self.optimizer is None:
+        if not any(self._trained()):
             return lines
         if options == {} or (options is None and not any(name.startswith(STATE) for name in found.state_dict_metadata)):
             return [*lines, "no optimizer was saved"]
@@ -167,18 +174,22 @@ class Kept:
             key, _, word = name.removeprefix(STATE).rpartition(".")
             by_key.setdefault(key, {})[word] = tensor.part if isinstance(tensor, Portion) else tensor
         state = {}
-        for number, (_, parameter) in zip(_numbers(own["param_groups"]), self._trained(), strict=True):
+        held = (id(each) for group in self.optimizer.param_groups for each in group["params"])
+        number = dict(zip(held, _numbers(own["param_groups"]), strict=True))
+        for _, parameter in self._trained():
             known = next((key for key in self.keys[id(parameter)] if key in by_key or key in (options or {})), "")
             values = dict(by_key.get(known, {})) | ((options or {}).get(known, {}).get("state", {}))
             if values:
-                state[number] = values
+                state[number[id(parameter)]] = values
         groups = own["param_groups"] if options is None else self._groups(own["param_groups"], options)
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _groups(self, own: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
         groups = []
         for group, now in zip(own, self.optimizer.param_groups if self.optimizer else (), strict=True):
-            keys = [next(key for key in self.keys[id(each)] if key in options) for each in now["params"]]
+            keys = [
+                next(key for key in self.keys[id(each)] if key in options) for each in now["params"] if id(each) in self.keys
+            ]
             for key in keys:
                 for name, value in options[key]["group"].items():
                     if value != options[keys[0]]["group"].get(name):

@@ -5,19 +5,24 @@ These are figures of the cut alone; a schedule, the number of microbatches and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from partitioner.distributed.branchtimes import Branches
 from partitioner.distributed.cut import Cut
+from partitioner.distributed.part import Part
 from partitioner.ir.graph import Op
 from partitioner.ir.memory import Memory, Weight
 from partitioner.spec.distributed import DistributedSpec
 
+BACKWARD = 2.0
+"""How much longer a stage's backward is taken to last than its forward."""
+
 
 @dataclass(frozen=True, eq=False)
 class StageLoad:
-    """One stage.
+    """One stage, or what one rank of a branch axis has of it.
 
     Args:
         weights: the state that it uses, by storage.
@@ -26,6 +31,10 @@ class StageLoad:
         passed: bytes of what passes to the next stage.
         returned: bytes of the gradients that come back for it.
         exchanged: seconds of its forward in which the ranks of a tensor axis pass on what they have.
+        forward: seconds of one microbatch.
+        backward: likewise, for inputs and weights together.
+        again: in which its forward is run again before a backward, or before each half of one; 0 where all was kept.
+        later: bytes that a microbatch leaves between the halves of a backward.
     """
 
     weights: Mapping[int, Weight]
@@ -34,6 +43,10 @@ class StageLoad:
     passed: int
     returned: int
     exchanged: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    again: float = 0.0
+    later: int = 0
 
     @cached_property
     def parameters(self) -> int:
@@ -46,32 +59,88 @@ class StageLoad:
         return sum(each.gradient for each in self.weights.values())
 
 
-def loads_of(cut: Cut, memory: Memory, differentiable: Set[str]) -> tuple[StageLoad, ...]:
-    """What each stage holds and moves.
+def backwards(forward: float, exchanged: float) -> float:
+    """Seconds of the backward of so long a forward, in part of which ranks of a tensor axis passed on what they had.
+
+    >>> backwards(forward=5.0, exchanged=1.0)
+    9.0
+    """
+    return BACKWARD * (forward - exchanged) + exchanged
+
+
+def loads_of(
+    cut: Cut,
+    memory: Memory,
+    differentiable: Set[str],
+    branches: Sequence[Branches] = (),
+    segments: Sequence[Sequence[Part]] = (),
+) -> tuple[tuple[StageLoad, ...], ...]:
+    """What each stage holds and moves: of each stage, what each rank of a branch axis does.
 
     Args:
         cut: the stages.
         memory: of the ops of its graph, training.
         differentiable: the values that have a gradient.
+        branches: of each stage, if there is a branch axis.
+        segments: of each stage, if a backward runs them again.
     """
     inside: list[list[Op]] = [[] for _ in range(cut.count)]
     for op in cut.graph.ops:
         inside[cut.stage[op.name]].append(op)
-    borders, sizes = (*cut.borders, ()), {op.name: op.bytes for op in cut.graph.ops}
     return tuple(
-        StageLoad(
-            {memory.state[key].storage: memory.state[key] for op in ops for key in op.state if key in memory.state},
-            _kept(memory, ops),
-            max((max(memory.ops[op.name].workspace, memory.ops[op.name].backward) for op in ops), default=0),
-            sum(sizes[name] for name in border),
-            sum(sizes[name] for name in border if name in differentiable),
-            sum(op.exchange for op in ops),
-        )
-        for ops, border in zip(inside, borders, strict=True)
+        _of_stage(cut, number, ops, memory, differentiable, [*branches[number : number + 1]], [*segments[number : number + 1]])
+        for number, ops in enumerate(inside)
     )
 
 
-def _kept(memory: Memory, ops: Iterable[Op]) -> int:
+def _of_stage(
+    cut: Cut,
+    number: int,
+    ops: Sequence[Op],
+    memory: Memory,
+    differentiable: Set[str],
+    branches: Sequence[Branches],
+    segments: Sequence[Sequence[Part]],
+) -> tuple[StageLoad, ...]:
+    """One stage, by the rank of the branch axis."""
+    border = cut.borders[number] if number < cut.count - 1 else ()
+    sizes = {name: cut.graph.by_name[name].bytes for name in border}
+    passed, returned = sum(sizes.values()), sum(size for name, size in sizes.items() if name in differentiable)
+    forward, exchanged = cut.seconds[number], sum(op.exchange for op in ops)
+    shares, seconds = [ops], (forward, backwards(forward, exchanged))
+    for each in branches:
+        shares = [[op for op in ops if each.owner[op.name] == rank] for rank in range(each.ranks)]
+        seconds = each.forward, each.backward
+    found = []
+    for share in shares:
+        weights = {memory.state[key].storage: memory.state[key] for op in share for key in op.state if key in memory.state}
+        kept, working = kept_of(memory, share), _working(memory, share)
+        load = StageLoad(weights, kept, working, passed, returned, sum(op.exchange for op in share), *seconds, later=kept)
+        for parts in segments:
+            load = _run_again(load, parts, memory, {op.name for op in share})
+        found.append(load)
+    return tuple(found)
+
+
+def _run_again(load: StageLoad, segments: Sequence[Part], memory: Memory, inside: Set[str]) -> StageLoad:
+    """A stage that keeps what passes into its segments, and the buffers that they write as these were."""
+    graphs = [part.graph for part in segments]
+    given = (name for graph in graphs for name in graph.arguments if name not in graph.states)
+    numbers = {number for name in given for number in memory.values.get(name, ())}
+    written = (graph.states.get(graph.arguments[place], "") for graph in graphs for place in graph.written_arguments)
+    kept = sum(memory.storages[number].bytes for number in numbers)
+    kept += sum(memory.state[key].bytes for key in written if key in memory.state)
+    shares = ([op for op in graph.ops if op.name in inside] for graph in graphs)
+    working = max((kept_of(memory, ops) + _working(memory, ops) for ops in shares), default=0)
+    return replace(load, kept=kept, working=working, again=load.forward, later=kept + load.later)
+
+
+def _working(memory: Memory, ops: Iterable[Op]) -> int:
+    """Bytes that an op takes at most while it runs, forwards or backwards."""
+    return max((max(memory.ops[op.name].workspace, memory.ops[op.name].backward) for op in ops), default=0)
+
+
+def kept_of(memory: Memory, ops: Iterable[Op]) -> int:
     """Bytes that a microbatch leaves for backward; a storage that several ops save, once."""
     found = [memory.ops[op.name] for op in ops]
     saved = {number for each in found for number in each.saved if memory.storages[number].origin != "state"}

@@ -3,15 +3,19 @@
     1f1b, 2 ranks, 3 microbatches     rank 0   0F0 0F1 0B0 0F2 0B1 0B2       <stage><what><microbatch>
                                       rank 1   1F0 1B0 1F1 1B1 1F2 1B2
 
-GPipe and 1F1B are written out here as their classes run them. Schedules with several stages for each rank are asked of
-`torch.distributed.pipelining`, which plans them for all ranks at once.
+All but the zero-bubble schedules are written out here as their classes run them; those are asked of
+`torch.distributed.pipelining`, for what ranks compute. When its classes plan sends and receives, too, that takes minutes for
+hundreds of ranks, and ``mesh: auto`` looks at many orders.
 
-Sources: GPipe: Huang et al., NeurIPS 2019; 1F1B: Narayanan et al., SOSP 2019.
+Sources: GPipe: Huang et al., NeurIPS 2019; 1F1B: Narayanan et al., SOSP 2019; interleaved: Narayanan et al., SC 2021; looped:
+Lamy-Poirier, "Breadth-first pipeline parallelism", 2022.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,6 +26,10 @@ from partitioner.errors import SpecError
 
 What = Literal["F", "B", "I", "W", "UNSHARD"]
 """A forward; a backward; a backward in two parts, for inputs and for weights; the parameters of a stage are gathered."""
+
+
+ACTIVE = 3
+"""Of how many stages the engine has the parameters of a rank gathered at once."""
 
 
 class Action(NamedTuple):
@@ -68,19 +76,76 @@ def order_of(schedule: str, ranks: int, each: int, microbatches: int) -> Order:
         return tuple(_first_forwards(rank, microbatches, microbatches) for rank in range(ranks))
     if schedule == "1f1b":
         return tuple(_first_forwards(rank, min(ranks - rank, microbatches), microbatches) for rank in range(ranks))
-    engine: Any = SCHEDULES[schedule].make
+    if schedule in ("looped_bfs", "interleaved_1f1b"):
+        if schedule == "looped_bfs":
+            orders = [_breadth_first(range(rank, ranks * each, ranks), microbatches) for rank in range(ranks)]
+        else:
+            orders = [_interleaved(rank, ranks, each, microbatches) for rank in range(ranks)]
+        return tuple(tuple(_gathering(actions)) for actions in orders)
     try:
-        planned = get_schedule_ops(engine, ranks, microbatches, each, with_comms=True)
+        planned = get_schedule_ops(_computing(SCHEDULES[schedule].make), ranks, microbatches, each)
     except ValueError as error:
         raise SpecError(f"schedule {schedule} on {ranks} ranks with {microbatches} microbatches: {error}") from error
-    return tuple(_actions(steps) for steps in planned)
+    return tuple(tuple(_gathering(_actions(steps))) for steps in planned)
+
+
+def _computing(engine: Any) -> Any:
+    """A schedule of the engine that plans what ranks compute, and not also what they send."""
+    return type(engine.__name__, (engine,), {"_prepare_schedule_with_comms": lambda *_args, **_options: None})
 
 
 def _actions(steps: Sequence[Any]) -> tuple[Action, ...]:
-    """What the engine plans for a rank, without what it sends, receives and frees."""
+    """What the engine plans for a rank, without what it sends, receives and frees, and without waits."""
     kept = get_args(What)
-    found = ((step.stage_index, step.computation_type.value, step.microbatch_index) for step in steps)
+    found = ((step.stage_index, step.computation_type.value, step.microbatch_index) for step in steps if step is not None)
     return tuple(Action(stage, what, -1 if number is None else number) for stage, what, number in found if what in kept)
+
+
+def _breadth_first(stages: range, microbatches: int) -> list[Action]:
+    """All forwards of one stage after those of the other, then all backwards, in reverse."""
+    forwards = [Action(stage, "F", number) for stage in stages for number in range(microbatches)]
+    return forwards + [Action(stage, "B", number) for stage, _, number in reversed(forwards)]
+
+
+def _interleaved(rank: int, ranks: int, each: int, microbatches: int) -> list[Action]:
+    """Stages take turns: each works on a round of microbatches, one for each rank if they divide so, before the next one does.
+
+    Raises:
+        SpecError: the microbatches do not divide into rounds.
+    """
+    rounds = max(1, microbatches // ranks)
+    turn, total = microbatches // rounds, each * microbatches
+    if microbatches % rounds:
+        raise SpecError(
+            f"schedule interleaved_1f1b on {ranks} ranks with {microbatches} microbatches: it works in {rounds} rounds, and "
+            "the number of microbatches has to be a multiple of that"
+        )
+    ahead = min(total, (each - 1) * turn + 2 * (ranks - 1 - rank))
+
+    def action(what: What, place: int) -> Action:
+        loop, inside = divmod(place, each * turn)
+        chunk, number = divmod(inside, turn)
+        return Action((chunk if what == "F" else each - 1 - chunk) * ranks + rank, what, loop * turn + number)
+
+    actions = [action("F", place) for place in range(ahead)]
+    for place in range(total):
+        actions += [action("F", ahead + place)] * (ahead + place < total)
+        actions.append(action("B", place))
+    return actions
+
+
+def _gathering(actions: Sequence[Action]) -> Iterator[Action]:
+    """The same, with the parameters of the next `ACTIVE` stages gathered ahead; those of others are let go for them."""
+    after: dict[int, deque[int]] = {}
+    for place, action in enumerate(actions):
+        after.setdefault(action.stage, deque()).append(place)
+    active: set[int] = set()
+    for action in actions:
+        soon = heapq.nsmallest(ACTIVE, (stage for stage in after if after[stage]), key=lambda stage: after[stage][0])
+        yield from (Action(stage, "UNSHARD", -1) for stage in soon if stage not in active)
+        active = set(soon)
+        after[action.stage].popleft()
+        yield action
 
 
 def _first_forwards(stage: int, ahead: int, microbatches: int) -> tuple[Action, ...]:

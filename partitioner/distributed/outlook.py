@@ -110,13 +110,18 @@ def settled(
     def by_first() -> Settled | None:
         if here() > 0:
             return None
-        wished = asked if training else asked.model_copy(update={"stages_per_rank": 1})
+        wished = asked if training else without_backward(asked)
         device = build_machine(spec, [str(place)]).devices[0]
         bench = Bench(model, example_inputs, None, spec, device, build_cluster(spec, asked, device))
         found = _chosen(bench, wished)
         return Settled(found.asked, parts(found.asked), found.choice)
 
     return told_by_first(together(by_first))
+
+
+def without_backward(asked: DistributedSpec) -> DistributedSpec:
+    """What is left to choose for inference: one stage for each rank, and nothing that a backward would need."""
+    return asked.model_copy(update={"stages_per_rank": 1, "recompute": "none"})
 
 
 def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, DistributedSpec]:

@@ -171,14 +171,17 @@ class _Inside:
 
 
 def register(root: nn.Module, key: str, tensor: torch.Tensor) -> tuple[nn.Module, str]:
-    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer. Says where it is."""
+    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer. Says where it is.
+
+    A model may have any names, those of attributes of ``root`` among them: there the attribute is what ``root.name`` gives.
+    """
     *path, name = key.split(".")
     for word in path:
-        if word not in root._modules:
-            root.add_module(word, nn.Module())
-        root = root.get_submodule(word)
+        found = root._modules.setdefault(word, nn.Module())
+        assert found is not None
+        root = found
     if isinstance(tensor, nn.Parameter):
-        root.register_parameter(name, tensor)
+        root._parameters[name] = tensor
     else:
-        root.register_buffer(name, tensor)
+        root._buffers[name] = tensor
     return root, name

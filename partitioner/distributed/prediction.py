@@ -9,7 +9,8 @@ The order of the schedule is played through (`timeline.py`) with each stage's ow
 
 Taken as given: a backward lasts twice as long as its forward, and each half of it as long as that. What ranks of a tensor axis
 pass on takes as long backwards as forwards, and they do nothing else meanwhile; messages between stages and work go on at once.
-What ranks of a branch axis gain is not predicted: a stage takes as long, and as much memory, as on one; the bound counts them.
+A stage over ranks of a branch axis takes as long as the longest of each stretch between two exchanges, and these. What is run
+again in a backward takes as long as its forward, for each half of one.
 DDP sends its first bucket when the last backward of a stage begins, and its last one when that has ended. FSDP2 gathers the
 parameters of a stage once a step and scatters its gradients after the last backward, as torch's schedules have it. The
 optimizer's step and the loss are not counted.
@@ -17,15 +18,15 @@ optimizer's step and the loss are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from partitioner.distributed.choice import Choice
 from partitioner.distributed.communication import all_gather, all_reduce, message, reduce_scatter
 from partitioner.distributed.cut import Cut
-from partitioner.distributed.loads import StageLoad, held
-from partitioner.distributed.order import order_of
+from partitioner.distributed.loads import BACKWARD, StageLoad, backwards, held
+from partitioner.distributed.order import Action, order_of
 from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.timeline import StageTimes, Timeline, most_kept, played
 from partitioner.ir.cluster import Cluster
@@ -34,8 +35,8 @@ from partitioner.ir.memory import Memory
 from partitioner.ir.units import format_duration, format_size
 from partitioner.spec.distributed import DistributedSpec
 
-BACKWARD = 2.0
-"""How much longer a stage's backward is taken to last than its forward."""
+Loads = Sequence[Sequence[StageLoad]]
+"""By stage, and by rank of the branch axis."""
 
 BUCKET = 25 * 2**20
 """Bytes of gradients that DDP sends together."""
@@ -110,6 +111,7 @@ class Outlook:
             "microbatches": self.asked.microbatches,
             "mesh": self.asked.mesh.model_dump(exclude={"auto"}),
             "wrap": self.asked.wrap,
+            "recompute": self.asked.recompute,
             "step_seconds": self.step,
             "lower_bound": self.bound,
             "bubble": self.bubble,
@@ -131,10 +133,11 @@ class Outlook:
         if self.choice is not None:
             yield str(self.choice)
         asked, gap = self.asked, 1 - self.bound / self.step if self.step else 0.0
+        again = "" if asked.recompute == "none" else f", {asked.recompute} run again"
         copies = f" x {asked.mesh.data} copies, {asked.wrap}" if asked.mesh.data > 1 else ""
         parts = f" x {asked.mesh.inner} of each stage" if asked.mesh.inner > 1 else ""
         took = f"{format_duration(self.step)} a step, at least {format_duration(self.bound)} (gap {gap:.1%})"
-        yield f"{asked.schedule}, {asked.microbatches} microbatches, {len(self.holds)} ranks{parts}{copies}: {took}"
+        yield f"{asked.schedule}, {asked.microbatches} microbatches, {len(self.holds)} ranks{parts}{copies}{again}: {took}"
         exchange = f", exchange of gradients {format_duration(self.exchange)} after the last backward" if self.exchange else ""
         yield f"  bubble {self.bubble:.0%}{exchange}; backward taken as {BACKWARD:g} times forward"
         yield f"  {self.cluster}"
@@ -150,7 +153,7 @@ class Outlook:
 
 def predict(
     cut: Cut,
-    loads: tuple[StageLoad, ...],
+    loads: Loads,
     memory: Memory,
     asked: DistributedSpec,
     cluster: Cluster,
@@ -161,7 +164,7 @@ def predict(
 
     Args:
         cut: the stages.
-        loads: what they hold and move.
+        loads: what they hold and move: of each stage, each rank of a branch axis.
         memory: of the ops of the graph, training.
         asked: mesh, schedule, microbatches, wrapping.
         cluster: hosts and links.
@@ -175,23 +178,17 @@ def predict(
     order = order_of(asked.schedule, pipeline, each, asked.microbatches)
     holds = tuple(kind.stages_of(rank, pipeline, each) for rank in range(pipeline))
     holder = {stage: rank for rank, stages in enumerate(holds) for stage in stages}
-    times = [_times(stage, cut.seconds[stage], loads, holder, asked, cluster) for stage in range(cut.count)]
-    kept = [most_kept(actions, [load.kept for load in loads]) for actions in order]
-    sizes = tuple(_fullest([loads[stage] for stage in stages], most, asked) for stages, most in zip(holds, kept, strict=True))
-    exchanged = sum(load.exchanged for load in loads)
-    longest = backwards(cut.bound, min(exchanged, cut.bound)) + cut.bound
+    times = [_times(stage, loads, holder, asked, cluster) for stage in range(cut.count)]
+    sizes = tuple(
+        max(_fullest(stages, actions, each, asked) for each in zip(*loads, strict=True))  # of the ranks of a branch axis
+        for stages, actions in zip(holds, order, strict=True)
+    )
+    exchanged = sum(load.exchanged for stage in loads for load in stage)
+    runs = 1 if asked.recompute == "none" else 2
+    longest = backwards(cut.bound, min(exchanged, cut.bound)) + runs * cut.bound
     bound = max(least(sum(cut.seconds), exchanged, memory, asked, cluster), asked.microbatches * longest / asked.mesh.branch)
     tied = _tied(cut, memory, holder, asked, cluster)
     return Outlook(cut, asked, cluster, holds, sizes, cap, played(order, times), tied, bound, assumed)
-
-
-def backwards(forward: float, exchanged: float) -> float:
-    """Seconds of the backward of so long a forward, in part of which ranks of a tensor axis passed on what they had.
-
-    >>> backwards(forward=5.0, exchanged=1.0)
-    9.0
-    """
-    return BACKWARD * (forward - exchanged) + exchanged
 
 
 def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSpec, cluster: Cluster) -> float:
@@ -209,13 +206,34 @@ def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSp
     """
     pipeline, copies = asked.mesh.pipeline, asked.mesh.data
     later = pipeline > 1 and (copies == 1 or asked.wrap == "none")
-    backward = backwards(forward, exchanged)
-    through = forward + (backward / 2 if later else backward)
+    backward, again = backwards(forward, exchanged), forward if asked.recompute != "none" else 0.0
+    through = forward + again + (backward / 2 if later else backward)
     weights = {each.storage: each for each in memory.state.values()}.values()
     parameters, gradients = sum(each.bytes for each in weights if each.parameter), sum(each.gradient for each in weights)
     link = replace(cluster.ring(copies, pipeline * asked.mesh.inner), latency=0.0)
     exchange = sum(_exchange(parameters / pipeline, gradients / pipeline, asked, link))
-    return max(asked.microbatches * (forward + backward) / pipeline, through, exchange) / asked.mesh.branch
+    return max(asked.microbatches * (forward + again + backward) / pipeline, through, exchange) / asked.mesh.branch
+
+
+def with_bubble(work: float, asked: DistributedSpec) -> float:
+    """Seconds that a step takes at least where each rank has one stage, wherever the stages are cut.
+
+    The rank of stage r waits for one microbatch to pass the stages before, works on all m, and then the gradients of the last
+    one pass them: w_0 + .. + w_r-1 + m w_r seconds. The longest of these is least if all are equal, and then it is
+    W / (1 - (1 - 1 / m)^p) for p stages of W seconds together.
+
+    Args:
+        work: seconds of one microbatch, forwards and backwards, with what is run again.
+        asked: schedule, mesh, microbatches.
+
+    Example:
+        >>> with_bubble(6.0, DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=1))
+        6.0
+    """
+    kind = kind_of(asked)
+    if kind.several:
+        return asked.microbatches * work / asked.mesh.pipeline
+    return work / (1 - (1 - 1 / asked.microbatches) ** asked.mesh.pipeline)
 
 
 def _exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:
@@ -228,21 +246,15 @@ def _exchange(parameters: float, gradients: float, asked: DistributedSpec, link:
     return all_gather(parameters, copies, link), reduce_scatter(gradients, copies, link) if gradients else 0.0
 
 
-def _times(
-    stage: int,
-    forward: float,
-    loads: tuple[StageLoad, ...],
-    holder: Mapping[int, int],
-    asked: DistributedSpec,
-    cluster: Cluster,
-) -> StageTimes:
-    """The seconds of a stage, and of what it sends."""
-    load, link = loads[stage], cluster.ring(asked.mesh.data, asked.mesh.pipeline * asked.mesh.inner)
+def _times(stage: int, loads: Loads, holder: Mapping[int, int], asked: DistributedSpec, cluster: Cluster) -> StageTimes:
+    """The seconds of a stage, and of what it sends; of the ranks of a branch axis, those of the one that exchanges most."""
+    link = cluster.ring(asked.mesh.data, asked.mesh.pipeline * asked.mesh.inner)
+    load = max(loads[stage], key=lambda each: each.gradients)
     gathered, reduced = _exchange(load.parameters, load.gradients, asked, link)
     tail = reduced * min(1.0, BUCKET / load.gradients) if asked.wrap == "ddp" and load.gradients else reduced
     sent = _message(load.passed, stage, stage + 1, holder, asked, cluster)
-    returned = _message(loads[stage - 1].returned, stage, stage - 1, holder, asked, cluster)
-    return StageTimes(forward, backwards(forward, load.exchanged), sent, returned, gathered, reduced, tail)
+    returned = _message(loads[stage - 1][0].returned, stage, stage - 1, holder, asked, cluster)
+    return StageTimes(load.forward, load.backward, sent, returned, gathered, reduced, tail, load.again)
 
 
 def _message(size: int, stage: int, other: int, holder: Mapping[int, int], asked: DistributedSpec, cluster: Cluster) -> float:
@@ -260,9 +272,11 @@ def _tied(cut: Cut, memory: Memory, holder: Mapping[int, int], asked: Distribute
     return sum(all_reduce(memory.state[key].gradient, ranks, link) for key, ranks in shared if memory.state[key].gradient)
 
 
-def _fullest(loads: list[StageLoad], kept: float, asked: DistributedSpec) -> int:
+def _fullest(stages: Sequence[int], actions: Sequence[Action], loads: Sequence[StageLoad], asked: DistributedSpec) -> int:
     """Bytes of a rank when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in a copy of them."""
-    weights = {storage: weight for load in loads for storage, weight in load.weights.items()}.values()
-    flying = round(kept) + max(load.working for load in loads)
-    summed = max(load.gradients for load in loads) if asked.wrap == "fsdp2" and asked.mesh.data > 1 else 0
+    here = [loads[stage] for stage in stages]
+    weights = {storage: weight for load in here for storage, weight in load.weights.items()}.values()
+    kept = most_kept(actions, [load.kept for load in loads], [load.later for load in loads])
+    flying = round(kept) + max(load.working for load in here)
+    summed = max(load.gradients for load in here) if asked.wrap == "fsdp2" and asked.mesh.data > 1 else 0
     return sum(held(each, asked).total for each in weights) + max(flying, summed)

@@ -96,6 +96,11 @@ def kind_of(spec: DistributedSpec) -> Kind:
             f"schedule {spec.schedule} with {spec.wrap} gives wrong gradients on the last stage (torch 2.13): take 1f1b or "
             "interleaved_1f1b, or wrap: none"
         )
+    if spec.recompute != "none" and spec.mesh.branch > 1 and (kind.split or spec.recompute == "segments"):
+        raise SpecError(
+            f"recompute: {spec.recompute} with schedule {spec.schedule} and a branch axis: its ranks run other ops, and would "
+            "run them again at different times; take recompute: stage, and a schedule whose backwards are not split"
+        )
     return kind
 
 

@@ -28,6 +28,7 @@ class StageTimes:
         gathered: in which copies gather its parameters, before its first forward; 0 where each has them all.
         reduced: in which copies sum its gradients.
         tail: the part of that which cannot begin before its last backward ends, where the rest may; ``reduced`` if none may.
+        again: in which a forward is run again before a backward, or before each half of one; 0 where all was kept.
     """
 
     forward: float
@@ -37,6 +38,7 @@ class StageTimes:
     gathered: float = 0.0
     reduced: float = 0.0
     tail: float = 0.0
+    again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class _Clock:
         if needs is None:
             return False
         start = self._with_parameters(rank, stage, max(self.free[rank], needs))
-        seconds = {"F": times.forward, "B": times.backward}.get(what, times.backward / 2)
+        seconds = {"F": times.forward, "B": times.backward + times.again}.get(what, times.backward / 2 + times.again)
         self.free[rank], self.busy[rank] = start + seconds, self.busy[rank] + seconds
         if what != "W":
             self._send(rank, action)
@@ -165,23 +167,25 @@ class _Clock:
             self.exchanged[rank] = max(early, end, self.exchanged[rank]) + times.tail
 
 
-def most_kept(actions: Sequence[Action], values: Sequence[float]) -> float:
+def most_kept(actions: Sequence[Action], values: Sequence[float], later: Sequence[float] | None = None) -> float:
     """The most that one rank keeps at once of what microbatches in flight save for backward.
 
     Args:
         actions: of the rank.
         values: bytes that one microbatch saves, by stage.
+        later: bytes that it keeps between the halves of a backward, if they are others.
 
     Example:
         >>> from partitioner.distributed.order import order_of
         >>> [most_kept(order_of(name, 4, 1, 8)[1], [1.0] * 4) for name in ("1f1b", "gpipe")]
         [3.0, 8.0]
     """
-    return max(_kept(actions, values), default=0.0)
+    return max(_kept(actions, values, later or values), default=0.0)
 
 
-def _kept(actions: Sequence[Action], values: Sequence[float]) -> Iterator[float]:
+def _kept(actions: Sequence[Action], values: Sequence[float], later: Sequence[float]) -> Iterator[float]:
     kept = 0.0
     for stage, what, _ in actions:
-        kept += {"F": 1, "B": -1, "W": -1}.get(what, 0) * values[stage]
+        saved, left = values[stage], later[stage]
+        kept += {"F": saved, "B": -saved, "I": left - saved, "W": -left}.get(what, 0.0)
         yield kept

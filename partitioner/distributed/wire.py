@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from partitioner.compile import emit, plan_of
-from partitioner.distributed.applied import cut_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
 from partitioner.distributed.bench import staged, tensor_axis
 from partitioner.distributed.branches import branch_of, owners_of
 from partitioner.distributed.cut import Cut
@@ -38,8 +37,9 @@ from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
+from partitioner.distributed.rerun import run_of
 from partitioner.distributed.schedules import Kind, kind_of, refuse_ties_within, schedule
-from partitioner.distributed.state import State, state_of
+from partitioner.distributed.state import state_of
 from partitioner.distributed.step import Batches, Loss, Step
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
@@ -47,7 +47,7 @@ from partitioner.distributed.ties import Tie, ties_of
 from partitioner.distributed.wrap import refuse_hook, wrapped_for
 from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
-from partitioner.ir.machine import Device, Machine
+from partitioner.ir.machine import Device
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Axis
@@ -217,20 +217,28 @@ def stages(
     batches = Batches(model, example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
     if asked.mesh.branch > 1:
-        parts = _branches(parts, cut, asked, ranks, machine.devices[0])
+        parts = _branches(parts, cut, asked, ranks, machine.devices[0], saved)
     state = together(lambda: state_of(model, cut, parts, ranks.device, weights, shards))
-    modules = together(lambda: [_module(part, state, batches, machine, whole) for part in parts])
+    again = asked if training else asked.model_copy(update={"recompute": "none"})
+    draws = None if shards is None else shards.draws
+    runs = together(lambda: [run_of(part.traced, machine, whole, again, draws) for part in parts])
+    modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
     holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
     ties = ties_of(ranks, holders)
     start_alike(modules, ties, ranks, state)
     wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
-    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules, shards), shards)
+    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules, shards, ranks.device), shards)
 
 
-def _branches(parts: list[Part], cut: Cut, asked: DistributedSpec, ranks: Ranks, device: Device) -> list[Part]:
-    """What this rank of the branch axis runs of its stages, as the first rank of the axis has decided."""
-    decided = together(lambda: [owners_of(part.traced, asked.mesh.branch, device, set(cut.ties)) for part in parts])
+def _branches(
+    parts: list[Part], cut: Cut, asked: DistributedSpec, ranks: Ranks, device: Device, saved: SavedJob | None
+) -> list[Part]:
+    """What this rank of the branch axis runs of its stages, as the first rank of the axis has decided, or a plan file says."""
+    if saved is None:
+        decided = together(lambda: [owners_of(part.traced, asked.mesh.branch, device, set(cut.ties)) for part in parts])
+    else:
+        decided = together(lambda: [owners_by(saved, part, set(cut.ties)) for part in parts])
     group = ranks.mesh.get_group("branch")
     said: list[Any] = [decided]
     dist.broadcast_object_list(said, group=group, group_src=0)
@@ -270,11 +278,6 @@ def _facts(spec: Spec, example: Example) -> dict[str, str]:
     fields |= {f"spec: distributed.{key}": json.dumps(value) for key, value in asked.items()}
     model = f"{graph.name} of {len(graph.ops)} ops, {saved_graph(graph).digest()[:16]}"
     return {"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model}
-
-
-def _module(part: Part, state: State, batches: Batches, machine: Machine, spec: Spec) -> Stage:
-    """A stage, planned for this rank's device."""
-    return Stage(part, emit(plan_of(part.traced, machine, spec), spec), state.values(part), batches)
 
 
 class _Stage(PipelineStage):

@@ -25,7 +25,7 @@ class Assignment:
         lanes: the lane of each task. A lane and not only a processor, because "a chain stays on its lane" is a decision of
             placement: a schedule could not take it back without knowing why it was made.
         order: the tasks in the order in which they are issued; it respects every edge.
-        threads: of each task, where it is not a lane's share of its processor; 0 where it is. Empty: nowhere.
+        threads: of each task, where it is not a lane's share of its processor; 0 where it is. Empty: nobody has said.
         start: predicted seconds from the start of the call.
         end: likewise.
         cost: what the objective makes small: the makespan or the largest load in seconds, or the most bytes of a processor.

@@ -39,8 +39,8 @@ class Device:
     memory: int | None = None
     flops: float = 5e10
     bandwidth: float = 1e10
-    overhead: float = 4e-6
-    handoff: float = 5e-5
+    overhead: float = 2e-6
+    handoff: float = 2e-5
     cores: int = 1
     assumed: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()

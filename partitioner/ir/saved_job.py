@@ -15,6 +15,7 @@
     - seconds: 0.0032
       ops: [wte_embedding, h_0_ln, ...]
       state: [wte.weight, h.0.ln.weight, ...]               what a rank of the stage holds, or a part of it
+      branches: [[h_0_tower_b, ...]]                        what the second rank of a branch axis runs of the ops
     sharding:
       ops: {'R, S(0), S(0) -> S(2)': [h_0_q, h_0_k, ...]}   each op that is shared out, by the rule for it
       state: {S(0): [h.0.q.weight, ...]}                    each tensor of which a rank holds a part
@@ -43,11 +44,22 @@ class SavedStage(Row):
         seconds: what it is expected to take for one microbatch, forwards.
         ops: in program order; of a tensor axis, those of one of its ranks.
         state: keys of the parameters and buffers that it holds.
+        branches: of a branch axis, the ops of its second rank, of its third, and so on; all others are the first one's.
     """
 
     seconds: Seconds
     ops: tuple[Name, ...] = Field(min_length=1)
     state: tuple[Name, ...] = ()
+    branches: tuple[tuple[Name, ...], ...] = ()
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """The rank of the branch axis of each op.
+
+        >>> SavedStage(seconds=0.0, ops=("a", "b", "c"), branches=(("b",),)).owners
+        {'a': 0, 'b': 1, 'c': 0}
+        """
+        return dict.fromkeys(self.ops, 0) | {name: rank for rank, names in enumerate(self.branches, 1) for name in names}
 
 
 class SavedSharding(Row):
@@ -129,6 +141,7 @@ class SavedJob(Row):
         distinct("op", (name for stage in self.stages for name in stage.ops))
         for stage in self.stages:
             distinct("key", stage.state)
+            distinct("op", (name for names in stage.branches for name in names))
         return self
 
     @property

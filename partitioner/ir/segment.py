@@ -3,8 +3,8 @@
     lane 0   run t0 . record e1 . run t2 . wait e2 . run t4        s0 = [t0]   s2 = [t2]   s3 = [t4]
     lane 1   wait e1 . run t1 . run t3 . record e2                 s1 = [t1, t3]
 
-A lane that records an event or waits for one ends its segment there, so a segment begins when all that it reads is made, and
-nobody reads what it makes before it has ended. Two segments never need each other, in either direction.
+A lane that records an event, waits for one or copies ends its segment there, so a segment begins when all that it reads is
+made, and nobody reads what it makes before it has ended. Two segments never need each other, in either direction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.program import Program, Record, Run, Wait
+from partitioner.ir.program import Copy, Program, Record, Run, Wait
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def segments(program: Program, wide: Collection[str] = ()) -> tuple[Segment, ...
     """The segments of a program that has its events, in the order in which they begin.
 
     Args:
-        program: of Runs, Records and Waits; copies and frees hand nothing over.
+        program: with its copies and events; frees hand nothing over.
         wide: the tasks that have all threads of their device; a segment holds only such, or none.
 
     Example:
@@ -52,7 +52,7 @@ def segments(program: Program, wide: Collection[str] = ()) -> tuple[Segment, ...
     found: defaultdict[int, list[str]] = defaultdict(list)
     lane_of: list[int] = []
     for item in program.instructions:
-        if isinstance(item, Record | Wait):
+        if isinstance(item, Record | Wait | Copy):
             open_.pop(item.lane, None)
         elif isinstance(item, Run):
             number = open_.get(item.lane)

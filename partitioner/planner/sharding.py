@@ -14,10 +14,11 @@ deep neural networks", MLSys 2019, and of Zheng et al., "Alpa", OSDI 2022, who s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import repeat
 from math import inf
+from typing import NamedTuple
 
 from partitioner.ir.sharding import F, P, Placement, R
 from partitioner.ir.shared import Axis, Rule, ShardedOp, Sharding, Whole
@@ -41,17 +42,114 @@ class _State:
 
     Args:
         cost: of all of it.
-        forms: of each value that is still needed.
+        forms: of each value that is still needed, by their number in `_Table`.
         rule: of the last op.
         homes: of state that the last op is the first to use.
         before: the state that it came from.
     """
 
     cost: float
-    forms: dict[str, Forms]
+    forms: dict[str, int]
     rule: Rule | None = None
     homes: tuple[tuple[str, Placement], ...] = ()
     before: _State | None = None
+
+
+class _Way(NamedTuple):
+    """What it takes that a value with some forms has another one.
+
+    Args:
+        cost: of it.
+        forms: that there are then.
+        home: the form in which state begins; ``None`` if it has begun before.
+    """
+
+    cost: float
+    forms: int
+    home: Placement | None
+
+
+class _Table:
+    """Forms by number, and what conversions cost: layers are alike, so each is asked for many times.
+
+    Args:
+        values: every value, by name.
+        axis: the ranks.
+
+    Attributes:
+        kind: of each value the number of those that are alike.
+    """
+
+    def __init__(self, values: Mapping[str, Whole], axis: Axis) -> None:
+        self.axis = axis
+        self.numbers: dict[Forms, int] = {(): 0}
+        self.forms: list[Forms] = [()]
+        alike: dict[Whole, int] = {}
+        self.kind = {name: alike.setdefault(whole, len(alike)) for name, whole in values.items()}
+        self.wholes = list(alike)
+        self.ways: dict[tuple[int, int, int], _Way | None] = {}
+        self.gaps: dict[tuple[int, int, int], float] = {}
+        self.moves: dict[tuple[int, tuple[int, ...]], tuple[tuple[Rule, int, tuple[int, ...]], ...]] = {}
+        self.kept: list[object] = []
+
+    def number(self, forms: Forms) -> int:
+        """The number of some forms."""
+        if forms not in self.numbers:
+            self.numbers[forms] = len(self.forms)
+            self.forms.append(forms)
+        return self.numbers[forms]
+
+    def rules_of(self, op: ShardedOp) -> tuple[tuple[Rule, int, tuple[int, ...]], ...]:
+        """Each rule of an op, with the forms of its result and those that it wants of its inputs."""
+        kinds = tuple(self.kind[name] for name in op.inputs)
+        key = id(op.rules), kinds
+        if key not in self.moves:
+            self.kept.append(op.rules)  # else another one might get its id
+            self.moves[key] = tuple(
+                (rule, self.number((rule.output,)), tuple(map(self._wanted, kinds, rule.inputs, repeat(rule.output != R))))
+                for rule in op.rules
+            )
+        return self.moves[key]
+
+    def _wanted(self, kind: int, form: Placement, split: bool) -> int:
+        return self.number((F if form == R and split and self.wholes[kind].grad else form,))
+
+    def way(self, have: int, need: int, kind: int) -> _Way | None:
+        """From forms that there are to one that is needed; ``None`` if nothing leads there."""
+        key = have, need, kind
+        if key not in self.ways:
+            self.ways[key] = self._way(self.forms[have], self.forms[need][0], self.wholes[kind])
+        return self.ways[key]
+
+    def _way(self, have: Forms, need: Placement, whole: Whole) -> _Way | None:
+        cost, home, begun = 0.0, None, bool(have)
+        if not begun:
+            home = need if need.kind == "S" else R
+            cost, have = price(whole, self.axis) if home == R else 0.0, (home,)
+        if whole.fixed:
+            return _Way(cost, self.number(have if begun else ()), home) if need in have else None
+        way = self.axis.way(have, need, whole.bytes, whole.grad)
+        if way is None:
+            return None
+        gathered = whole.state and any(source.kind == "S" for source, _ in way[1])
+        cost += way[0] + (price(whole, self.axis) if gathered else 0.0)
+        after = have
+        if way[0] > 0 or not begun:  # what costs nothing is made again, and is no state of its own
+            after = tuple(sorted({*have, *(target for _, target in way[1])}))
+        return _Way(cost, self.number(after), home)
+
+    def gap(self, have: int, forms: int, kind: int) -> float:
+        """What it costs at most to have, beside forms of a value, others, too; of state that is not used yet, any."""
+        key = have, forms, kind
+        if key not in self.gaps:
+            self.gaps[key] = _gap(self.axis, self.forms[have], self.forms[forms], self.wholes[kind])
+        return self.gaps[key]
+
+    def at_the_end(self, state: _State, results: Sequence[str]) -> float:
+        """What it costs to have results whole."""
+        wholes = ((self.forms[state.forms.get(name, 0)] or (R,), self.wholes[self.kind[name]]) for name in results)
+        ways = (self.axis.way(have, R, whole.bytes, whole.grad) for have, whole in wholes)
+        return sum(inf if way is None else way[0] for way in ways)
 
 
 def shared_out(ops: Sequence[ShardedOp], values: Mapping[str, Whole], results: Sequence[str], axis: Axis) -> Sharding:
@@ -64,26 +162,24 @@ def shared_out(ops: Sequence[ShardedOp], values: Mapping[str, Whole], results: S
         axis: the ranks.
     """
     last = {name: number for number, op in enumerate(ops) for name in op.inputs} | dict.fromkeys(results, len(ops))
-    made = {op.name for op in ops}
-    given = {name: (() if whole.state else (R,)) for name, whole in values.items() if name not in made}
+    made, table = {op.name for op in ops}, _Table(values, axis)
+    whole = table.number((R,))
+    given = {name: (0 if each.state else whole) for name, each in values.items() if name not in made}
     first = {name: number for number, op in reversed(list(enumerate(ops))) for name in op.inputs}
     states, proven = [_State(0.0, {})], True
     for number, op in enumerate(ops):
         fresh = {name: given[name] for name in op.inputs if name in given and first[name] == number}
-        found: dict[tuple[tuple[str, Forms], ...], _State] = {}
+        done = [name for name in (*op.inputs, op.name) if last.get(name, -1) <= number]
+        found: dict[tuple[tuple[str, int], ...], _State] = {}
         for state in states:
             now = replace(state, forms=state.forms | fresh)
-            for rule in op.rules:
-                after = _applied(now, op, rule, values, axis)
-                if after is None:
-                    continue
-                live = {name: forms for name, forms in after.forms.items() if last.get(name, -1) > number}
-                key = tuple(live.items())
+            for after in _applied(now, state, op, table, done):
+                key = tuple(after.forms.items())
                 if key not in found or after.cost < found[key].cost:
-                    found[key] = _State(after.cost, live, rule, after.homes, state)
-        states, all_kept = _best(list(found.values()), values, axis)
+                    found[key] = after
+        states, all_kept = _best(list(found.values()), table)
         proven &= all_kept
-    ends = [(state.cost + _at_the_end(state, results, values, axis), place) for place, state in enumerate(states)]
+    ends = [(state.cost + table.at_the_end(state, results), place) for place, state in enumerate(states)]
     cost, place = min(ends)
     return _chosen(ops, states[place], values, axis, cost, proven)
 
@@ -93,34 +189,26 @@ def price(whole: Whole, axis: Axis) -> float:
     return PRICE * (whole.held / axis.bandwidth + axis.latency * whole.matrix) if whole.state else 0.0
 
 
-def _applied(state: _State, op: ShardedOp, rule: Rule, values: Mapping[str, Whole], axis: Axis) -> _State | None:
-    """What an op makes of a state by a rule; ``None`` if it cannot be done so."""
-    cost, forms, homes = state.cost + rule.seconds, dict(state.forms), []
-    split = rule.output != R
-    for name, need in zip(op.inputs, rule.inputs, strict=True):
-        whole, have = values[name], forms[name]
-        need = F if need == R and split and whole.grad else need
-        if not have:
-            home = need if need.kind == "S" else R
-            cost += price(whole, axis) if home == R else 0.0
-            homes.append((name, home))
-            have = (home,)
-        if whole.fixed:
-            if need not in have:
-                return None
-            continue
-        way = axis.way(have, need, whole.bytes, whole.grad)
-        if way is None:
-            return None
-        gathered = whole.state and any(source.kind == "S" for source, _ in way[1])
-        cost += way[0] + (price(whole, axis) if gathered else 0.0)
-        if way[0] > 0 or not forms[name]:  # what costs nothing is made again, and is no state of its own
-            forms[name] = tuple(sorted({*have, *(target for _, target in way[1])}))
-    forms[op.name] = (rule.output,)
-    return _State(cost, forms, rule, tuple(homes), state)
+def _applied(now: _State, before: _State, op: ShardedOp, table: _Table, done: Sequence[str]) -> Iterator[_State]:
+    """What an op makes of a state, by each rule by which it can be done so, without the values that are done with."""
+    for rule, output, wanted in table.rules_of(op):
+        cost, forms, homes = now.cost + rule.seconds, dict(now.forms), []
+        for name, need in zip(op.inputs, wanted, strict=True):
+            way = table.way(forms[name], need, table.kind[name])
+            if way is None:
+                break
+            cost += way.cost
+            forms[name] = way.forms
+            if way.home is not None:
+                homes.append((name, way.home))
+        else:
+            forms[op.name] = output
+            for name in done:
+                forms.pop(name, None)
+            yield _State(cost, forms, rule, tuple(homes), before)
 
 
-def _best(states: list[_State], values: Mapping[str, Whole], axis: Axis) -> tuple[list[_State], bool]:
+def _best(states: list[_State], table: _Table) -> tuple[list[_State], bool]:
     """The states that may still win, and whether all of those were kept.
 
     A state cannot win against a cheaper one that comes to all of its forms for no more than what it is cheaper by.
@@ -128,27 +216,24 @@ def _best(states: list[_State], values: Mapping[str, Whole], axis: Axis) -> tupl
     states.sort(key=lambda state: state.cost)
     kept: list[_State] = []
     for state in states:
-        if not any(_reaches(other, state, values, axis) for other in kept[:RIVALS]):
+        if not any(_reaches(other, state, table) for other in kept[:RIVALS]):
             kept.append(state)
     return kept[:WIDEST], len(kept) <= WIDEST
 
 
-def _reaches(one: _State, other: _State, values: Mapping[str, Whole], axis: Axis) -> bool:
+def _reaches(one: _State, other: _State, table: _Table) -> bool:
     """Whether a state can come to all forms of another one, and then costs no more."""
     left = other.cost - one.cost
     for name, forms in other.forms.items():
         have = one.forms[name]
-        if have is forms or have == forms:
-            continue
-        left -= _gap(axis, have, forms, values[name])
-        if left < 0:
-            return False
+        if have != forms:
+            left -= table.gap(have, forms, table.kind[name])
+            if left < 0:
+                return False
     return True
 
 
-@cache
 def _gap(axis: Axis, have: Forms, forms: Forms, whole: Whole) -> float:
-    """What it costs at most to have, beside these forms of a value, those, too; of state that is not used yet, any."""
     if whole.fixed:
         return inf
     if not have or not forms:
@@ -157,11 +242,6 @@ def _gap(axis: Axis, have: Forms, forms: Forms, whole: Whole) -> float:
         )
     ways = [axis.way(have, form, whole.bytes, whole.grad) for form in forms]
     return price(whole, axis) + sum(inf if way is None else way[0] for way in ways)
-
-
-def _at_the_end(state: _State, results: Sequence[str], values: Mapping[str, Whole], axis: Axis) -> float:
-    ways = (axis.way(state.forms.get(name) or (R,), R, values[name].bytes, values[name].grad) for name in results)
-    return sum(inf if way is None else way[0] for way in ways)
 
 
 def _chosen(

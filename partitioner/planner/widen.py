@@ -25,7 +25,7 @@ LONG_ALONE = 5e-4
 
 def widened(problem: Problem, answer: Assignment) -> Assignment:
     """``answer`` with all threads for the tasks that run alone on a CPU, timed again, under a bound that knows of threads."""
-    if not shares_cores(problem):
+    if not shares_cores(problem) or answer.threads:  # a policy that says how many knows better
         return answer
     threads = [0] * len(problem.tasks)
     used = Counter(problem.lanes[lane] for lane in set(answer.lanes))

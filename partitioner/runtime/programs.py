@@ -20,12 +20,12 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from partitioner.backends import Executable
-from partitioner.backends.training import Training
 from partitioner.ir.machine import Machine
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import Planned, sharing
 from partitioner.model.modes import take_over
+from partitioner.runtime.summary import summary
 
 
 class Found(Protocol):
@@ -237,7 +237,12 @@ class Programs:
 
     def summary(self) -> str:
         """What was made, in a few lines."""
-        return _summary(self)
+        plan = self.plan
+        if plan is None:
+            return f"Parallel({type(self.original).__name__}): traced and planned at its first call"
+        latest = self.latest.pieces
+        whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
+        return summary(plan, whole, len(latest), self.tried, self.forward.failures.values())
 
     @property
     def shown(self) -> Piece | None:
@@ -248,32 +253,6 @@ class Programs:
     def plan(self) -> Plan | None:
         """The plan to show."""
         return self.provisional if self.shown is None else self.shown.plan
-
-
-def _summary(programs: Programs) -> str:
-    """What was made, in a few lines."""
-    plan = programs.plan
-    if plan is None:
-        return f"Parallel({type(programs.original).__name__}): traced and planned at its first call"
-    lines = [plan.summary()]
-    if not plan.graph.observed:
-        lines.append("  provisional: no shapes are known; traced and planned for real at the first call")
-    pieces = programs.latest.pieces
-    if len(pieces) > 1:
-        lines.append(f"  one of {len(pieces)} graphs, with Python between them, which goes on after:")
-        lines += (f"    {reason}" for reason in dict.fromkeys(one.reason for one in pieces if one.reason))
-    if programs.tried:
-        lines.append(f"  the fastest on the examples of: {', '.join(map(str, programs.tried))}")
-    lines += _backward_lines(pieces or programs.pieces)
-    lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(programs.forward.failures.values()))
-    return "\n".join(lines)
-
-
-def _backward_lines(pieces: Sequence[Piece]) -> list[str]:
-    """Who runs the backward of programs that were asked to have it on lanes."""
-    reasons = (piece.executable.reason for piece in pieces if isinstance(piece.executable, Training))
-    texts = {None: "on lanes, if the first call that records gradients shows that it can", "": "on the lanes of the forward"}
-    return [f"  backward: {texts.get(why, f'on one thread, because {why}')}" for why in dict.fromkeys(reasons)]
 
 
 def _seconds(plan: Plan) -> float:

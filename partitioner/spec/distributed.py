@@ -139,6 +139,11 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     hook: Literal["none", "fp16", "bf16", "power_sgd"] = Field(
         default="none", description="how ddp compresses gradients on their way: to half precision, or to a low rank"
     )
+    recompute: Literal["none", "stage", "segments"] = Field(
+        default="none",
+        description="what is run again in a backward instead of being kept for it (activation checkpointing): nothing; each "
+        "stage; or each stage segment by segment, as many as take the least memory",
+    )
     timeout: Duration = Field(
         default=300.0, le=86400, description="seconds after which a rank gives up on the others, such as 60s"
     )

@@ -193,6 +193,17 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default="autograd",
         description="where the backward of CPU lanes runs: autograd, all on one thread; lanes, each task's on its own lane",
     )
+    compile_tasks: Literal["torchscript", "inductor"] | None = Field(
+        default=None,
+        description="what compiles each task by itself: torchscript, the same kernels with no Python between them; inductor, "
+        "fused kernels; null, nothing",
+    )
+    cuda_graphs: bool = Field(
+        default=False,
+        strict=True,
+        description="whether programs on lanes of one CUDA device are captured as CUDA graphs and replayed, one graph for each "
+        "set of sizes",
+    )
     pins: tuple[PinSpec, ...] = Field(default=(), description="a list of the ops whose device is given")
     colocate: tuple[Annotated[tuple[Text, ...], Field(min_length=1)], ...] = Field(
         default=(), description="a list of lists of globs; the ops that match any glob of one list share a device"

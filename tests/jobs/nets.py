@@ -87,6 +87,35 @@ class Towers(nn.Module):
         return {"logits": self.head(sum(each.masked_fill(mask, 0.0) for each in found)), "aside": found[1]}
 
 
+class Words(nn.Module):
+    """A loss of its own over a vocabulary, for which no logits leave the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden = nn.Embedding(50, 16), nn.Linear(16, 32)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, ids: Tensor, target: Tensor) -> dict[str, Tensor]:
+        logits = self.head(torch.relu(self.hidden(self.embed(ids))))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=7, label_smoothing=0.1)}
+
+
+class Tailed(nn.Module):
+    """One layer, and more work behind it than in it, none of it with parameters; its names are those of a rank's part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.cut = nn.Linear(16, 10), nn.Parameter(torch.ones(10))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = one = self.idle(x.masked_fill(mask, 0.0)) * self.cut
+        for _ in range(8):
+            one = torch.cumsum(torch.tanh(one), -1)
+        for _ in range(8):
+            x = torch.softmax(x, -1) * 4
+        return {"logits": x + one}
+
+
 def _hugging_face(name: str) -> nn.Module:
     import zoo
 
@@ -131,6 +160,11 @@ def _ids(draw: torch.Generator) -> Any:
     return torch.randint(0, 50, (ROWS, 5), generator=draw), torch.randint(0, 50, (ROWS, 5), generator=draw)
 
 
+def _texts(draw: torch.Generator) -> Any:
+    ids, target = _ids(draw)
+    return {"ids": ids, "target": target.where(target != 7, 8)}  # of ignored ones each microbatch would have another number
+
+
 def _translations(draw: torch.Generator) -> Any:
     source, target = _ids(draw)
     return {"input_ids": source, "decoder_input_ids": target.flip(1)}, target
@@ -167,11 +201,17 @@ TRAININGS = {
     "tied": Training(lambda: Skipping(tied=True), _next_word, _ids),
     "keeping": Training(Keeping, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "towers": Training(Towers, _joined, _features),
+    "words": Training(Words, lambda output: output["loss"], _texts),
+    "tailed": Training(Tailed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
     "gpt2": Training(lambda: _hugging_face("gpt2"), _next_word, _ids),
     "clip": Training(lambda: _hugging_face("clip"), _alike, _captions),
 }
+
+
+BY_ITSELF = {"clip", "words"}
+"""Trainings whose loss takes no target: a batch is the model's arguments."""
 
 
 def rows_of(batch: Any, start: int, stop: int) -> Any:

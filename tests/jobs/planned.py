@@ -1,6 +1,7 @@
 """torchrun planned.py OUT: does what the plan files in OUT say, over the two ranks of this job, and refuses what does not fit.
 
 cut, shared    trains by OUT/cut.yaml and OUT/shared.yaml: losses, the stage of each op, the form of each tensor
+branches       trains by OUT/branches.yaml: losses, and the keys of the parameters of this rank
 forward        inference by OUT/forward.yaml: how far the output is from eager's
 refused        what is raised for files that differ from rank to rank, and for another model
 
@@ -25,11 +26,12 @@ from partitioner.distributed import inference, parallelize
 
 PIPELINE = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4, "timeout": 60}}
 TENSOR = {"distributed": {"mesh": {"tensor": 2}, "microbatches": 4, "timeout": 60}}
+BRANCH = {"distributed": {"mesh": {"branch": 2}, "microbatches": 4, "timeout": 60}}
 STEPS = 2
 
 
-def trained(spec: dict[str, Any], plan: Path) -> dict[str, Any]:
-    training = TRAININGS["tied"]
+def trained(spec: dict[str, Any], plan: Path, net: str = "tied") -> dict[str, Any]:
+    training = TRAININGS[net]
     batches = training.batches()[:STEPS]
     model, step = parallelize(training.model(), batches[0][0], spec, training.loss, plan=plan)
     optimizer, losses = optimizer_of(model), []
@@ -38,7 +40,8 @@ def trained(spec: dict[str, Any], plan: Path) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     forms = {} if model.shards is None else {key: str(form) for key, form in model.shards.forms.items()}
-    return {"losses": losses, "stage": dict(model.cut.stage), "forms": forms}
+    keys = [key for key, _ in model.named_parameters()]
+    return {"losses": losses, "stage": dict(model.cut.stage), "forms": forms, "keys": keys}
 
 
 def apart(plan: Path) -> float:
@@ -62,6 +65,7 @@ def main(folder: Path) -> None:
     found = {
         "cut": trained(PIPELINE, folder / "cut.yaml"),
         "shared": trained(TENSOR, folder / "shared.yaml"),
+        "branches": trained(BRANCH, folder / "branches.yaml", "towers"),
         "forward": apart(folder / "forward.yaml"),
         "other file": raised(lambda: trained(PIPELINE, other)),
         "other model": raised(

@@ -4,11 +4,14 @@ programs    random programs, with rules chosen at random, so that parts, summand
 drops       dropout of wholes and of parts
 weights     a model on the meta device, whose parts are read from a file
 forward     inference
+losses      cross entropies over parts of the classes
+outside     one of a target that is no class
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 import sys
@@ -22,13 +25,16 @@ import torch.distributed as dist
 from jobs.nets import TRAININGS
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed import inference, parallelize
 from partitioner.distributed.example import example_in
 from partitioner.distributed.ranks import connect
 from partitioner.distributed.tensor import shards
+from partitioner.distributed.tensor.collectives import cut, total
 from partitioner.distributed.tensor.local import Place
+from partitioner.distributed.tensor.losses import cross_entropy_of_part
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.machine import Device
 from partitioner.ir.shared import Axis, Rule
@@ -121,6 +127,36 @@ def drops() -> dict[str, Any]:
     return {"dropped": seen, "drawn": drawn, "held": {key: str(form) for key, form in model.shards.forms.items()}}
 
 
+def losses(place: Place) -> float:
+    """How far cross entropies over parts of the classes, and their gradients, are from those over all of them."""
+    draw, apart = torch.Generator().manual_seed(5), 0.0
+    options = itertools.product(((8,), (6, 8), (3, 8, 4)), ("mean", "sum", "none"), (0.0, 0.2), (-100, 3), (1.0, 50.0))
+    for shape, reduction, smoothing, ignored, scale in options:
+        logits = (torch.randn(shape, generator=draw, dtype=torch.float64) * scale).requires_grad_()
+        dim = 1 if logits.dim() > 1 else 0
+        target = torch.randint(8, shape[:dim] + shape[dim + 1 :], generator=draw)
+        target = target if target.dim() else target % 3
+        mine = cut(logits.detach(), dim, 1, 2, place.rank).clone().requires_grad_()
+        whole = cross_entropy(logits, target, ignore_index=ignored, reduction=reduction, label_smoothing=smoothing)
+        part = cross_entropy_of_part(mine, target, ignored, reduction, smoothing, 8, place.rank, place.group)
+        found = total(part.detach(), place.group)
+        weight = torch.randn(whole.shape, generator=draw, dtype=torch.float64)
+        (whole * weight).sum().backward()
+        (part * weight).sum().backward()
+        wanted = cut(logits.grad, dim, 1, 2, place.rank)
+        apart = max(apart, *(float((a - b).abs().max()) for a, b in ((whole.detach(), found), (wanted, mine.grad))))
+    return apart
+
+
+def outside(place: Place) -> str:
+    """What is raised for a target that is no class."""
+    try:
+        cross_entropy_of_part(torch.ones(2, 4), torch.tensor([1, 8]), -100, "mean", 0.0, 8, place.rank, place.group)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def weights(folder: Path) -> dict[str, Any]:
     """How far a model that was read in parts is from one that was read as a whole, and how much of it a rank holds."""
     training = TRAININGS["tied"]
@@ -159,7 +195,7 @@ def main(folder: Path) -> None:
     ranks = connect(DistributedSpec(mesh={"tensor": 2}, timeout=60))
     place = Place(ranks.tensor, ranks.mesh.get_group("tensor").group_name)
     found = {"programs": [program(seed, place) for seed in range(PROGRAMS)], "drops": drops()}
-    found |= {"weights": weights(folder), "forward": forward()}
+    found |= {"weights": weights(folder), "forward": forward(), "losses": losses(place), "outside": outside(place)}
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

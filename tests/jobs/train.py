@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs.nets import ROWS, TRAININGS, optimizer_of, rows_of
+from jobs.nets import BY_ITSELF, ROWS, TRAININGS, optimizer_of, rows_of
 
 from partitioner.distributed import parallelize
 from partitioner.distributed.tensor.collectives import gathered
@@ -23,19 +23,18 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     training = TRAININGS[case["net"]]
     local = ROWS // case["distributed"]["mesh"].get("data", 1)
     batches = training.batches()
-    first = batches[0] if case["net"] == "clip" else batches[0][0]
+    first = batches[0] if case["net"] in BY_ITSELF else batches[0][0]
     spec = {"distributed": {"timeout": 60, **case["distributed"]}}
     model, step = parallelize(training.model(), rows_of(first, 0, local), spec, training.loss)
-    optimizer = optimizer_of(model) if list(model.parameters()) else None
+    optimizer = optimizer_of(model)
     start = step.ranks.data * local
     losses, norms = [], []
     for batch in batches:
         losses.append(step(rows_of(batch, start, start + local)).item())
         if case["clip"]:
             norms.append(step.clip_grad_norm_(case["clip"]).item())
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     parameters = {key: whole_of(model.shards, key, each.detach()) for key, each in model.named_parameters()}
     return {
         "losses": losses,

@@ -8,7 +8,8 @@ At each step the ranks agree on a seed, which the first draws from torch's gener
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,15 @@ class Draws:
             torch.manual_seed(seed if alike else (seed + 1 + self.rank) % 2**63)
             self.states[alike] = self._state()
         self._set(before)
+
+    @contextmanager
+    def from_states(self, states: Mapping[bool, torch.Tensor]) -> Iterator[None]:
+        """Draw once more what was drawn from earlier states; then both streams go on where they are now."""
+        now, self.states = self.states, dict(states)
+        try:
+            yield
+        finally:
+            self.states = now
 
     def drawing(self, op: str, target: Any, *, alike: bool) -> Drawing:
         """A call that draws from one of the streams."""

@@ -23,6 +23,12 @@ from torch.utils._pytree import tree_leaves
 from partitioner.distributed.example import meta_of
 from partitioner.distributed.tensor.collectives import conversion, embedding_of_part
 from partitioner.distributed.tensor.draws import Draws
+from partitioner.distributed.tensor.losses import (
+    cross_entropy_of_part,
+    exchange_seconds,
+    form_of_logits,
+    part_arguments,
+)
 from partitioner.distributed.tensor.ways import Call, call_on_parts, inputs_of, is_vocabulary, part_like, tensors_of
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, RNG, SENT, Access
@@ -99,6 +105,7 @@ class _Local:
         views = self._shared(converted) if set(known.storages) != {known.name} else set()
         self.storages[node.name] = tuple(sorted({*known.storages, *views}))
         names = {old.name: source.name for old, source in sources.items()}
+        sends = call.target is cross_entropy_of_part
         less = split and any(form.kind == "S" for form in rule.inputs)
         self.ops.append(
             replace(
@@ -106,7 +113,8 @@ class _Local:
                 inputs=tuple(
                     dict.fromkeys([*(names.get(name, name) for name in known.inputs), *(source.name for source in converted)])
                 ),
-                accesses=self._touched(known, sources),
+                accesses=tuple(sorted({*self._touched(known, sources), *[Access(SENT, True)][:sends]})),
+                exchange=exchange_seconds(inputs, self.sharding.axis) if sends else 0.0,
                 storages=self.storages[node.name] if known.tensor else (),
                 state=tuple(key for key in known.state if self._still(key, sources)),
                 outputs=tuple(meta_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
@@ -141,6 +149,10 @@ class _Local:
         if output == P and is_vocabulary(node, inputs) and forms[inputs[1]] == shard(0):
             padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx")
             return Call("call_function", embedding_of_part, (*inputs, padding, self.place.rank), {})
+        if output == P and forms.get(inputs[0]) == form_of_logits(node, inputs):
+            return Call(
+                "call_function", cross_entropy_of_part, part_arguments(node, inputs, self.place.rank, self.place.group), {}
+            )
         value = node.meta.get("example_value")
         shape = output.local(tuple(value.shape), self.sharding.axis.ranks) if isinstance(value, torch.Tensor) else None
         if output == R:

@@ -14,6 +14,7 @@ from partitioner.distributed.example import Example, differentiable
 from partitioner.distributed.tensor.collectives import cut, group_named
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.local import Place, local_graph
+from partitioner.distributed.tensor.losses import exchange_seconds, form_of_logits
 from partitioner.distributed.tensor.portion import Portion
 from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of, whole_rule
 from partitioner.frontend.analysis.build import Traced
@@ -22,7 +23,7 @@ from partitioner.ir.access import ANY, TOKENS
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.optimizer import optimizer_named
-from partitioner.ir.sharding import Placement, R
+from partitioner.ir.sharding import P, Placement, R
 from partitioner.ir.shared import Axis, ShardedOp, Sharding, Whole
 from partitioner.model.state import all_state, sizes
 from partitioner.model.storage import tensor_bytes
@@ -148,6 +149,9 @@ def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Shard
             values[node.name] = Whole(size, grad, fixed=not isinstance(node.meta.get("example_value"), torch.Tensor))
             seconds = costs.op_time(node.name, device, device.threads_per_lane)
             rules = (whole_rule(node, seconds),) if node.name in kept else rules_of(ways, node, seconds)
+            if form_of_logits(node, inputs_of(node)) is not None:
+                sent = exchange_seconds(inputs_of(node), axis)
+                rules = tuple(replace(rule, seconds=rule.seconds + sent * (rule.output == P)) for rule in rules)
             ops.append(ShardedOp(node.name, tuple(source.name for source in inputs_of(node)), rules))
     results = [node.name for node in graph.fx.output_node().all_input_nodes if tensors_of(node)]
     return shared_out(ops, values, results, axis)

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner.distributed.tensor.aten import AtenTrace, Slot, aten_trace
+from partitioner.distributed.tensor.losses import form_of_logits
 from partitioner.distributed.tensor.rules import propagate, result_of
 from partitioner.ir.sharding import P, Placement, R, shard
 from partitioner.ir.shared import Rule
@@ -66,6 +67,7 @@ class Ways:
     def __init__(self, ranks: int, blocks: Sequence[int]) -> None:
         self.ranks, self.blocks = ranks, (1, *blocks)
         self.known: dict[Any, list[tuple[tuple[Placement, ...], Placement]]] = {}
+        self.rules: dict[tuple[int, int, float], tuple[Rule, ...]] = {}
 
     def of(self, node: torch.fx.Node) -> list[tuple[tuple[Placement, ...], Placement]]:
         """Placements of a node's inputs, in the order of `inputs_of`, and of its result; none of them all whole."""
@@ -102,6 +104,9 @@ class Ways:
                 found.append((places, result))
         if is_vocabulary(node, inputs) and shard(0).fits(tuple(inputs[1].meta["example_value"].shape), self.ranks):
             found.append(((R, shard(0)), P))
+        form = form_of_logits(node, inputs)
+        if form is not None and form.fits(tuple(inputs[0].meta["example_value"].shape), self.ranks):
+            found.append(((form, R), P))
         return found
 
     def _tried(self, inputs: Sequence[torch.fx.Node]) -> Iterator[tuple[Placement, ...]]:
@@ -262,10 +267,21 @@ def whole_rule(node: torch.fx.Node, seconds: float = 0.0) -> Rule:
 
 
 def rules_of(ways: Ways, node: torch.fx.Node, seconds: float) -> tuple[Rule, ...]:
-    """The rules of a node: on whole values, and on parts, of which each rank does its share of the work."""
-    return whole_rule(node, seconds), *(
-        Rule(places, result, seconds / (ways.ranks if _is_less(places) else 1)) for places, result in ways.of(node)
-    )
+    """The rules of a node: on whole values, and on parts, of which each rank does its share of the work.
+
+    Nodes that are alike get the same tuple: what is found of the rules of one is found of all.
+    """
+    known = ways.of(node)
+    key = id(known), len(inputs_of(node)), seconds
+    if not known or key not in ways.rules:
+        found = (
+            whole_rule(node, seconds),
+            *(Rule(places, result, seconds / (ways.ranks if _is_less(places) else 1)) for places, result in known),
+        )
+        if not known:  # a list of no ways, of which there are many
+            return found
+        ways.rules[key] = found
+    return ways.rules[key]
 
 
 def _is_less(places: Sequence[Placement]) -> bool:

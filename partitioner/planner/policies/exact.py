@@ -61,7 +61,7 @@ class Exact:
         if problem.objective == "throughput":
             from partitioner.planner.throughput import balanced
 
-            processors, bound = balanced(problem, self.time_limit)
+            processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "exact", processors, bound=bound)
         ruled = closed(problem)
         homes = Homes(ruled)

@@ -51,7 +51,7 @@ class Search:
         if problem.objective == "throughput":
             from partitioner.planner.throughput import balanced
 
-            processors, bound = balanced(problem, self.time_limit)
+            processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
         found = best_of(ruled, Homes(ruled), max(1, min(32, MOST_TASKS // max(1, len(problem.tasks)))))

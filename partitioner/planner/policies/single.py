@@ -6,7 +6,7 @@ that may have it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
@@ -17,7 +17,14 @@ from partitioner.planner.latency.homes import Homes, closed
 
 @dataclass(frozen=True)
 class Single:
-    """Every task on the first processor that may have it, on its first lane."""
+    """Every task on the first processor that may have it, on its first lane.
+
+    Args:
+        narrow: whether ops have a lane's share of a CPU's threads, where it has several lanes, and not all of them: two threads
+            may be slower than one inside small ops.
+    """
+
+    narrow: bool = False
 
     def __call__(self, problem: Problem) -> Assignment:
         """Place every task.
@@ -26,7 +33,8 @@ class Single:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
         processors = Homes(closed(problem)).run(_first)
-        return placed(problem, "single", processors, note="everything on one lane")
+        found = placed(problem, "single", processors, note="everything on one lane")
+        return replace(found, threads=[0] * len(problem.tasks)) if self.narrow else found
 
 
 def _first(rules: Feasible) -> list[int]:

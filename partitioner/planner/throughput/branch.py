@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
+from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
-from partitioner.planner.throughput.search import Convex
 
 STEPS = 60_000
 """Placements of one unit that are tried before the search gives up."""
@@ -37,7 +37,7 @@ class Branching:
     def __init__(self, park: Park, order: Sequence[int]) -> None:
         self.park, self.units, self.order = park, park.units, order
         self.caps = [each.memory for each in park.units.problem.processors]
-        self.loads, self.convex = Loads(park, [-1] * park.units.count), Convex(park, [])
+        self.loads, self.convex = Loads(park, [-1] * park.units.count), Convex(park.units, [])
         self.alike = {each: names for names in park.interchangeable for each in names}
 
     def search(self, until: float, below: float = inf, first: bool = False) -> Found:
@@ -105,4 +105,4 @@ class Branching:
     def _lift(self, unit: int, slots: Sequence[float]) -> None:
         here = self.loads.home[unit]
         self.loads.lift(unit, slots)
-        self.convex.leave(unit, here)
+        self.convex.leave((unit,), here)

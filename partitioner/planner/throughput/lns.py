@@ -27,17 +27,18 @@ class Neighbourhoods:
         self.search, self.units, self.random = search, search.park.units, random.Random(seed)
         self.size = min(self.units.count, 40)
 
-    def run(self, model: Model, until: float) -> None:
-        """Search neighbourhoods until a moment, by the monotonic clock, or until everything has been searched through."""
+    def run(self, model: Model, until: float) -> bool:
+        """Search neighbourhoods until a moment, by the monotonic clock; whether everything has been searched through."""
         while (left := until - monotonic()) > 0.05:
             free = self._region() if self.random.random() < 0.5 else self._processors()
             result = model.solve(min(left, TURN), self.search.best, free, self.random.getrandbits(30), below=self.search.least)
             self.search.take(result.homes)
             if result.done and len(free) == self.units.count:
-                return
+                return True
             self.size = (
                 min(self.units.count, self.size + self.size // 4) if result.done else max(10, self.size - self.size // 4)
             )
+        return False
 
     def _seed(self) -> int:
         """A unit of a processor with the largest load, more or less."""

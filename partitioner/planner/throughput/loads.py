@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from partitioner.planner.throughput.prices import Park
 
@@ -69,7 +70,39 @@ class Loads:
             mask &= ~(1 << here)
         return mask | 1 << there
 
-    def move(self, unit: int, there: int, deltas: dict[int, float] | None = None) -> None:
+    def joint_deltas(self, moves: Mapping[int, int]) -> dict[int, float]:
+        """`deltas` of several units that are placed and go to other processors together."""
+        found: defaultdict[int, float] = defaultdict(float)
+        changes: dict[int, dict[int, int]] = {}
+        for unit, there in moves.items():
+            here = self.home[unit]
+            found[3 * here] -= self.seconds[here][unit]
+            found[3 * there] += self.seconds[there][unit]
+            for number in self.touching[unit]:
+                own = changes.setdefault(number, {})
+                if self.flows[number][0] != unit:
+                    own[here], own[there] = own.get(here, 0) - 1, own.get(there, 0) + 1
+        for number, own in changes.items():
+            self._passage(number, moves, own, found)
+        return found
+
+    def _passage(self, number: int, moves: Mapping[int, int], own: Mapping[int, int], found: dict[int, float]) -> None:
+        """Add what a flow costs more if its maker moves, and each processor gets ``own`` more of its readers."""
+        maker, count, size = self.flows[number]
+        readers, mask = self.readers[number], self.there[number]
+        after = mask
+        for processor, more in own.items():
+            after = after | 1 << processor if readers.get(processor, 0) + more else after & ~(1 << processor)
+        old, charges = self.home[maker], self.prices.charges
+        new = moves.get(maker, old)
+        if (old == new and mask == after) or (mask == 1 << old and after == 1 << new):
+            return  # the same as before; or it is not read elsewhere, neither before nor after
+        for slot, each, byte in charges(old, mask):
+            found[slot] -= each * count + byte * size
+        for slot, each, byte in charges(new, after):
+            found[slot] += each * count + byte * size
+
+    def move(self, unit: int, there: int, deltas: Mapping[int, float] | None = None) -> None:
         """Put a unit on a processor; ``deltas`` if they are known."""
         for slot, change in (self.deltas(unit, there) if deltas is None else deltas).items():
             self.slots[slot] += change
@@ -86,6 +119,12 @@ class Loads:
             if here >= 0:
                 readers[here] -= 1
         self.home[unit] = there
+
+    def move_all(self, moves: Mapping[int, int], deltas: Mapping[int, float]) -> None:
+        """Put several units on other processors; ``deltas`` are `joint_deltas`."""
+        for unit, there in moves.items():
+            self.move(unit, there, deltas)
+            deltas = {}
 
     def lift(self, unit: int, slots: Sequence[float]) -> None:
         """Take a unit away again; ``slots`` are those from before it was placed."""

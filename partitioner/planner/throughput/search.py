@@ -1,82 +1,39 @@
-"""Simulated annealing of placements: units move, or two change places, as pins, memory and contiguity allow.
+"""Simulated annealing of placements: pieces move, or two are exchanged, as pins, memory and contiguity allow.
 
-The largest load says nothing about most moves, so the search makes small the sum of a high power of all loads, for which the
-largest counts most and every other one a little.
+    x   a > b > c > d > e       a piece: units of one processor that hang together, here b c d, or a single one
+    y   f > g > h > i           b c d <-> g h: they take about as long, so loads stay even while other ends are cut
+
+Units that hang together are dear to part, so a search that moves them one by one must first make the answer worse, often many
+times. The largest load says nothing about most moves, so what is made small is the sum of a high power of all loads, for which
+the largest counts most and every other one a little.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from math import exp, inf
 from time import monotonic
 
+from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
 
-POWER = 16
-"""Of the loads in the energy; the highest load counts as much as two that are 4 % lower."""
+POWER = 80
+"""Of the loads in the energy; the highest load counts as much as two that are 1 % lower."""
 
-WARM, COLD = 0.3, 1e-4
+HOPELESS = 2.0
+"""A load, relatively, beyond which all are equally bad; its power is still a number."""
+
+WARM, COLD = 1.0, 1e-3
 """Energies that a worse move may add at the beginning and at the end of a round; 1 is a processor with the largest load."""
 
+SWAP = 0.75
+"""Part of all moves that bring a piece back."""
 
-class Convex:
-    """Keeps each processor's forward tasks convex: as bits, its own tasks, those that follow and those that come before."""
-
-    def __init__(self, park: Park, homes: Sequence[int]) -> None:
-        units, count = park.units, len(park.units.problem.processors)
-        self.reach, self.asked = units.reach, units.contiguous
-        self.units: list[set[int]] = [set() for _ in range(count)]
-        self.own, self.after, self.before = [0] * count, [0] * count, [0] * count
-        for unit, home in enumerate(homes):
-            self.units[home].add(unit)
-        if self.reach is not None:
-            for processor in range(count):
-                self._count(processor)
-
-    def _count(self, processor: int) -> None:
-        own = after = before = 0
-        assert self.reach is not None
-        for unit in self.units[processor]:
-            own, after, before = own | self.reach.own[unit], after | self.reach.after[unit], before | self.reach.before[unit]
-        self.own[processor], self.after[processor], self.before[processor] = own, after, before
-
-    def may_leave(self, unit: int, here: int) -> bool:
-        """Whether a unit is not on a path between two others of its processor."""
-        reach = self.reach
-        if reach is None:
-            return not self.asked
-        others = self.own[here] & ~reach.own[unit]
-        return not (reach.after[unit] & others and reach.before[unit] & others)
-
-    def may_join(self, unit: int, there: int) -> bool:
-        """Whether a processor stays convex with a further unit."""
-        reach = self.reach
-        if reach is None:
-            return not self.asked
-        after, before = self.after[there] | reach.after[unit], self.before[there] | reach.before[unit]
-        return not after & before & ~(self.own[there] | reach.own[unit])
-
-    def join(self, unit: int, there: int) -> None:
-        """Note that a unit has come."""
-        self.units[there].add(unit)
-        if self.reach is not None:
-            self.own[there] |= self.reach.own[unit]
-            self.after[there] |= self.reach.after[unit]
-            self.before[there] |= self.reach.before[unit]
-
-    def leave(self, unit: int, here: int) -> None:
-        """Note that a unit has gone."""
-        self.units[here].discard(unit)
-        if self.reach is not None:
-            self._count(here)
-
-    @property
-    def holds(self) -> bool:
-        """Whether every processor is convex."""
-        together = zip(self.own, self.after, self.before, strict=True)
-        return self.reach is None or not any(after & before & ~own for own, after, before in together)
+LARGEST = 64
+"""Units of a piece."""
 
 
 class Annealing:
@@ -99,7 +56,7 @@ class Annealing:
 
     def _restart(self) -> None:
         """Go back to the best placement, and count its loads anew."""
-        self.loads, self.convex = Loads(self.park, self.best), Convex(self.park, self.best)
+        self.loads, self.convex = Loads(self.park, self.best), Convex(self.units, self.best)
         self.least = self.scale = self.loads.largest
 
     def take(self, homes: Sequence[int]) -> bool:
@@ -110,85 +67,127 @@ class Annealing:
         self._restart()
         return True
 
-    def run(self, until: float, rounds: int, steps: int, warm: float = WARM, enough: float = 0.0) -> None:
-        """Anneal from the best placement, several times.
+    def run(self, until: float, rounds: int, steps: int, enough: float = 0.0) -> None:
+        """Anneal from the best placement, several times and quickly.
 
         Args:
             until: moment, by the monotonic clock, at which to stop.
             rounds: how often to warm up and cool down.
             steps: moves that are tried in each round.
-            warm: energy that a worse move may add at first.
             enough: a largest load that cannot be beaten.
         """
-        if not self.movable or self.least <= 0.0 or len(self.caps) < 2:
+        if self._idle:
             return None
         for _ in range(rounds):
             for step in range(steps):
                 if not step % 64 and (monotonic() > until or self.least <= enough * (1 + 1e-9)):
                     return self._restart()
-                self._step(warm * (COLD / warm) ** (step / steps))
+                self._step(WARM * (COLD / WARM) ** (step / steps))
             self._restart()
         return None
 
-    def _step(self, temperature: float) -> None:
-        choose = self.random.random
-        unit = self.movable[int(choose() * len(self.movable))]
-        there = self._target(unit)
-        here = self.loads.home[unit]
-        if there == here or there not in self.able[unit] or not self.convex.may_leave(unit, here):
+    def cool(self, until: float, enough: float = 0.0) -> None:
+        """Anneal from the best placement once, as slowly as there is time.
+
+        Args:
+            until: moment, by the monotonic clock, at which it is cold.
+            enough: a largest load that cannot be beaten.
+        """
+        if self._idle:
             return
-        if choose() < 0.25:
-            self._swap(unit, here, there, temperature)
-        elif self._fits(unit, there) and self.convex.may_join(unit, there):
-            deltas = self.loads.deltas(unit, there)
-            if self._accept(self._energy(deltas), temperature):
-                self._move(unit, here, there, deltas)
-                self._note()
+        began = monotonic()
+        while (now := monotonic()) < until and self.least > enough * (1 + 1e-9):
+            temperature = WARM * (COLD / WARM) ** ((now - began) / (until - began))
+            for _ in range(64):
+                self._step(temperature)
+        self._restart()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing may move, or nothing can be gained by it."""
+        unknown = self.units.contiguous and self.units.reach is None
+        return not self.movable or self.least <= 0.0 or len(self.caps) < 2 or unknown
+
+    def _step(self, temperature: float) -> None:
+        """Try to move a piece of one processor to another one, mostly in exchange for a piece that takes about as long."""
+        choose, home = self.random.random, self.loads.home
+        unit = self.movable[int(choose() * len(self.movable))]
+        here, there = home[unit], self._target(unit)
+        if there == here or there not in self.able[unit]:
+            return
+        piece = self._piece(unit, there, int(min(LARGEST, len(self.convex.units[here])) ** choose()))
+        back = self._back(piece, here, there) if choose() < SWAP else []
+        moves = dict.fromkeys(piece, there) | dict.fromkeys(back, here)
+        deltas = self.loads.joint_deltas(moves)
+        if self._accept(self._energy(deltas), temperature) and self._fits(moves) and self._convex(piece, back, here, there):
+            self.loads.move_all(moves, deltas)
+            self._rehome(piece, here, there)
+            if back:
+                self._rehome(back, there, here)
+            self._note()
 
     def _target(self, unit: int) -> int:
-        """Where a flow of the unit comes from or goes to, mostly; otherwise anywhere."""
-        choose, loads = self.random.random, self.loads
-        flows = loads.touching[unit]
-        if flows and choose() < 0.8:
-            flow = self.units.flows[flows[int(choose() * len(flows))]]
-            other = flow.readers[int(choose() * len(flow.readers))] if flow.maker == unit or choose() < 0.3 else flow.maker
-            return loads.home[other]
+        """Where something near the unit is, or anywhere."""
+        choose, near = self.random.random, self.units.near[unit]
+        if near and choose() < 0.5:
+            return self.loads.home[near[int(choose() * len(near))]]
         return int(choose() * len(self.caps))
 
-    def _swap(self, unit: int, here: int, there: int, temperature: float) -> None:
-        """Try to exchange a unit with one of the processor that it goes to."""
-        others = self._partners(unit, here, there)
-        if not others:
-            return
-        other = others[int(self.random.random() * len(others))]
-        energy = self._energy(deltas := self.loads.deltas(unit, there))
-        self._move(unit, here, there, deltas)
-        if here in self.able[other] and self.convex.may_leave(other, there):
-            energy += self._energy(deltas := self.loads.deltas(other, here))
-            self._move(other, there, here, deltas)
-            full = any(self.loads.used[each] > self.caps[each] for each in (here, there))
-            if not full and self.convex.holds and self._accept(energy, temperature):
-                return self._note()
-            self._move(other, here, there, None)
-        self._move(unit, there, here, None)
-        return None
+    def _piece(self, unit: int, there: int, most: int, seconds: float = inf) -> list[int]:
+        """Units of one processor that hang together and may all go to another one.
 
-    def _partners(self, unit: int, here: int, there: int) -> Sequence[int]:
-        """Units of one processor that have to do with one that comes, or else some of them."""
-        near = {each for number in self.loads.touching[unit] for each in self.units.flows[number].readers}
-        near |= {self.loads.flows[number][0] for number in self.loads.touching[unit]}
-        near &= self.convex.units[there]
-        if near and self.random.random() < 0.5:
-            return sorted(near)
-        return tuple(self.convex.units[there])
+        Args:
+            unit: the first of them.
+            there: where they are to go.
+            most: how many there may be.
+            seconds: of computing, after which there are enough.
+        """
+        choose, home, near = self.random.random, self.loads.home, self.units.near
+        here, row = home[unit], self.units.rows[there]
+        found, edge, inside = [unit], [unit], {unit}
+        seconds -= row[unit]
+        while edge and len(found) < most and seconds > 0.0:
+            place = int(choose() * len(edge))
+            for other in near[edge[place]]:
+                if other not in inside and home[other] == here and there in self.able[other]:
+                    found.append(other)
+                    edge.append(other)
+                    inside.add(other)
+                    seconds -= row[other]
+                    break
+            else:
+                edge[place] = edge[-1]
+                edge.pop()
+        return found
 
-    def _move(self, unit: int, here: int, there: int, deltas: dict[int, float] | None) -> None:
-        self.loads.move(unit, there, deltas)
-        self.convex.leave(unit, here)
-        self.convex.join(unit, there)
+    def _back(self, piece: Sequence[int], here: int, there: int) -> list[int]:
+        """A piece of the processor that another one goes to, which takes about as long; empty if none is met with."""
+        choose, row = self.random.random, self.units.rows[here]
+        for _ in range(2 * len(self.caps)):
+            unit = self.movable[int(choose() * len(self.movable))]
+            if self.loads.home[unit] == there and here in self.able[unit]:
+                return self._piece(unit, here, LARGEST, (0.5 + choose()) * sum(row[each] for each in piece))
+        return []
 
-    def _fits(self, unit: int, there: int) -> bool:
-        return self.loads.used[there] + self.loads.memory[unit] <= self.caps[there]
+    def _fits(self, moves: Mapping[int, int]) -> bool:
+        """Whether no processor is too full after some moves."""
+        more: defaultdict[int, float] = defaultdict(float)
+        for unit, there in moves.items():
+            more[there] += self.loads.memory[unit]
+            more[self.loads.home[unit]] -= self.loads.memory[unit]
+        return all(self.loads.used[each] + held <= self.caps[each] for each, held in more.items())
+
+    def _convex(self, piece: Sequence[int], back: Sequence[int], here: int, there: int) -> bool:
+        """Whether both processors stay convex when they exchange two pieces."""
+        state = self.convex
+        if not back:
+            return state.may_leave(piece, here) and state.may_join(piece, there)
+        return state.may_join(piece, there, without=back) and state.may_join(back, here, without=piece)
+
+    def _rehome(self, piece: Sequence[int], here: int, there: int) -> None:
+        self.convex.leave(piece, here)
+        for unit in piece:
+            self.convex.join(unit, there)
 
     def _energy(self, deltas: dict[int, float]) -> float:
         """What the energy would change by."""
@@ -197,7 +196,7 @@ class Annealing:
             first = 3 * processor
             old = max(slots[first : first + 3])
             new = max(slots[slot] + deltas.get(slot, 0.0) for slot in range(first, first + 3))
-            total += (max(new, 0.0) / scale) ** POWER - (max(old, 0.0) / scale) ** POWER
+            total += min(HOPELESS, max(new, 0.0) / scale) ** POWER - min(HOPELESS, max(old, 0.0) / scale) ** POWER
         return total
 
     def _accept(self, energy: float, temperature: float) -> bool:

@@ -25,8 +25,14 @@ from partitioner.planner.throughput.units import Units
 MOST_IDEALS = 4_000
 """Down-closed sets of units up to which the best contiguous stages are found."""
 
-ROUNDS, MOST_ROUNDS = 4, 200
-"""Rounds of annealing before anything is proven, and where there is nothing else to do."""
+ROUNDS = 4
+"""Quick rounds of annealing before anything is proven."""
+
+PROOF = 0.5
+"""Part of the time for a proof by CP-SAT."""
+
+TURNS = 4
+"""Slow rounds of annealing in the time that is left when no proof was found."""
 
 PATIENCE = 5.0
 """Seconds that are spent at least before it is said that nothing fits."""
@@ -35,12 +41,12 @@ CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
 
 
-def balanced(problem: Problem, seconds: float) -> tuple[list[int], float]:
+def balanced(problem: Problem, seconds: float, seed: int = 0) -> tuple[list[int], float]:
     """`contiguous` or `spread`, as the problem asks."""
-    return _best(units_of(problem, contiguous=problem.contiguous), seconds)
+    return _best(units_of(problem, contiguous=problem.contiguous), seconds, seed)
 
 
-def contiguous(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
+def contiguous(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
     """The best placement found in which no path leaves a processor and comes back.
 
     Begins with the best contiguous stages (Tarnawski et al., NeurIPS 2020), then moves units between them, with CP-SAT where it
@@ -49,6 +55,7 @@ def contiguous(problem: Problem, seconds: float = 10.0) -> tuple[list[int], floa
     Args:
         problem: what is placed; contiguity is asked for, whatever ``problem.contiguous`` says.
         seconds: of time.
+        seed: of all that is left to chance.
 
     Returns:
         The processor of each task, and seconds that no such placement's largest load can be below.
@@ -61,15 +68,16 @@ def contiguous(problem: Problem, seconds: float = 10.0) -> tuple[list[int], floa
     >>> contiguous(Problem("chain", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, [(0, 1, -1), (1, 2, -1)]))[0]
     [0, 1, 1]
     """
-    return _best(units_of(problem, contiguous=True), seconds)
+    return _best(units_of(problem, contiguous=True), seconds, seed)
 
 
-def spread(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
+def spread(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
     """The best placement found, contiguous or not: `contiguous` without its rule.
 
     Args:
         problem: what is placed.
         seconds: of time.
+        seed: of all that is left to chance.
 
     Returns:
         The processor of each task, and seconds that no placement's largest load can be below.
@@ -77,7 +85,7 @@ def spread(problem: Problem, seconds: float = 10.0) -> tuple[list[int], float]:
     Raises:
         PlacementError: none was found that fits.
     """
-    return _best(units_of(problem, contiguous=False), seconds)
+    return _best(units_of(problem, contiguous=False), seconds, seed)
 
 
 def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True) -> list[int]:
@@ -107,28 +115,30 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
     return units.spread_over(search.best)
 
 
-def _best(units: Units, seconds: float) -> tuple[list[int], float]:
+def _best(units: Units, seconds: float, seed: int) -> tuple[list[int], float]:
     if not units.count:
         return [], 0.0
     began, park = monotonic(), park_of(units)
     until = began + seconds
     bound = bound_of(park)
-    search = Annealing(park, _start(park, began + seconds / 4, bound, until))
-    steps = max(400, min(200 * units.count, 20_000))
-    search.run(began + seconds / 2, ROUNDS, steps, enough=bound)
-    if model.installed() and model.suits(park):
-        bound = max(bound, _proven(search, bound, until))
-    elif search.least > bound * (1 + CLOSE):
-        bound = max(bound, _branched(search, until))
-        search.run(until, MOST_ROUNDS, steps, enough=bound)
+    search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
+    search.run(began + seconds / 2, ROUNDS, max(400, min(200 * units.count, 20_000)), enough=bound)
+    if search.least > bound * (1 + CLOSE):
+        prove = _proven if model.installed() and model.suits(park) else _branched
+        bound = max(bound, prove(search, bound, until))
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def _branched(search: Annealing, until: float) -> float:
-    """Search on by branch and bound; the bound that is proven."""
+def _branched(search: Annealing, bound: float, until: float) -> float:
+    """Search on by branch and bound, then by annealing for better answers; the bound that is proven."""
     found = Branching(search.park, by_size(search.park)).search(until, search.least * (1 - CLOSE))
     search.take(found.homes or ())
-    return search.least if found.complete else 0.0
+    if found.complete:
+        return search.least
+    turn = (until - monotonic()) / TURNS
+    for _ in range(TURNS):
+        search.cool(min(until, monotonic() + turn), bound)
+    return bound
 
 
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
@@ -188,7 +198,7 @@ def _none(park: Park, what: str) -> str:
 
 
 def _proven(search: Annealing, bound: float, until: float) -> float:
-    """Search on with CP-SAT, over everything for a proof, then over some of it for better answers; the bound that is proven.
+    """Search on with CP-SAT over everything for a proof, then in turns for better answers; the bound that is proven.
 
     In coarse ticks first: where units take equally long, far fewer placements differ. In fine ones if that has come to an end.
     """
@@ -196,10 +206,21 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
         if search.least <= bound * (1 + CLOSE) or monotonic() > until:
             return bound
         whole = model.Model(search.park, search.least, bound, resolution=resolution)
-        found = whole.solve((until - monotonic()) / 2, whole.canonical(search.best))
+        found = whole.solve(PROOF * (until - monotonic()), whole.canonical(search.best))
         search.take(found.homes)
         bound = max(bound, found.bound)
         if not found.done:
-            Neighbourhoods(search).run(model.Model(search.park, search.least, bound, apart=False), until)
+            _in_turns(search, bound, until)
             return bound
     return bound
+
+
+def _in_turns(search: Annealing, bound: float, until: float) -> None:
+    """Search on by annealing, which finds its way to other answers, and by neighbourhoods, which make them the best near by."""
+    near = Neighbourhoods(search, search.random.getrandbits(30))
+    whole = model.Model(search.park, search.least, bound, apart=False)
+    turn = (until - monotonic()) / (2 * TURNS)
+    while monotonic() < until and search.least > bound * (1 + CLOSE):
+        search.cool(min(until, monotonic() + turn), bound)
+        if near.run(whole, min(until, monotonic() + turn)):
+            return

@@ -22,6 +22,9 @@ from partitioner.ir.problem import Problem
 
 Floats = NDArray[np.float64]
 
+MOST_NEAR = 64
+"""Neighbours of a unit that are remembered."""
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -169,6 +172,16 @@ class Units:
             for unit in (flow.maker, *flow.readers):
                 found[unit].append(number)
         return found
+
+    @cached_property
+    def near(self) -> list[list[int]]:
+        """The units that each one exchanges something with, most first; of very many, the first ones."""
+        sizes: list[defaultdict[int, float]] = [defaultdict(float) for _ in range(self.count)]
+        for flow in self.flows:
+            for reader in flow.readers:
+                sizes[flow.maker][reader] += flow.size
+                sizes[reader][flow.maker] += flow.size
+        return [sorted(each, key=lambda unit: (-each[unit], unit))[:MOST_NEAR] for each in sizes]
 
     @cached_property
     def after(self) -> list[set[int]]:

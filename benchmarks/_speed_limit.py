@@ -1,0 +1,147 @@
+"""What lanes can give at most: work and critical path of a model, from seconds of its ops in the model itself.
+
+    W    seconds of all ops, each alone on one thread
+    CP   seconds of the longest chain of ops that must wait for each other
+    S    at most min(lanes, W / CP), over one thread
+
+An op is timed where it stands, on the model's own values and with the caches as the ops before it have left them.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partitioner import partition
+from partitioner.backends import BACKENDS
+from partitioner.ir.dag import critical_path
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
+from partitioner.model.modes import casts_kept, under
+from partitioner.model.node import call_node, fill
+from partitioner.planner.simulate import simulate
+from partitioner.profile.clock import threads
+
+STOPWATCH = "stopwatch"
+
+WARM, PASSES = 1, 7
+"""Calls that nobody times, and those that are timed."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Work and critical path in seconds, and the seconds of each op by its name."""
+
+    work: float
+    path: float
+    seconds: Mapping[str, float]
+
+    def speedup(self, lanes: int) -> float:
+        """How many times as fast as one thread so many lanes can be.
+
+        >>> Limit(3.0, 2.0, {}).speedup(2)
+        1.5
+        """
+        return min(float(lanes), self.work / self.path)
+
+    def told(self, name: str, lanes: int) -> str:
+        """A line for people."""
+        bound = self.speedup(lanes)
+        return f"{name}: W {self.work * 1e3:.3g} ms, CP {self.path * 1e3:.3g} ms, limit {bound:.2f}x over one thread"
+
+    def simulated(self, plan: Plan) -> float:
+        """Seconds that a plan is expected to take if its ops take what was measured here with one thread."""
+        known = plan.costs.ops.keys() & self.seconds.keys()
+        measured = {(op, device.name, 1): self.seconds[op] for op in known for device in plan.machine.devices}
+        return simulate(plan.program, replace(plan.costs, measured=measured), plan.tasks, plan.placement).makespan
+
+
+class Stopwatch:
+    """A backend that runs a graph op by op on the caller's thread, and notes how long each takes in each call."""
+
+    code = ""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.found: defaultdict[str, list[float]] = defaultdict(list)
+        self.last = last_users(plan.graph)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """The graph's results."""
+        graph = self.plan.graph
+        values: dict[torch.fx.Node, Any] = {}
+        given = iter(arguments)
+        with casts_kept():
+            for node in graph.fx.nodes:
+                if node.op == "placeholder":
+                    values[node] = next(given)
+                elif node.op == "get_attr":
+                    values[node] = graph.bodies[str(node.target)]
+                elif node.op != "output":
+                    values[node] = self.timed(node, values)
+                    for name in self.last.get(node, ()):
+                        del values[name]
+        return list(fill(graph.fx.output_node().args[0], values.__getitem__))
+
+    def timed(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+        """An op's result."""
+        args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
+        mode = self.plan.graph.by_name[node.name].mode
+        with nullcontext() if mode is None else under(*mode.flags):
+            start = time.perf_counter()
+            result = call_node(node, args, kwargs)
+            self.found[node.name].append(time.perf_counter() - start)
+        return result
+
+
+def last_users(graph: Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """What nobody reads after a node, for each node: its memory is given back, as a program does."""
+    found: defaultdict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
+    position = {node: number for number, node in enumerate(graph.fx.nodes)}
+    for node in graph.fx.nodes:
+        if node.users and node.op != "placeholder":
+            found[max(node.users, key=position.__getitem__)].append(node)
+    return dict(found)
+
+
+@contextmanager
+def stopwatches() -> Iterator[list[Stopwatch]]:
+    """A block in which there is a backend `STOPWATCH`; what it makes is found in the list."""
+    made: list[Stopwatch] = []
+
+    def make(plan: Plan) -> Stopwatch:
+        made.append(Stopwatch(plan))
+        return made[-1]
+
+    BACKENDS[STOPWATCH] = make
+    try:
+        yield made
+    finally:
+        del BACKENDS[STOPWATCH]
+
+
+def limit_of(model: nn.Module, inputs: tuple[Tensor, ...], passes: int = PASSES) -> Limit:
+    """Time the ops of one call with one thread. Where Python comes between graphs, they follow each other."""
+    with stopwatches() as watches, threads(1):
+        parallel = partition(
+            copy.deepcopy(model), ["cpu"], example_inputs=inputs, policy="single", backend=STOPWATCH, check=False
+        )
+        for _ in range(WARM):
+            parallel(*inputs)
+        for watch in watches:
+            watch.found.clear()
+        for _ in range(passes):
+            parallel(*inputs)
+    seconds = [{op: statistics.median(each) for op, each in watch.found.items()} for watch in watches]
+    paths = [critical_path(watch.plan.graph.dag, found.__getitem__)[0] for watch, found in zip(watches, seconds, strict=True)]
+    together = {op: value for found in seconds for op, value in found.items()}
+    return Limit(sum(sum(found.values()) for found in seconds), sum(paths), together)

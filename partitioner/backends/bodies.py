@@ -1,0 +1,249 @@
+"""Which ops may be called as one function, and that function: a task's ops without the interpreter between them.
+
+    def t3(x, w):              relu  = t3(x, w)          compiled when it is first called, on the caller's thread
+        y = linear(x, w)
+        return relu(y)
+
+A compiler is given ops of torch alone, on tensors of known sizes. What is something else, writes to the model's state in a way
+of its own, or passes what is no tensor, is called as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from partitioner.backends.nodes import retarget
+from partitioner.errors import PartitionerError
+from partitioner.ir.access import ANY, LATER, RNG, SENT, TOKENS, Access
+from partitioner.ir.graph import Graph, Op
+from partitioner.ir.plan import Plan
+from partitioner.ir.task import Task, TaskGraph
+
+Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+"""Makes a function of a graph module, given the values that it is first called with."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What makes functions of tasks.
+
+    Args:
+        compile: makes one.
+        drawing: names of the functions of torch that it lets draw the random numbers that eager draws; ``None`` for all.
+    """
+
+    compile: Compile
+    drawing: frozenset[str] | None = None
+
+
+LEAST_OPS = 2
+"""Ops of the smallest task that is compiled."""
+
+
+class CompileError(PartitionerError):
+    """A task cannot be compiled; the message is the reason, without a full stop."""
+
+
+@dataclass(eq=False)
+class Body:
+    """A task's ops as a function of its inputs.
+
+    Args:
+        module: calls them one by one.
+        compile: makes something faster of it.
+        inputs: the names of its arguments, values and state.
+        outputs: the names of its results.
+        written: positions of the arguments that it writes: running statistics and the like.
+        draws: whether it draws random numbers.
+        on_cpu: whether those are a CPU's.
+
+    Attributes:
+        run: what is called; ``None`` until the first call.
+        reason: why it is not compiled after all.
+    """
+
+    module: torch.fx.GraphModule
+    compile: Compile
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    written: frozenset[int]
+    draws: bool
+    on_cpu: bool = True
+    run: Callable[..., Any] | None = field(default=None, init=False)
+    reason: str = field(default="", init=False)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results. What fails when compiled is called op by op, where that can be, and fails with the model's error."""
+        if self.run is None:
+            self._prepare(arguments)
+        state = torch.get_rng_state() if self.draws else None
+        try:
+            return self.run(*arguments)  # type: ignore[misc]
+        except Exception:
+            if self.run is self.module.forward or self.written or (self.draws and not self.on_cpu):  # half of it has happened
+                raise
+        if state is not None:
+            torch.set_rng_state(state)
+        return self.module.forward(*arguments)
+
+    def _prepare(self, arguments: Sequence[Any]) -> None:
+        """Compile, or say why that cannot be."""
+        given = [value.clone() if number in self.written else value for number, value in enumerate(arguments)]
+        try:
+            with torch.random.fork_rng(enabled=self.draws):
+                self.run = self.compile(self.module, given)
+        except Exception as error:  # whatever a compiler may raise: the ops are called one by one then, which is right
+            self.run = self.module.forward
+            self.reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def uncompiled(tasks: TaskGraph, compiler: Compiler) -> set[str]:
+    """The ops that must leave the tasks that they are in, if those are to be compiled."""
+    nodes = {node.name: node for node in tasks.graph.fx.nodes}
+    found = set(tasks.task_of) - _needed(tasks.graph, nodes)
+    for op in tasks.graph.ops:
+        if not _is_plain(op, nodes[op.name]) or _draws_otherwise(op, nodes[op.name], compiler):
+            found.add(op.name)
+    for task in tasks.tasks:
+        own = set(task.ops)
+        found.update(name for name in task.outputs if not _is_tensor(nodes[name]))
+        for name in task.ops:
+            if any(source.name not in own and not _is_tensor(source) for source in nodes[name].all_input_nodes):
+                found.add(name)
+            if any(_is_given(access, own) for access in tasks.graph.by_name[name].accesses):
+                found.add(name)
+    return found
+
+
+def _needed(graph: Graph, nodes: Mapping[str, torch.fx.Node]) -> set[str]:
+    """The ops that results or writes follow from. A compiler leaves out the others, with what they draw and what they raise."""
+    found: set[str] = set()
+    for op in reversed(graph.ops):
+        writes = any(access.write and access.resource not in (op.name, RNG) for access in op.accesses)
+        if op.name in graph.outputs or writes or any(user.name in found for user in nodes[op.name].users):
+            found.add(op.name)
+    return found
+
+
+def _is_given(access: Access, own: set[str]) -> bool:
+    """Whether an access writes to a value that is made outside of a task, which could not be called again after a fault."""
+    return (
+        access.write
+        and access.resource not in own
+        and access.resource not in TOKENS
+        and not access.resource.startswith("self.")
+    )
+
+
+def bodies_of(plan: Plan, compiler: Compiler) -> dict[str, Body]:
+    """The function of each task of which there is one, by the task's name."""
+    refused = uncompiled(plan.tasks, compiler)
+    nodes = {node.name: node for node in plan.graph.fx.nodes}
+    return {
+        task.name: _body(plan, task, nodes, compiler.compile)
+        for task in plan.tasks.tasks
+        if len(task.ops) >= LEAST_OPS and task.outputs and not refused.intersection(task.ops)
+    }
+
+
+def _body(plan: Plan, task: Task, nodes: Mapping[str, torch.fx.Node], compile: Compile) -> Body:
+    own, graph = set(task.ops), torch.fx.Graph()
+    read = dict.fromkeys(source.name for op in task.ops for source in nodes[op].all_input_nodes if source.name not in own)
+    made = {name: graph.placeholder(name) for name in read}
+    lane = plan.machine.lanes[plan.placement.lane[task.name]]
+    elsewhere = lane.torch_device if plan.graph.device not in ("", lane.torch_device) else None
+    for op in task.ops:
+        target, args, kwargs = retarget(nodes[op], elsewhere)
+        args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda source: made[source.name])
+        made[op] = graph.create_node(nodes[op].op, target, args, kwargs, name=op)
+    results = tuple(made[name] for name in task.outputs)
+    graph.output(results[0] if len(results) == 1 else results)
+    touched = {access.resource for access in task.accesses if access.write}
+    written = frozenset(number for number, name in enumerate(read) if touched.intersection(_storages(plan.graph, name)))
+    module = torch.fx.GraphModule({}, graph, task.name)
+    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, lane.kind == "cpu")
+
+
+def _storages(graph: Graph, name: str) -> tuple[str, ...]:
+    """The storages of a value that a task is given."""
+    if name in graph.states:
+        return (f"self.{graph.states[name]}",)
+    return graph.by_name[name].storages if name in graph.by_name else (name,)
+
+
+def _is_plain(op: Op, node: torch.fx.Node) -> bool:
+    """Whether an op is torch's own, on tensors of known sizes, and switches nothing."""
+    if op.mode is not None or any(source.op == "get_attr" for source in node.all_input_nodes):
+        return False
+    if any(access.resource in (ANY, LATER, SENT) for access in op.accesses):
+        return False
+    if any(access.write and access.resource.startswith("self.") for access in op.accesses) and not _writes_openly(node):
+        return False
+    values = [leaf for one in (node, *node.all_input_nodes) for leaf in tree_leaves(one.meta.get("example_value"))]
+    results = tree_leaves(node.meta.get("example_value"))
+    are_tensors = bool(results) and all(isinstance(leaf, torch.Tensor) for leaf in results)
+    return are_tensors and all(map(_is_known, values)) and _is_torchs(node)
+
+
+def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
+    """Whether an op would draw other random numbers than eager does."""
+    if compiler.drawing is None or all(access.resource != RNG for access in op.accesses):
+        return False
+    return getattr(node.target, "__name__", node.target) not in compiler.drawing
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is a number, or a dense tensor whose sizes are."""
+    if not isinstance(value, torch.Tensor):
+        return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), torch.Tensor)
+
+
+HOMES = frozenset({"torch", "torch.nn.functional", "torch.functional", "_operator"})
+"""Where functions of torch come from that are written in Python, and operators."""
+
+BUILTIN = frozenset({"torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special"})
+
+SWITCHING = frozenset(
+    """requires_grad_ retain_grad set_ set_data resize_ resize_as_ rename_ rename backward tensor as_tensor from_numpy asarray
+    frombuffer compile vmap cond""".split()
+)
+"""Of torch, but they change more than values, or make constants of what they are given."""
+
+
+def _is_torchs(node: torch.fx.Node) -> bool:
+    """Whether what a node calls comes down to ATen ops and nothing else."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in SWITCHING:
+        return False
+    if node.op == "call_method":
+        return hasattr(torch.ops.aten, str(node.target))
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace == "aten"
+    owner = getattr(node.target, "__self__", None)
+    if owner is torch._C._VariableFunctions or isinstance(owner, type(torch._C._VariableFunctions)):
+        return True
+    if isinstance(owner, ModuleType):
+        return owner.__name__ in BUILTIN | {"_operator"}
+    return getattr(node.target, "__module__", "") in HOMES
+
+
+def _writes_openly(node: torch.fx.Node) -> bool:
+    """Whether a node writes the model's state as an ATen op does, and not in a block of Python under other modes."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in ("batch_norm", "instance_norm", "iadd", "isub", "imul", "itruediv") or name.endswith("_")
+
+
+def reasons(bodies: Mapping[str, Body]) -> Iterator[str]:
+    """Why tasks are not compiled after all, each reason once."""
+    yield from dict.fromkeys(body.reason for body in bodies.values() if body.reason)

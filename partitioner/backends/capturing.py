@@ -1,0 +1,150 @@
+"""What capturing asks of torch.cuda, and how its failure is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partitioner.backends.streams import HARDWARE, is_capturing
+from partitioner.errors import PartitionerError
+from partitioner.ir.plan import Plan
+
+_ONE = threading.RLock()
+"""Held while something is captured: torch allows one capture at a time."""
+
+
+class CaptureError(PartitionerError):
+    """A call cannot be captured as a CUDA graph, or its graph replayed. Says what stands in the way."""
+
+
+class Cuda:
+    """What capturing asks of torch; tests put a recorder in its place."""
+
+    kind = "cuda"
+    hardware = HARDWARE
+
+    def __init__(self) -> None:
+        self.streams: dict[str, torch.cuda.Stream] = {}
+
+    def is_capturing(self, device: str) -> bool:
+        """Whether the caller's stream is being captured."""
+        return is_capturing(self.hardware.current_stream(device))
+
+    def keeps_casts(self) -> bool:
+        """Whether the caller is under an autocast that keeps the weights that it has cast."""
+        return torch.is_autocast_enabled("cuda") and torch.is_autocast_cache_enabled()
+
+    def _stream(self, device: str) -> torch.cuda.Stream:
+        """The stream on which a device is captured."""
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self.streams[device]
+
+    def pool_handle(self) -> Any:
+        """A name for memory that captures take theirs from."""
+        return torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def capture(self, device: str, pool: Any) -> Iterator[Any]:
+        """A block that is captured and not run. What other threads do meanwhile is their own affair.
+
+        Workspaces of cuBLAS are dropped on both sides: those that are made in here belong to the graph.
+        """
+        stream = self._stream(device)
+        graph = torch.cuda.CUDAGraph()
+        with _ONE, torch.cuda.device(device):
+            before = torch.cuda.current_stream()
+            torch._C._cuda_clearCublasWorkspaces()
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    yield graph
+                    for side in list(self.hardware.side.values()):  # autograd may leave one that nothing waits for
+                        if is_capturing(side):
+                            self.hardware.current_stream(device).wait_stream(side)
+            finally:  # torch does not put the stream back if the capture has failed
+                torch.cuda.set_stream(before)
+                torch._C._cuda_clearCublasWorkspaces()
+
+    def room(self, like: Tensor, device: str) -> Tensor:
+        """Memory for a tensor of the same form."""
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same memory, with a history and a count of writes of its own."""
+        return tensor.data
+
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        """Copy tensor by tensor, with few kernels: one for many tensors of one dtype."""
+        groups: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+        for target, source in zip(targets, sources, strict=True):
+            some = groups.setdefault((target.dtype, source.dtype, source.device), ([], []))
+            some[0].append(target)
+            some[1].append(source)
+        for those, from_these in groups.values():
+            torch._foreach_copy_(those, from_these)
+
+    def announce(self, tensors: Sequence[Tensor], device: str) -> None:
+        """Tell the allocator that the caller goes on with tensors that were made on streams of a capture."""
+        for tensor in tensors:
+            tensor.record_stream(self.hardware.current_stream(device))
+
+
+CUDA = Cuda()
+
+
+class Pool:
+    """Memory that captures share which never run at once, and the point after which the next one may run.
+
+    Args:
+        cuda: who captures.
+        device: on which they run.
+    """
+
+    def __init__(self, cuda: Cuda, device: str) -> None:
+        self.cuda, self.device, self.handle = cuda, device, cuda.pool_handle()
+        self.done: Any = None
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """A block that comes after the one before, on whichever stream that was."""
+        stream = self.cuda.hardware.current_stream(self.device)
+        if self.done is None:
+            self.done = self.cuda.hardware.take_event(self.device)
+        else:
+            stream.wait_event(self.done)
+        yield
+        stream.record_event(self.done)
+
+
+NEXT = ". Leave cuda_graphs out for this model, or change that in its forward"
+"""What to do about something that cannot be captured."""
+
+
+@contextmanager
+def explained(plan: Plan) -> Iterator[None]:
+    """A block in which whatever a capture fails with is told as what it is, with the op in which it happened."""
+    try:
+        yield
+    except (PartitionerError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # CUDA, or the op that asked for what a capture may not do
+        chain = list(_causes(error))
+        cause = next((one for one in reversed(chain) if getattr(one, "__notes__", ())), error)
+        where = " ".join(getattr(cause, "__notes__", ()))
+        what = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        raise CaptureError(
+            f"{plan.graph.name} cannot be captured as a CUDA graph{f', {where}' if where else ''}: {what}{NEXT}"
+        ) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came from."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__

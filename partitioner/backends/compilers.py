@@ -1,0 +1,101 @@
+"""What can be made of a task's ops: a new compiler is a function and a line.
+
+torchscript   the same kernels, called by TorchScript's interpreter: bit for bit the same, and no Python between two ops
+inductor      torch.compile's own: fused kernels, C++ on a CPU, Triton on a GPU; equal to rounding
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from partitioner.backends.bodies import CompileError, Compiler
+
+PLUMBING = frozenset(
+    f"prim::{name}" for name in "Constant ListConstruct TupleConstruct ListUnpack TupleUnpack NumToTensor".split()
+)
+"""What a recorded graph may hold beside ATen's ops."""
+
+
+def torchscript(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
+    """A TorchScript function of the ATen ops that a module calls on some values.
+
+    TorchScript's optimiser is left out, for what it fuses has other bits: that is a switch of the thread, set for the call.
+
+    Raises:
+        CompileError: it holds something else than calls of ATen.
+    """
+    record: Any = torch._C._create_function_from_trace
+    with LOCK, torch.no_grad(), _unwarned():
+        function = record(type(module).__name__, module.forward, tuple(arguments), lambda _: "", True, False, [])
+    _refuse_strangers(function.graph)
+    switch = torch._C._set_graph_executor_optimize
+
+    def run(*arguments: Any) -> Any:
+        switch(False)
+        try:
+            return function(*arguments)
+        finally:
+            switch(True)
+
+    return run
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """A block in which a record says nothing of sizes that Python looks at: under these guards they are constants."""
+    switch: Any = torch._C
+    warns = switch._jit_get_tracer_state_warn()
+    switch._jit_set_tracer_state_warn(False)
+    try:
+        yield
+    finally:
+        switch._jit_set_tracer_state_warn(warns)
+
+
+def _refuse_strangers(graph: torch._C.Graph) -> None:
+    for node in graph.nodes():
+        if not node.kind().startswith("aten::") and node.kind() not in PLUMBING:
+            raise CompileError(f"TorchScript recorded {node.kind()}")
+
+
+def inductor(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
+    """What torch.compile's inductor makes of a module, for values of these sizes; differentiable once.
+
+    Random numbers are drawn by ATen's ops and not by fused kernels. They are eager's where inductor calls the same op, which it
+    does not inside of attention and recurrent layers.
+    """
+    from torch._inductor.compile_fx import compile_fx  # slow to import, and few need it
+
+    single = not isinstance(module.graph.output_node().args[0], tuple)
+    with LOCK:
+        made: Any = compile_fx(_tupled(module), list(arguments), config_patches={"fallback_random": True})
+
+    def run(*arguments: Any) -> Any:
+        results = made(*arguments)
+        return results[0] if single else tuple(results)
+
+    return run
+
+
+LOCK = threading.Lock()
+"""One module is compiled at a time."""
+
+
+def _tupled(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The module with its results in a tuple, as inductor wants them."""
+    graph = torch.fx.Graph()
+    result = graph.graph_copy(module.graph, {})
+    graph.output(result if isinstance(result, tuple) else (result,))
+    return torch.fx.GraphModule({}, graph, type(module).__name__)
+
+
+COMPILERS: Mapping[str, Compiler] = {
+    "torchscript": Compiler(torchscript),
+    "inductor": Compiler(inductor, frozenset(["dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli"])),
+}
+"""By the name that a spec has for it."""

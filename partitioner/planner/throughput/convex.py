@@ -1,0 +1,73 @@
+"""Contiguity while units move: what each processor has, what follows that and what comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from partitioner.planner.throughput.units import Units
+
+
+class Convex:
+    """Keeps each processor's forward tasks convex: as bits, its own tasks, those that follow and those that come before.
+
+    Args:
+        units: what is placed.
+        homes: the processor of each unit; empty: none is placed yet.
+    """
+
+    def __init__(self, units: Units, homes: Sequence[int]) -> None:
+        count = len(units.problem.processors)
+        self.reach, self.asked = units.reach, units.contiguous
+        self.units: list[set[int]] = [set() for _ in range(count)]
+        self.own, self.after, self.before = [0] * count, [0] * count, [0] * count
+        for unit, home in enumerate(homes):
+            self.units[home].add(unit)
+        if self.reach is not None:
+            for processor in range(count):
+                self._count(processor)
+
+    def _count(self, processor: int) -> None:
+        self.own[processor], self.after[processor], self.before[processor] = self._bits(self.units[processor])
+
+    def _bits(self, units: Iterable[int]) -> tuple[int, int, int]:
+        """The forward tasks of some units, those that follow them and those that come before them."""
+        own = after = before = 0
+        assert self.reach is not None
+        for unit in units:
+            own, after, before = own | self.reach.own[unit], after | self.reach.after[unit], before | self.reach.before[unit]
+        return own, after, before
+
+    def may_leave(self, units: Iterable[int], here: int) -> bool:
+        """Whether none of some units is on a path between two others of their processor."""
+        reach, units = self.reach, tuple(units)
+        if reach is None:
+            return not self.asked
+        others = self.own[here]
+        for unit in units:
+            others &= ~reach.own[unit]
+        return not any(reach.after[unit] & others and reach.before[unit] & others for unit in units)
+
+    def may_join(self, units: Iterable[int], there: int, without: Collection[int] = ()) -> bool:
+        """Whether a processor stays convex with further units, and without some of those that it has."""
+        if self.reach is None:
+            return not self.asked
+        state = self._bits(self.units[there].difference(without)) if without else self._state(there)
+        own, after, before = (old | new for old, new in zip(state, self._bits(units), strict=True))
+        return not after & before & ~own
+
+    def _state(self, processor: int) -> tuple[int, int, int]:
+        return self.own[processor], self.after[processor], self.before[processor]
+
+    def join(self, unit: int, there: int) -> None:
+        """Note that a unit has come."""
+        self.units[there].add(unit)
+        if self.reach is not None:
+            self.own[there] |= self.reach.own[unit]
+            self.after[there] |= self.reach.after[unit]
+            self.before[there] |= self.reach.before[unit]
+
+    def leave(self, units: Iterable[int], here: int) -> None:
+        """Note that units have gone."""
+        self.units[here].difference_update(units)
+        if self.reach is not None:
+            self._count(here)

@@ -1,0 +1,55 @@
+"""What was made of a module, in a few lines: what ``print(parallel)`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from partitioner.backends import Executable
+from partitioner.backends.compiled import Compiled
+from partitioner.backends.training import Training
+from partitioner.ir.plan import Plan, Tried
+
+Piece = tuple[Executable, str]
+"""A graph's program, and why Python goes on after it."""
+
+
+def summary(plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tried], failures: Iterable[str]) -> str:
+    """What was made.
+
+    Args:
+        plan: the one that stands for all of it.
+        pieces: the programs of the call that ran last; of all calls, if none has run.
+        graphs: how many of them that call had.
+        tried: the plans that were run on the examples.
+        failures: why frames run as they are.
+    """
+    lines = [plan.summary()]
+    if not plan.graph.observed:
+        lines.append("  provisional: no shapes are known; traced and planned for real at the first call")
+    if graphs > 1:
+        lines.append(f"  one of {graphs} graphs, with Python between them, which goes on after:")
+        lines += (f"    {reason}" for reason in dict.fromkeys(reason for _, reason in pieces if reason))
+    if tried:
+        lines.append(f"  the fastest on the examples of: {', '.join(map(str, tried))}")
+    executables = [executable for executable, _ in pieces]
+    lines += _backward_lines([each for each in executables if isinstance(each, Training)])
+    lines += _compiled_lines([each for each in executables if isinstance(each, Compiled)])
+    lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(failures))
+    return "\n".join(lines)
+
+
+def _backward_lines(asked: Collection[Training]) -> list[str]:
+    """Who runs the backward of programs that were asked to have it on lanes."""
+    texts = {None: "on lanes, if the first call that records gradients shows that it can", "": "on the lanes of the forward"}
+    reasons = dict.fromkeys(each.reason for each in asked)
+    return [f"  backward: {texts.get(why, f'on one thread, because {why}')}" for why in reasons]
+
+
+def _compiled_lines(asked: Collection[Compiled]) -> list[str]:
+    """How much of the programs is compiled, of those that were asked to be, and why some of it is not."""
+    if not asked:
+        return []
+    ops, functions = sum(len(each.plan.graph.ops) for each in asked), sum(len(each.bodies) for each in asked)
+    counted = f"{functions} function{'s' if functions != 1 else ''}"
+    lines = [f"  compiled: {sum(each.compiled_ops for each in asked)} of {ops} ops, in {counted}"]
+    return [*lines, *(f"    not compiled: {reason}" for reason in dict.fromkeys(why for each in asked for why in each.reasons))]
