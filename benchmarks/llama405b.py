@@ -39,10 +39,10 @@ for each GPU, of which messages reach 80%; 10 us latency of each; 6 us for the h
 others: 96 GB of HBM2e at 2.4 TB/s, held to 500 W.
 
 Assumed of the program: all in bfloat16, AdamW's state too; no float8; "segments" are run again in a backward, as many as
-take the least memory; ops as the model has them, not fused, and attention not halved for being causal; a backward takes twice
-as long as its forward; messages between stages and work go on at once, collectives of the tensor axis and work do not; FSDP2 gathers a
-stage's parameters once a step and scatters its gradients after the last backward; neither loss nor the optimizer's step are
-counted.
+take the least memory; ops as the model has them, not fused, and attention not halved for being causal; a backward takes
+twice as long as its forward; messages between stages and work go on at once, collectives of the tensor axis and work do
+not; FSDP2 gathers a stage's parameters once a step and scatters its gradients after the last backward; neither loss nor the
+optimizer's step are counted.
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from partitioner.compile import program_of
+from partitioner.compile import program_of, refuse_together
 from partitioner.driver import partition
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
@@ -25,11 +25,12 @@ def torch_backend(
     Args:
         module: a graph of torch.compile's.
         inputs: the values of its placeholders.
-        options: ``devices``, ``spec``, ``policy``, ``backend``, ``pins``, ``colocate`` and ``grain``, as for `partition`.
-            Without devices: lanes on the device on which the inputs lie.
+        options: ``devices``, ``spec``, ``policy``, ``backend``, ``compile_tasks``, ``pins``, ``colocate`` and ``grain``, as for
+            `partition`. Without devices: lanes on the device on which the inputs lie.
 
     Raises:
-        SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot.
+        SpecError: the options name several devices, or another one than the inputs'. `partition` places state, this cannot. Or
+            they ask for CUDA graphs, which would copy weights in: here nobody says which inputs those are.
     """
     asked = dict(options or {})
     refuse_mistaken([name for name in asked if name not in _OPTIONS], partition)
@@ -38,6 +39,9 @@ def torch_backend(
     document, machine = asked_for(
         names if names is not None or asked.get("spec") else ["cpu"] * min(8, torch.get_num_threads()), **asked
     )
+    refuse_together(document)
+    if document.cuda_graphs:
+        raise SpecError("cuda_graphs needs to know which tensors are weights; call partition(model) in place of torch.compile")
     if {device.torch_device for device in machine.devices} != lies:
         places = ", ".join(device.torch_device for device in machine.devices)
         raise SpecError(
@@ -50,4 +54,4 @@ def torch_backend(
     return Piece.of(Found(module, tuple(inputs)), make, Latest())
 
 
-_OPTIONS = ("devices", "spec", "policy", "backend", "pins", "colocate", "grain")
+_OPTIONS = ("devices", "spec", "policy", "backend", "compile_tasks", "pins", "colocate", "grain")

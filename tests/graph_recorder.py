@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.backends import graphs
+from partitioner.backends.capturing import generated_line
 
 PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
@@ -58,6 +59,25 @@ class Stream(pretend.Stream):
             tape.streams.append(self)
 
 
+def reads(func: Any) -> bool:
+    """Whether the host has to know what an op has computed."""
+    return func is torch.ops.aten._local_scalar_dense.default or torch.Tag.dynamic_output_shape in func.tags
+
+
+class Watch(TorchDispatchMode):
+    """Notes what would wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if reads(func) and (line := generated_line()):
+            self.found.append(line)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 class Tape(TorchDispatchMode):
     """What is issued while it is on, and how to do it again on the same memory."""
 
@@ -73,7 +93,7 @@ class Tape(TorchDispatchMode):
             return self._issue(func, args, kwargs or {})
 
     def _issue(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default or torch.Tag.dynamic_output_shape in func.tags:
+        if reads(func):
             raise RuntimeError(PERMITTED)
         given = tensors_in((args, kwargs))
         for tensor in given:
@@ -181,6 +201,11 @@ class Recorder:
         """The host comes after everything."""
         for stream in list(self.world.streams.values()):
             self.world.order(self.world.host(), stream.clock)
+
+    @contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        with Watch() as watch:
+            yield watch.found
 
     def room(self, like: Tensor, device: str) -> Tensor:
         made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)

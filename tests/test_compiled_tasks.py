@@ -383,3 +383,16 @@ def test_a_body_that_is_called_with_what_it_writes_is_recorded_on_a_copy() -> No
     given_ = torch.ones(3)
     body = Body(torch.fx.GraphModule({}, graph), record, ("x",), ("add_",), frozenset({0}), False)
     assert torch.equal(body(given_), torch.full((3,), 3.0)) and seen[0] is not given_
+
+
+def test_a_job_and_torch_compile_say_what_they_cannot_have() -> None:
+    from partitioner.distributed.outlook import distributed_in
+
+    for option in ({"compile_tasks": "inductor"}, {"cuda_graphs": True}):
+        with pytest.raises(SpecError, match=f"{next(iter(option))}: .* is for one process"):
+            distributed_in({"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}, **option})
+    model = Tower()
+    compiled = torch.compile(model, backend="partitioner", options={"devices": ["cpu"], "compile_tasks": "torchscript"})
+    assert_same(compiled(X), model(X))
+    with pytest.raises(Exception, match="call partition"):
+        torch.compile(Tower(), backend="partitioner", options={"devices": ["cpu"], "spec": {"cuda_graphs": True}})(X)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +41,32 @@ class Cuda:
     def keeps_casts(self) -> bool:
         """Whether the caller is under an autocast that keeps the weights that it has cast."""
         return torch.is_autocast_enabled("cuda") and torch.is_autocast_cache_enabled()
+
+    @contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        """A block of which the waits for the device are noted, each by the line of generated code.
+
+        A capture that fails leaves torch's allocator and generators in the middle of it, so better none is begun.
+        Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html
+        """
+        found: list[str] = []
+        thread, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+
+            def noted(message: Warning | str, *rest: Any) -> None:
+                if "synchroniz" not in str(message).lower():
+                    show(message, *rest)
+                elif threading.get_ident() == thread and (line := generated_line()):  # arguments are copied in beforehand
+                    found.append(line)
+
+            warnings.filterwarnings("always", message=".*[Ss]ynchroniz")
+            warnings.showwarning = noted  # type: ignore[assignment]
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
 
     def _stream(self, device: str) -> torch.cuda.Stream:
         """The stream on which a device is captured."""
@@ -123,6 +152,18 @@ class Pool:
 
 NEXT = ". Leave cuda_graphs out for this model, or change that in its forward"
 """What to do about something that cannot be captured."""
+
+
+def generated_line() -> str:
+    """The line of generated code that this thread is in, which tells op, module and source; ``""`` if it is in none."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<partitioner"):
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            if "=" in line:
+                return line
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 @contextmanager

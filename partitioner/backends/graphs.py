@@ -81,7 +81,10 @@ class Graphed:
             if captures is not None:
                 return self._ready(captures, arguments)(arguments)
         self._refuse_arguments(arguments)
-        found = list(self.plainly(arguments))
+        with self.cuda.watched() as waits:
+            found = list(self.plainly(arguments))
+        if waits:
+            raise CaptureError(f"{self.plan.graph.name} waits for the device, which a CUDA graph cannot: {waits[0]}{NEXT}")
         with self.lock:
             self.kinds.setdefault(kind, [])
         return found

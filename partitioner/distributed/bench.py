@@ -61,20 +61,41 @@ def for_one_rank(example: Example, spec: Spec, asked: DistributedSpec, device: D
     return shared(example, sharding, Place(), torch.device(device.torch_device))[0]
 
 
-def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
+def staged(
+    example: Example, spec: Spec, asked: DistributedSpec, device: Device, free: Cut | None = None, memory: Memory | None = None
+) -> Cut:
     """The model's graph in as many stages as are asked for, with room for gradients and what the optimizer keeps.
+
+    Stages that are cut as if there were no cap on memory are taken where they fit: then no cap changes anything.
 
     Args:
         example: as `for_one_rank` gives it.
         spec: optimizer, profile.
         asked: mesh, schedule, wrapping.
         device: what each rank has.
+        free: as cut without a cap, if that is known.
+        memory: of its ops, if that is known.
 
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the device's memory.
     """
-    memory = held_by_a_rank(_memory(example, spec), asked) if device.memory else None
-    return cut_into(example.traced, asked.mesh.pipeline * asked.stages_per_rank, device, memory=memory, profile=spec.profile)
+    count = asked.mesh.pipeline * asked.stages_per_rank
+    cut = free or cut_into(example.traced, count, replace(device, memory=None), profile=spec.profile)
+    if device.memory is None:
+        return cut
+    kept = held_by_a_rank(memory or _memory(example, spec), asked)
+    if max(_standing(cut, kept)) <= device.memory:
+        return cut
+    return cut_into(example.traced, count, device, memory=kept, profile=spec.profile)
+
+
+def _standing(cut: Cut, memory: Memory) -> list[int]:
+    """Bytes that each stage holds for good."""
+    weights: list[dict[int, int]] = [{} for _ in range(cut.count)]
+    for op in cut.graph.ops:
+        found = (memory.state[key] for key in op.state if key in memory.state)
+        weights[cut.stage[op.name]].update((weight.storage, weight.total) for weight in found)
+    return [sum(each.values()) for each in weights]
 
 
 def _memory(example: Example, spec: Spec) -> Memory:
@@ -198,12 +219,13 @@ class Bench:
             raise PlacementError(f"{example.traced.graph.name} cannot be cut into {stages} stages. Ask for fewer stages.")
 
         def make() -> Cut:
+            free = self._once(
+                ("free", *one, stages), lambda: staged(example, self.spec, asked, replace(self.device, memory=None))
+            )
             try:
-                return staged(example, self.spec, asked, self.device)
+                return staged(example, self.spec, asked, self.device, free, self._memory(asked, count))
             except PlacementError:
-                if self.device.memory is None:
-                    raise
-                return staged(example, self.spec, asked, replace(self.device, memory=None))
+                return free
 
         try:
             return self._once(("cut", *self._cut_key(asked, count)), make)

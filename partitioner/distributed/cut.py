@@ -38,6 +38,9 @@ from partitioner.planner.policies.chain import Chain
 from partitioner.planner.pose import pose
 from partitioner.profile.profiled import profiled
 
+EVEN = 1.01
+"""A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any."""
+
 
 @dataclass(frozen=True, eq=False)
 class Cut:
@@ -78,6 +81,11 @@ class Cut:
             tuple(op.name for op in self.graph.ops if self.stage[op.name] <= border < last.get(op.name, -1))
             for border in range(self.count - 1)
         )
+
+    @property
+    def widest(self) -> int:
+        """Bytes of what passes the border at which most does."""
+        return max((sum(self.graph.by_name[name].bytes for name in border) for border in self.borders), default=0)
 
     @cached_property
     def ties(self) -> dict[str, tuple[int, ...]]:
@@ -133,13 +141,20 @@ def cut_into(
     number = _numbered(graph, homes)
     seconds_of = {op.name: costs.op_time(op.name, devices[0], devices[0].threads_per_lane) for op in graph.ops}
     if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
-        homes = _evenly(graph, rules, seconds_of, count)
-        number = {home: home for home in range(count)}
-    stage = {op: number[home] for op, home in homes.items()}
+        return _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
+    found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds_of, count, answer.bound)
+    if memory is not None or found.balance < EVEN or len(cuts_between(graph, rules)) <= count:
+        return found
+    row = _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
+    return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
+
+
+def _cut(graph: Graph, stage: Mapping[str, int], seconds_of: Mapping[str, float], count: int, bound: float) -> Cut:
+    """A cut with the seconds of its stages."""
     seconds = [0.0] * count
-    for op in graph.ops:
-        seconds[stage[op.name]] += seconds_of[op.name]
-    return Cut(graph, stage, tuple(seconds), answer.bound)
+    for name, number in stage.items():
+        seconds[number] += seconds_of[name]
+    return Cut(graph, stage, tuple(seconds), bound)
 
 
 def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:

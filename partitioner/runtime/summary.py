@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from partitioner.backends import Executable
 from partitioner.backends.compiled import Compiled
+from partitioner.backends.graphs import Graphed
 from partitioner.backends.training import Training
 from partitioner.ir.plan import Plan, Tried
 
@@ -31,7 +32,10 @@ def summary(plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tr
         lines += (f"    {reason}" for reason in dict.fromkeys(reason for _, reason in pieces if reason))
     if tried:
         lines.append(f"  the fastest on the examples of: {', '.join(map(str, tried))}")
-    executables = [executable for executable, _ in pieces]
+    graphed = [executable for executable, _ in pieces if isinstance(executable, Graphed)]
+    executables = [executable.plainly if isinstance(executable, Graphed) else executable for executable, _ in pieces]
+    if graphed:
+        lines.append(f"  CUDA graphs: {sum(map(len, (kinds for each in graphed for kinds in each.kinds.values())))} captured")
     lines += _backward_lines([each for each in executables if isinstance(each, Training)])
     lines += _compiled_lines([each for each in executables if isinstance(each, Compiled)])
     lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(failures))
