@@ -223,20 +223,20 @@ class Mixed(nn.Module):
         self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = doubled(self.first(x).relu())
+        x = twofold(self.first(x).relu())
         with torch.no_grad():
             scale = x.abs().amax()
         left, right = (self.last(x) / scale).chunk(2, dim=1)
         return torch.cat([right.sigmoid(), left.tanh()], dim=1)
 
 
-@torch.library.custom_op("partitioner_tests::doubled", mutates_args=())
-def doubled(x: Tensor) -> Tensor:
+@torch.library.custom_op("partitioner_tests::twofold", mutates_args=())
+def twofold(x: Tensor) -> Tensor:
     return x * 2
 
 
-doubled.register_fake(torch.empty_like)
-doubled.register_autograd(lambda context, gradient: gradient * 2)
+twofold.register_fake(torch.empty_like)
+twofold.register_autograd(lambda context, gradient: gradient * 2)
 
 
 def test_what_is_no_op_of_torch_stays_outside() -> None:
@@ -245,7 +245,7 @@ def test_what_is_no_op_of_torch_stays_outside() -> None:
     each = executable(parallel)
     modes = {op.name for op in each.plan.graph.ops if op.mode is not None}
     assert modes and not modes & compiled_ops(parallel)
-    assert not any("doubled" in op for op in compiled_ops(parallel)) and compiled_ops(parallel)
+    assert not any("twofold" in op for op in compiled_ops(parallel)) and compiled_ops(parallel)
     assert_equal_runs(model, parallel, (X,), train=True)
 
 

@@ -62,7 +62,7 @@ def ways(asked: DistributedSpec, cluster: Cluster, rows: int) -> Iterator[Distri
 
     Example:
         >>> from partitioner.ir.machine import DEFAULT_LINK
-        >>> asked = DistributedSpec(mesh="auto", schedule="1f1b", wrap="ddp")
+        >>> asked = DistributedSpec(mesh="auto", schedule="1f1b", wrap="ddp", recompute="none")
         >>> for way in ways(asked, Cluster(2, 2, DEFAULT_LINK, DEFAULT_LINK), 1):
         ...     print(way.mesh, "in", way.microbatches)
         data 1 x pipeline 1 x tensor 2 in 1
