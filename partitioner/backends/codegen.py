@@ -53,6 +53,7 @@ class Code:
         modes: those that ``S.mode`` is called with, by number.
         shares_first: whether the first task has other lanes beside it, and not all threads of the CPU.
         narrow: among how many lanes threads are shared where one host does everything.
+        short: whether no op has more threads than a lane's share, and no lane is an accelerator's: a call starts no threads.
     """
 
     source: str
@@ -65,6 +66,7 @@ class Code:
     modes: tuple[Mode, ...] = ()
     shares_first: bool = False
     narrow: int = 1
+    short: bool = False
 
 
 @dataclass
@@ -123,7 +125,7 @@ def generate(
     functions = tuple(context.names.namespace[f"host_{host}"] for host in range(max(context.hosts) + 1))
     shared, modes = context.shared(), tuple(context.modes)
     sizes = context.events, len(context.slots)
-    code = Code(source, file, functions, *sizes, lines.ops, shared, modes, context.shares_first, context.narrow)
+    code = Code(source, file, functions, *sizes, lines.ops, shared, modes, context.shares_first, context.narrow, context.short)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(code, linecache.cache.pop, file, None)
     return code

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from partitioner.backends.bodies import Body, Compiler, bodies_of, reasons, uncompiled
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes
@@ -61,7 +63,16 @@ class Compiled:
         if self.is_first:
             with self.lock:
                 if self.is_first:
-                    found = self.lanes(arguments, in_order=True)
+                    found = self._compiling(arguments)
                     self.is_first = False
                     return found
         return self.lanes(arguments)
+
+    def _compiling(self, arguments: Sequence[Any]) -> list[Any]:
+        """The first call, with the threads that ops will have on lanes: kernels are made for as many."""
+        full = torch.get_num_threads()
+        torch.set_num_threads(max(1, full // self.lanes.hosts))
+        try:
+            return self.lanes(arguments, in_order=True)
+        finally:
+            torch.set_num_threads(full)

@@ -43,6 +43,7 @@ class Context:
         self.alone = self._alone()
         self.narrow = self._narrow()
         self.shared_cpu = max(hosts) > 0 or self.narrow > 1
+        self.short = not any(self.alone.values()) and all(lane.kind == "cpu" for lane in self.program.lanes)
         self.parts = _parts(backward)
         self.handed_over = _handed_over(backward)
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)

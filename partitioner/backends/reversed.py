@@ -46,7 +46,8 @@ def reversed_code(plan: Plan, backward: Backward) -> Code:
     events = max((item.event for item in program.instructions if isinstance(item, Record | Wait)), default=-1) + 1
     first = next(item.task for item in program.instructions if isinstance(item, Run))
     shares_first = not backward.steps[first].segment.wide
-    return Code(str(program), "", tuple(map(_issuing, issued)), events, 0, {}, (), shares_first=shares_first)
+    short = not any(step.segment.wide for step in backward.steps.values())
+    return Code(str(program), "", tuple(map(_issuing, issued)), events, 0, {}, (), shares_first=shares_first, short=short)
 
 
 def _issuing(items: Sequence[Instruction]) -> Callable[[Any, Reversed], None]:

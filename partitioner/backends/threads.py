@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from partitioner.backends.affinity import keep_apart, let_go
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
@@ -50,6 +51,7 @@ class Launch:
         self.share = max(1, self.full // (hosts if hosts > 1 else code.narrow))
         self.crowded = hosts > 1
         self.error: BaseException | None = None
+        self.mask: bytes | None = None
         self.modes = code.modes
         if code.modes:
             self.here = threading.local()
@@ -64,6 +66,8 @@ class Launch:
         """Called on the caller's thread when every lane has stopped, however the call ended; again if Ctrl-C cut it short."""
         if self.modes:
             self.mode(-1)
+        if self.mask is not None:
+            let_go(self.mask)
         torch.set_num_threads(self.full)
 
     def record(self, event: int, lane: int) -> None:
@@ -219,6 +223,8 @@ def _start_workers(done: list[threading.Lock], code: Code, call: Launch, argumen
         modes = modes_here()
         if code.shares_first:
             call.make_room()
+        if code.short and call.share == 1:
+            call.mask = keep_apart(POOL.first(len(done)))
         POOL.submit([_job(code, host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
 
 

