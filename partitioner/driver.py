@@ -115,10 +115,10 @@ def partition(
         optimizer: the optimizer's name, such as ``"adamw"``, so that its state counts.
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
-        tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes that
-            one and the serial one once more with ``compile_tasks="torchscript"``. ``print(parallel)`` tells them. For lanes of
-            one device. ``None``: where the policy is ``"auto"``, there is an example, and the predicted gain is too small to
-            rely on.
+        tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
+            that one and the serial one once more with ``compile_tasks="torchscript"``. ``print(parallel)`` tells them. For
+            lanes of one device. ``None``: where the policy is ``"auto"``, there is an example, and the predicted gain is too
+            small to rely on.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
