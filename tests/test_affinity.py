@@ -11,7 +11,7 @@ from lanes import Towers, assert_same, numbers, spread
 from torch import Tensor, nn
 
 from partitioner.backends import affinity
-from partitioner.backends.affinity import BYTES, keep_apart, let_go
+from partitioner.backends.affinity import BYTES, keep_apart, let_go, own_mask
 from partitioner.backends.workers import POOL
 
 X = numbers(4, 6)
@@ -123,7 +123,7 @@ def test_several_threads_inside_ops_leave_everybody_free(monkeypatch: pytest.Mon
 
 def test_where_the_system_cannot_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "_SYSTEM", None)
-    assert keep_apart(POOL.first(1)) is None
+    assert own_mask() is None
     model = Towers()
     assert_same(spread(model, X, lanes=2, copy=True)(X), model(X))
 
@@ -132,10 +132,33 @@ def test_one_core_is_not_divided() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:
-        assert keep_apart(POOL.first(1)) is None
+        mask = own_mask()
+        assert mask is not None
+        keep_apart(mask, POOL.first(1))
+        assert os.sched_getaffinity(0) == {max(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)
-    mask = keep_apart(POOL.first(1))
-    assert mask is not None and len(mask) == BYTES and len(os.sched_getaffinity(0)) == 1
+    mask = own_mask()
+    assert mask is not None and len(mask) == BYTES
+    keep_apart(mask, POOL.first(1))
+    assert len(os.sched_getaffinity(0)) == 1
     let_go(mask)
     assert os.sched_getaffinity(0) == allowed
+
+
+def test_who_is_interrupted_while_it_is_held_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    from partitioner.backends import threads
+
+    def interrupted(mask: bytes, workers: object) -> None:
+        keep_apart(mask, POOL.first(1))
+        raise KeyboardInterrupt
+
+    allowed = os.sched_getaffinity(0)
+    parallel = spread(Towers(), X, lanes=2)
+    parallel(X)
+    monkeypatch.setattr(threads, "keep_apart", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        parallel(X)
+    assert os.sched_getaffinity(0) == allowed
+    monkeypatch.undo()
+    assert_same(parallel(X), parallel.original(X))

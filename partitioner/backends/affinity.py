@@ -50,28 +50,27 @@ def _system() -> Any:
 _SYSTEM = _system()
 
 
-def keep_apart(workers: Iterable[Worker]) -> bytes | None:
-    """Hold the calling thread where it is, and workers off that core.
-
-    Args:
-        workers: idle, or running another call's lanes.
-
-    Returns:
-        The caller's mask, for `let_go`; ``None`` if there are no two cores, or the system cannot do it.
-    """
+def own_mask() -> bytes | None:
+    """The cores that the calling thread may use, for `let_go`; ``None`` where the system does not say."""
     if _SYSTEM is None:
         return None
     buffer = ctypes.create_string_buffer(BYTES)
-    if _SYSTEM.sched_getaffinity(0, BYTES, buffer) != 0:
-        return None
-    mask = buffer.raw
+    return buffer.raw if _SYSTEM.sched_getaffinity(0, BYTES, buffer) == 0 else None
+
+
+def keep_apart(mask: bytes, workers: Iterable[Worker]) -> None:
+    """Hold the calling thread where it is, and workers off that core; nothing, where there are no two cores.
+
+    Args:
+        mask: the calling thread's own. It is taken before, so that whoever is interrupted here can still let go.
+        workers: idle, or running another call's lanes.
+    """
     here, away = _divided(mask, _SYSTEM.sched_getcpu())
     if not away or _SYSTEM.sched_setaffinity(0, BYTES, here) != 0:
-        return None
+        return
     for worker in workers:
         if worker.away != away and _SYSTEM.sched_setaffinity(worker.native_id, BYTES, away) == 0:
             worker.away = away
-    return mask
 
 
 def let_go(mask: bytes) -> None:
