@@ -26,10 +26,9 @@ from partitioner.backends import BACKENDS
 from partitioner.ir.dag import critical_path
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import casts_kept, under
+from partitioner.model.modes import casts_kept, threads, under
 from partitioner.model.node import call_node, fill
 from partitioner.planner.simulate import simulate
-from partitioner.profile.clock import threads
 
 STOPWATCH = "stopwatch"
 

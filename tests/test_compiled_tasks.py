@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def test_random_modules_have_eager_s_bits(model: GeneratedModule) -> None:
 @settings(max_examples=25)
 def test_fused_plans_keep_every_rule_and_each_lane_its_ops(model: GeneratedModule) -> None:
     plan = partition(model, example_inputs=model.example_inputs(seed=0), spec=spec(3), copy=True, check=False).plan
-    for refused in (lambda tasks: set(), partial(uncompiled, compiler=COMPILERS["torchscript"])):
+    for refused in (lambda tasks: set(), uncompiled(plan.graph, COMPILERS["torchscript"])):
         found = fused(plan, refused)
         verify_plan(found)
         ops = {op: plan.placement.lane[task] for op, task in plan.tasks.task_of.items()}

@@ -27,13 +27,14 @@ from partitioner.cli.main import app
 from partitioner.ir.cost import Costs, OpCost, roofline, thread_speedup
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device, Machine
+from partitioner.model.modes import threads
 from partitioner.planner.cost import estimate
 from partitioner.profile import cache as cache_file
 from partitioner.profile import clock
 from partitioner.profile import measure as measuring
 from partitioner.profile.cache import Cache
 from partitioner.profile.choose import COVER, longest_paths, matters
-from partitioner.profile.clock import STEADY, Timing, threads, time_of
+from partitioner.profile.clock import STEADY, Timing, time_of
 from partitioner.profile.hardware import environment
 from partitioner.profile.measure import measure, told, widths
 from partitioner.profile.profiled import profiled

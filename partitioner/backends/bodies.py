@@ -10,7 +10,7 @@ of its own, or passes what is no tensor, is called as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,9 @@ from partitioner.ir.task import Task, TaskGraph
 
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Makes a function of a graph module, given the values that it is first called with."""
+
+Refused = Callable[[TaskGraph], set[str]]
+"""Tells which ops must leave the tasks that they are in."""
 
 
 @dataclass(frozen=True)
@@ -103,22 +106,27 @@ class Body:
             self.reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-def uncompiled(tasks: TaskGraph, compiler: Compiler) -> set[str]:
-    """The ops that must leave the tasks that they are in, if those are to be compiled."""
-    nodes = {node.name: node for node in tasks.graph.fx.nodes}
-    found = set(tasks.task_of) - _needed(tasks.graph, nodes)
-    for op in tasks.graph.ops:
+def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
+    """Tells of a graph's tasks which ops must leave those that they are in, if tasks are to be compiled."""
+    nodes = {node.name: node for node in graph.fx.nodes}
+    never = set(graph.by_name) - _needed(graph, nodes)
+    for op in graph.ops:
         if not _is_plain(op, nodes[op.name]) or _draws_otherwise(op, nodes[op.name], compiler):
-            found.add(op.name)
-    for task in tasks.tasks:
-        own = set(task.ops)
-        found.update(name for name in task.outputs if not _is_tensor(nodes[name]))
-        for name in task.ops:
-            if any(source.name not in own and not _is_tensor(source) for source in nodes[name].all_input_nodes):
-                found.add(name)
-            if any(_is_given(access, own) for access in tasks.graph.by_name[name].accesses):
-                found.add(name)
-    return found
+            never.add(op.name)
+
+    def refused(tasks: TaskGraph) -> set[str]:
+        found = set(never)
+        for task in tasks.tasks:
+            own = set(task.ops)
+            found.update(name for name in task.outputs if not _is_tensor(nodes[name]))
+            for name in task.ops:
+                if any(source.name not in own and not _is_tensor(source) for source in nodes[name].all_input_nodes):
+                    found.add(name)
+                if any(_is_given(access, own) for access in graph.by_name[name].accesses):
+                    found.add(name)
+        return found
+
+    return refused
 
 
 def _needed(graph: Graph, nodes: Mapping[str, torch.fx.Node]) -> set[str]:
@@ -141,14 +149,14 @@ def _is_given(access: Access, own: set[str]) -> bool:
     )
 
 
-def bodies_of(plan: Plan, compiler: Compiler) -> dict[str, Body]:
+def bodies_of(plan: Plan, refused: Refused, compile: Compile) -> dict[str, Body]:
     """The function of each task of which there is one, by the task's name."""
-    refused = uncompiled(plan.tasks, compiler)
+    alone = refused(plan.tasks)
     nodes = {node.name: node for node in plan.graph.fx.nodes}
     return {
-        task.name: _body(plan, task, nodes, compiler.compile)
+        task.name: _body(plan, task, nodes, compile)
         for task in plan.tasks.tasks
-        if len(task.ops) >= LEAST_OPS and task.outputs and not refused.intersection(task.ops)
+        if len(task.ops) >= LEAST_OPS and task.outputs and not alone.intersection(task.ops)
     }
 
 
@@ -209,10 +217,11 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
-HOMES = frozenset({"torch", "torch.nn.functional", "torch.functional", "_operator"})
-"""Where functions of torch come from that are written in Python, and operators."""
-
-BUILTIN = frozenset({"torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special"})
+HOMES = frozenset(
+    """torch torch.functional torch.nn.functional torch._C._nn torch._C._fft torch._C._linalg torch._C._special
+    _operator""".split()
+)
+"""Where functions of torch come from, and operators."""
 
 SWITCHING = frozenset(
     """requires_grad_ retain_grad set_ set_data resize_ resize_as_ rename_ rename backward tensor as_tensor from_numpy asarray
@@ -231,19 +240,10 @@ def _is_torchs(node: torch.fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target.namespace == "aten"
     owner = getattr(node.target, "__self__", None)
-    if owner is torch._C._VariableFunctions or isinstance(owner, type(torch._C._VariableFunctions)):
-        return True
-    if isinstance(owner, ModuleType):
-        return owner.__name__ in BUILTIN | {"_operator"}
-    return getattr(node.target, "__module__", "") in HOMES
+    return (owner.__name__ if isinstance(owner, ModuleType) else getattr(node.target, "__module__", "")) in HOMES
 
 
 def _writes_openly(node: torch.fx.Node) -> bool:
     """Whether a node writes the model's state as an ATen op does, and not in a block of Python under other modes."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in ("batch_norm", "instance_norm", "iadd", "isub", "imul", "itruediv") or name.endswith("_")
-
-
-def reasons(bodies: Mapping[str, Body]) -> Iterator[str]:
-    """Why tasks are not compiled after all, each reason once."""
-    yield from dict.fromkeys(body.reason for body in bodies.values() if body.reason)

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from partitioner.backends.bodies import Body, Compiler, bodies_of, reasons, uncompiled
+from partitioner.backends.bodies import Body, Compiler, Refused, bodies_of, uncompiled
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.plan import Plan
-from partitioner.ir.task import TaskGraph
+from partitioner.model.modes import threads
 
-Fuse = Callable[[Plan, Callable[[TaskGraph], set[str]]], Plan]
+Fuse = Callable[[Plan, Refused], Plan]
 """Makes few, long tasks of a plan's."""
 
 
@@ -36,8 +35,9 @@ class Compiled:
 
     def __init__(self, plainly: Threads, compiler: Compiler, fuse: Fuse) -> None:
         self.plainly, self.plan = plainly, plainly.plan
-        self.fused = fuse(plainly.plan, partial(uncompiled, compiler=compiler))
-        self.bodies: Mapping[str, Body] = bodies_of(self.fused, compiler)
+        refused = uncompiled(self.plan.graph, compiler)
+        self.fused = fuse(self.plan, refused)
+        self.bodies: Mapping[str, Body] = bodies_of(self.fused, refused, compiler.compile)
         self.lanes = plainly.with_tasks(self.fused, self.bodies)
         self.lock, self.is_first = threading.RLock(), True
 
@@ -49,7 +49,7 @@ class Compiled:
     @property
     def reasons(self) -> list[str]:
         """Why some tasks are not compiled after all, as far as a call has shown."""
-        return list(reasons(self.bodies))
+        return list(dict.fromkeys(body.reason for body in self.bodies.values() if body.reason))
 
     @property
     def compiled_ops(self) -> int:
@@ -70,9 +70,5 @@ class Compiled:
 
     def _compiling(self, arguments: Sequence[Any]) -> list[Any]:
         """The first call, with the threads that ops will have on lanes: kernels are made for as many."""
-        full = torch.get_num_threads()
-        torch.set_num_threads(max(1, full // self.lanes.hosts))
-        try:
+        with threads(max(1, torch.get_num_threads() // self.lanes.hosts)):
             return self.lanes(arguments, in_order=True)
-        finally:
-            torch.set_num_threads(full)

@@ -64,3 +64,19 @@ def casts_kept() -> Iterator[None]:
     finally:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """A block in which ops of this thread may use so many threads.
+
+    >>> with threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from partitioner.ir.machine import Device, Machine
-from partitioner.profile.clock import DISTURBED, Disturbed, threads, time_of
+from partitioner.model.modes import threads
+from partitioner.profile.clock import DISTURBED, Disturbed, time_of
 from partitioner.profile.handoff import Handoff, between_streams, between_threads
 from partitioner.profile.hardware import title
 from partitioner.profile.interference import waited

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device
-from partitioner.model.modes import casts_kept, under
+from partitioner.model.modes import casts_kept, threads, under
 from partitioner.model.node import call_node
-from partitioner.profile.clock import Timing, threads, time_of
+from partitioner.profile.clock import Timing, time_of
 from partitioner.profile.tensors import Arguments, arguments
 
 

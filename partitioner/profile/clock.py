@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -111,22 +110,6 @@ def _round(run: Callable[[Call, int], float], call: Call, repeat: int, before: C
     seconds = run(call, repeat)
     waiting = (waited(several) - waiting) / repeat
     return _Round(seconds, waiting <= DISTURBED * seconds) if several else _Round(max(seconds - waiting, 0.01 * seconds), True)
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """A block in which ops of this thread may use so many threads.
-
-    >>> with threads(1):
-    ...     torch.get_num_threads()
-    1
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _on_cpu(call: Call, repeat: int) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partitioner.profile.clock import threads
+from partitioner.model.modes import threads
 
 _TRIPS, _ROUNDS = 100, 9
 
