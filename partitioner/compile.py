@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -34,8 +35,10 @@ from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graphs_of_call, view_of
-from partitioner.ir.graph import StateMeta
+from partitioner.ir.cost import Costs
+from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
+from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.lower import LOWERINGS
@@ -48,7 +51,7 @@ from partitioner.model.call import Call
 from partitioner.model.modes import modes_here
 from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
-from partitioner.planner.constraints import constrain
+from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.policies import Policy, decided, policy_of
 from partitioner.planner.pose import pose
@@ -69,8 +72,12 @@ GRAPH_EDGE = 2e-6
 def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
     """A graph's program on lanes of one device."""
     plan = plan_of(traced, machine, spec)
-    executable = with_graphs(with_backward(with_compiled(emit(plan, spec), spec), spec), spec)
-    return Made(executable, partial(interpret, traced.graph), admission(plan))
+    return Made(executable_of(plan, spec), partial(interpret, traced.graph), admission(plan))
+
+
+def executable_of(plan: Plan, spec: Spec) -> Executable:
+    """What runs a plan on lanes of one device."""
+    return with_graphs(with_backward(with_compiled(emit(plan, spec), spec), spec), spec)
 
 
 def admission(plan: Plan) -> Admission | None:
@@ -134,29 +141,53 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
     Raises:
         PlacementError, SpecError: what the spec does not allow.
     """
-    policy, graph = policy_of(spec.policy), traced.graph
+    graph = traced.graph
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
+    memory = None
+    if graph.observed and (caps(machine) or spec.objective == "memory"):
+        memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer_named(spec.optimizer))
+    return _placed(Known(graph, machine, costs, state, memory), constraints, spec)
+
+
+def planned_again(plan: Plan, spec: Spec) -> Plan:
+    """Plan the graph of a plan under another spec for the same machine, with the costs that are known of it.
+
+    Raises:
+        PlacementError, SpecError: what the spec does not allow.
+    """
+    constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {})
+    return _placed(plan, constraints, spec)
+
+
+class Known(NamedTuple):
+    """What is known of a graph before anything is decided. A Plan knows it, too."""
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    state: Mapping[str, StateMeta]
+    memory: Memory | None
+
+
+def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
+    """Group, place, order and lower the ops of a graph."""
+    policy, graph, machine, costs = policy_of(spec.policy), known.graph, known.machine, known.costs
     decide: Policy
     if isinstance(policy, Replayed):
         decide, tasks = policy.on(graph)
     else:
         decide, tasks = partial(decided, policy=policy), coarsen(graph, costs, constraints, spec.grain)
 
-    memory = None
-    smallest = spec.objective == "memory"
-    if graph.observed and (caps(machine) or smallest):
-        memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer_named(spec.optimizer))
-
     def make(smaller: Machine) -> Plan:
-        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, memory))
+        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, known.memory))
         program = schedule(tasks, placement, machine)
         for lowering in LOWERINGS:
             program = lowering(program)
-        return Plan(graph, machine, costs, tasks, placement, program, state, memory=memory)
+        return Plan(graph, machine, costs, tasks, placement, program, known.state, memory=known.memory)
 
-    plan = with_least_peak(machine, make) if smallest else with_room(machine, make)
+    plan = with_least_peak(machine, make) if spec.objective == "memory" else with_room(machine, make)
     if not graph.observed:
         return plan
     makespan = simulate(plan.program, costs, tasks, plan.placement).makespan

@@ -33,7 +33,7 @@ from partitioner.frontend.trace import graph_of, hold_against_eager, home, on_ex
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.machine import Machine, accelerators_first
 from partitioner.ir.mode import Mode
-from partitioner.ir.plan import Plan, Tried, state_devices
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.ir.problem import Problem
 from partitioner.lower.modes import with_autocast
 from partitioner.lower.planfile import read_plan
@@ -49,7 +49,7 @@ from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing
 from partitioner.runtime.programs import Made, Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.spec import Spec
-from partitioner.tuning import is_doubtful, tuned
+from partitioner.tuning import is_insisted_on, refuse_untunable, tuned
 
 
 def partition(
@@ -98,7 +98,8 @@ def partition(
         backward: ``"lanes"``: on CPU lanes each task's backward runs on the lane of its forward, and gradients are summed in
             eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
         compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
-            kernels and no Python between them, bit for bit equal; ``"inductor"``: likewise with torch.compile's fused kernels
+            kernels and no Python between them, bit for bit equal; ``"batched"``: likewise, and equal ops of one level become
+            one where that is measured to be faster, equal to rounding; ``"inductor"``: with torch.compile's fused kernels
             (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
         cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
             replayed from then on, and so is its backward. Arguments are copied in, results out. What cannot be captured is
@@ -116,9 +117,11 @@ def partition(
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
-            that one and the serial one once more with ``compile_tasks="torchscript"``. ``print(parallel)`` tells them. For
-            lanes of one device. ``None``: where the policy is ``"auto"``, there is an example, and the predicted gain is too
-            small to rely on.
+            that one and the serial one once more with compiled tasks, ``"torchscript"`` and ``"batched"``. For lanes of one
+            device. ``print(parallel)`` tells what ran. ``None``: where there is an example, and nobody says how to plan, the
+            plan is run beside the serial ones and has to be the fastest; ``"auto"`` looks for more where the predicted gain is
+            too small to rely on. What is run is graphs on copies of what they write: nothing of the model's is called.
+            ``False``: predictions decide.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -166,22 +169,28 @@ def partition(
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
-    tried: tuple[Tried, ...] = ()
     if weights is not None:
         return parallel_of(_loaded(model, call, machine, document, weights, check))
     if tune:
-        document, tried = tuned(model, machine, document, call, partial(_programs, model, machine))
+        refuse_untunable(machine, call)
     programs = _programs(model, machine, document)
     if call is None:
         programs.provisional = _provisional(programs.original, machine, document)
         return parallel_of(programs)
     _prepare(programs, call, document, check)
-    if tune is None and is_doubtful(programs, document):
-        document, tried = tuned(model, machine, document, call, partial(_programs, model, machine))
-        programs = _programs(model, machine, document)
-        _prepare(programs, call, document, check=False)
-    programs.tried = tried
+    if tune or (tune is None and len(programs.devices) == 1 and len(machine.lanes) > 1 and not is_insisted_on(document)):
+        programs = _tuned(programs, call, document, tune, check)
     return parallel_of(programs)
+
+
+def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check: bool) -> Programs:
+    """The programs of the plan that is measured to be the fastest; those that are there, if it is theirs."""
+    chosen, tried = tuned(programs, spec, call, tune)
+    if chosen is not spec:
+        programs = _programs(programs.original, programs.machine, chosen)
+        _prepare(programs, call, chosen, check)
+    programs.tried = tried
+    return programs
 
 
 def replayed(

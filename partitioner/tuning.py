@@ -1,13 +1,21 @@
-"""`tune=True`: which plan is the fastest is measured on the example call, with the serial plan among those that run."""
+"""Which plan is the fastest is measured: the graphs of the example call are run under several plans, in turns.
+
+Predictions rank plans; they are wrong where nothing is known of an op but its size. So a plan that nobody has insisted on is
+held against the serial ones before it is kept, and ``tune=True`` looks for better ones, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
 
+from partitioner.backends.compiled import Compiled
+from partitioner.compile import executable_of, for_this_call, planned_again
 from partitioner.errors import SpecError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
@@ -16,97 +24,138 @@ from partitioner.model.keep import state_kept
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
-from partitioner.runtime.programs import Programs
+from partitioner.runtime.programs import Piece, Programs
+from partitioner.runtime.standins import can_be_repeated, repeatable
 from partitioner.runtime.tuning import measured
 from partitioner.spec.spec import Spec
 
-Make = Callable[[Spec], Programs]
+Choices = dict[str, Any]
+"""Fields of a spec."""
+
+ASKED: Choices = {}
+"""What was asked for, as it is."""
 
 SERIAL = "serial"
 MATTERS = 1.05
 """How much faster than the serial plan another one must be measured to be."""
 
-CANDIDATES: dict[str, dict[str, Any]] = {
+BESIDE: dict[str, Choices] = {
     SERIAL: {"policy": Single()},
     "serial, a lane's threads": {"policy": Single(narrow=True)},
+}
+"""What a plan is held against, by the name that a report shows."""
+
+CANDIDATES: dict[str, Choices] = {
+    **BESIDE,
     "list": {"policy": List()},
     "spread": {"policy": Spread()},
     "spread finely": {"policy": Spread(), "grain": 1e-9},
 }
-"""What `tune` compares: fields of a spec, by the name that a report shows."""
+"""What `tune` compares besides."""
 
-SCRIPTED: dict[str, Any] = {"compile_tasks": "torchscript"}
-"""What it tries on the fastest of them then, and on the serial plan: the same kernels without Python between them."""
+COMPILED: dict[str, Choices] = {
+    "scripted": {"compile_tasks": "torchscript"},
+    "batched": {"compile_tasks": "batched"},
+}
+"""What it tries on the fastest of them then, and on the serial plan: the same kernels without Python, and fewer of them."""
 
 DOUBTFUL = 1.5
 """A predicted gain, or loss, up to this factor may be an error of the prediction."""
 
 
-def tuned(model: nn.Module, machine: Machine, spec: Spec, call: Call | None, make: Make) -> tuple[Spec, tuple[Tried, ...]]:
-    """The spec whose plan is the fastest on a call, of a few that differ in who places and how finely; and all that ran.
-
-    Args:
-        model: the model; left as it was.
-        machine: its lanes.
-        spec: what was asked for besides.
-        call: the example.
-        make: gives the programs of the model under a spec, of which none is made.
-
-    Raises:
-        SpecError: there is no example call, or the machine has several devices.
-    """
+def refuse_untunable(machine: Machine, call: Call | None) -> None:
+    """Raise a SpecError if nothing can be tuned: there is no example call, or the machine has several devices."""
     if call is None:
         raise SpecError("tune=True runs plans on an example call; give example_inputs")
     if len({device.torch_device for device in machine.devices}) > 1:
         names = ", ".join(device.name for device in machine.devices)
         raise SpecError(f"tune=True compares plans whose state lies in one place, and the devices are {names}; name one device")
-    race = _Race(model, spec, call, make)
-    race.run(CANDIDATES)
-    if not race.seconds:
+
+
+def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tuple[Spec, tuple[Tried, ...]]:
+    """The spec whose plan is the fastest on a call, and all that ran.
+
+    Args:
+        programs: those of the call under ``spec``, on lanes of one device; left as they are.
+        spec: what was asked for.
+        call: the example.
+        tune: whether better plans are looked for than the one asked for. ``None``: only where nobody insists on it, which is
+            held against serial ones then.
+
+    Returns:
+        ``spec`` itself and nothing, if there is nothing to choose from, or the graphs cannot be run on stand-ins.
+    """
+    plan = programs.plan
+    if plan is None:
         return spec, ()
-    if spec.compile_tasks is None and spec.backward == "autograd" and machine.lanes[0].kind == "cpu":
-        kept = dict.fromkeys((SERIAL, race.best()))
-        again = {name: race.choices[name] for name in kept}
-        race.run(again | {f"{name}, scripted": choices | SCRIPTED for name, choices in again.items()})
-    return spec.model_copy(update=race.choices[race.best()]), race.tried()
+    asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
+    wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE) | {asked: ASKED}
+    with state_kept(programs.original):
+        graphs = programs.graphs_of(*call.fill(call.tensors))
+    if not graphs or not all(can_be_repeated(*each, strangers=bool(tune)) for each in graphs):
+        return spec, ()
+    race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
+    devices = [device.torch_device for device in programs.machine.devices if device.kind != "cpu"]
+    with state_kept(programs.original, tensors=False), torch.random.fork_rng(devices):
+        race.run(wanted)
+        if tune and spec.compile_tasks is None and spec.backward == "autograd" and programs.machine.lanes[0].kind == "cpu":
+            kept = {name: race.choices[name] for name in dict.fromkeys((SERIAL, race.best()))}
+            ways = itertools.product(kept.items(), COMPILED.items())
+            race.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
+    if len(race.seconds) < 2:
+        return spec, ()
+    choices = race.choices[race.best()]
+    return (spec.model_copy(update=choices) if choices else spec), race.tried()
+
+
+def is_insisted_on(spec: Spec) -> bool:
+    """Whether somebody says who places or how to cut, wants the same bits each time, or would wait minutes for another plan."""
+    named = spec.policy.get("name") if isinstance(spec.policy, Mapping) else spec.policy
+    fixed = spec.grain is not None or bool(spec.pins) or spec.objective != "latency"
+    costly = spec.cuda_graphs or spec.compile_tasks == "inductor"
+    return named not in ("auto", "by_level") or fixed or costly or torch.are_deterministic_algorithms_enabled()
 
 
 class _Race:
-    """Plans that are run on a call, side by side.
+    """Plans of some graphs that are run side by side.
 
     Args:
-        model: the model; left as it was.
+        graphs: with the arguments of a call.
         spec: what is asked for besides.
-        call: the example.
-        make: gives the programs of the model under a spec, of which none is made.
+        backward: whether a backward belongs to a run.
     """
 
-    def __init__(self, model: nn.Module, spec: Spec, call: Call, make: Make) -> None:
-        self.model, self.spec, self.make = model, spec, make
-        tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
-        self.args, self.kwargs = call.fill(tensors)
-        self.choices: dict[str, dict[str, Any]] = {}
-        self.plans: dict[str, Plan] = {}
-        self.ways: dict[str, Callable[[], object]] = {}
+    def __init__(self, graphs: Sequence[tuple[Piece, Sequence[Any]]], spec: Spec, backward: bool) -> None:
+        self.graphs, self.spec, self.backward = graphs, spec, backward
+        self.choices: dict[str, Choices] = {}
+        self.plans: dict[str, list[Plan]] = {}
+        self.ways: dict[str, Callable[[], None]] = {}
         self.seconds: dict[str, float] = {}
 
-    def run(self, candidates: Mapping[str, dict[str, Any]]) -> None:
-        """Run the plans of some candidates in turns. Two that are the same are one."""
-        with state_kept(self.model):
-            for name in candidates:
-                if name not in self.ways:
+    def run(self, candidates: Mapping[str, Choices]) -> None:
+        """Run the plans of some candidates in turns. Two that are the same are one; one that cannot be made is none."""
+        for name in candidates:
+            if name not in self.ways:
+                with suppress(Exception):  # what was asked for has been planned, and whoever calls it is told
                     self._add(name, candidates[name])
-            self.seconds |= measured({name: self.ways[name] for name in candidates if name in self.ways})
+        entered = {name: self.ways[name] for name in candidates if name in self.ways}
+        if len(entered) > 1:
+            self.seconds |= measured(entered)
 
-    def _add(self, name: str, choices: dict[str, Any]) -> None:
-        programs = self.make(self.spec.model_copy(update=choices))
-        programs("forward", self.args, self.kwargs)
-        plan = programs.plan
-        if plan is not None and _identity(plan, choices) not in (
-            _identity(self.plans[each], self.choices[each]) for each in self.plans
-        ):
-            self.choices[name], self.plans[name] = choices, plan
-            self.ways[name] = partial(programs, "forward", self.args, self.kwargs)
+    def _add(self, name: str, choices: Choices) -> None:
+        spec = self.spec.model_copy(update=choices)
+        plans = [planned_again(piece.plan, spec) for piece, _ in self.graphs]
+        same = [each for each in self.plans if _identity(self.plans[each], self.choices[each]) == _identity(plans, choices)]
+        if same:
+            self.choices[same[0]] = min(choices, self.choices[same[0]], key=len)  # what was asked for changes nothing
+            return
+        executables = [executable_of(plan, spec) for plan in plans]
+        if "compile_tasks" in choices and not any(isinstance(each, Compiled) and each.bodies for each in executables):
+            return  # nothing of it can be compiled
+        made = zip(executables, self.graphs, strict=True)
+        runs = [repeatable(piece, executable, given, self.backward) for executable, (piece, given) in made]
+        self.choices[name], self.plans[name], self.ways[name] = choices, plans, partial(_all, runs)
+        self.ways[name]()
 
     def best(self) -> str:
         """The fastest so far. The serial plan is taken unless another one is clearly faster."""
@@ -114,18 +163,24 @@ class _Race:
 
     def tried(self) -> tuple[Tried, ...]:
         """All that ran."""
-        return tuple(Tried(name, self.plans[name].makespan or 0.0, each) for name, each in self.seconds.items())
+        predicted = {name: sum(plan.makespan or 0.0 for plan in plans) for name, plans in self.plans.items()}
+        return tuple(Tried(name, predicted[name], each) for name, each in self.seconds.items())
 
 
-def _identity(plan: Plan, choices: Mapping[str, Any]) -> tuple[object, ...]:
+def _all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
+
+
+def _identity(plans: Sequence[Plan], choices: Choices) -> tuple[object, ...]:
     """What tells plans apart that run differently."""
-    return str(plan.program), tuple(plan.placement.threads), choices.get("compile_tasks")
+    threads = [tuple(plan.placement.threads) if any(plan.placement.threads) else () for plan in plans]
+    return choices.get("compile_tasks"), *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
 
 
-def is_doubtful(programs: Programs, spec: Spec) -> bool:
-    """Whether a plan of `Auto` for lanes of one device is too close to another to tell without running both."""
+def _is_doubtful(plan: Plan, spec: Spec) -> bool:
+    """Whether `Auto` has found a plan that is too close to another to tell without running both."""
     named = spec.policy.get("name") if isinstance(spec.policy, Mapping) else spec.policy
-    plan = programs.plan
-    if named != "auto" or plan is None or len(programs.devices) > 1 or len(programs.machine.lanes) < 2 or not plan.makespan:
+    if named != "auto" or not plan.makespan:
         return False
     return 1 / DOUBTFUL < (plan.serial or 0.0) / plan.makespan < DOUBTFUL

@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
         "ir",
         "errors",
     },
-    "tuning": {"planner.policies", "runtime", "spec.spec", "model", "ir", "errors"},
+    "tuning": {"backends.compiled", "compile", "planner.policies", "runtime", "spec.spec", "model", "ir", "errors"},
     "planning": {"spec", "planner", "ir", "errors"},
     "distributed": {"compile", "spec", "frontend", "profile", "planner", "runtime", "model", "ir", "errors"},
     "torch_backend": {"compile", "driver", "frontend", "runtime", "spec.discover", "model", "ir", "errors"},

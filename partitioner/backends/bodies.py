@@ -196,7 +196,7 @@ def _is_plain(op: Op, node: torch.fx.Node) -> bool:
     values = [leaf for one in (node, *node.all_input_nodes) for leaf in tree_leaves(one.meta.get("example_value"))]
     results = tree_leaves(node.meta.get("example_value"))
     are_tensors = bool(results) and all(isinstance(leaf, torch.Tensor) for leaf in results)
-    return are_tensors and all(map(_is_known, values)) and _is_torchs(node)
+    return are_tensors and all(map(_is_known, values)) and is_torchs(node)
 
 
 def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
@@ -230,7 +230,7 @@ SWITCHING = frozenset(
 """Of torch, but they change more than values, or make constants of what they are given."""
 
 
-def _is_torchs(node: torch.fx.Node) -> bool:
+def is_torchs(node: torch.fx.Node) -> bool:
     """Whether what a node calls comes down to ATen ops and nothing else."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in SWITCHING:

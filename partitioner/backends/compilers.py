@@ -1,6 +1,7 @@
 """What can be made of a task's ops: a new compiler is a function and a line.
 
 torchscript   the same kernels, called by TorchScript's interpreter: bit for bit the same, and no Python between two ops
+batched       likewise, with equal ops of one level put together where that is measured to be faster; equal to rounding
 inductor      torch.compile's own: fused kernels, C++ on a CPU, Triton on a GPU; equal to rounding
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from partitioner.backends.batched import is_faster, put_together
 from partitioner.backends.bodies import CompileError, Compiler
 
 PLUMBING = frozenset(
@@ -63,6 +65,15 @@ def _refuse_strangers(graph: torch._C.Graph) -> None:
             raise CompileError(f"TorchScript recorded {node.kind()}")
 
 
+def batched(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
+    """What `torchscript` makes of a module, or of the same with equal ops put together, if that takes less time."""
+    separate, merged = torchscript(module, arguments), put_together(module, arguments)
+    if merged is None:
+        return separate
+    together = torchscript(merged, arguments)
+    return together if is_faster(together, separate, arguments) else separate
+
+
 def inductor(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
     """What torch.compile's inductor makes of a module, for values of these sizes; differentiable once.
 
@@ -96,6 +107,7 @@ def _tupled(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 COMPILERS: Mapping[str, Compiler] = {
     "torchscript": Compiler(torchscript),
+    "batched": Compiler(batched, frozenset()),
     "inductor": Compiler(inductor, frozenset(["dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli"])),
 }
 """By the name that a spec has for it."""

@@ -76,11 +76,14 @@ Make = Callable[[Any], Made]
 Trace = Callable[..., Method]
 """Gives a traced method: of a model, by name, with who receives its graphs."""
 
+Watch = Callable[["Piece", Sequence[Any]], None]
+"""Is shown a graph and its arguments."""
+
 
 class _Here(threading.local):
-    """Whether what this thread calls is traced and not run, or run without lanes."""
+    """Who looks at the graphs that this thread calls, before they run, and whether they run without lanes."""
 
-    planning = False
+    watch: Watch | None = None
     plainly = False
 
 
@@ -141,8 +144,8 @@ class Piece:
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         """Run the program."""
-        if HERE.planning:
-            raise Planned
+        if HERE.watch is not None:
+            HERE.watch(self, arguments)
         self.latest.note(self)
         if self.made.admit is not None:
             self.made.admit(arguments)
@@ -214,13 +217,28 @@ class Programs:
 
     def trace_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the programs of a call up to its first graph, and run nothing."""
-        HERE.planning = True
+        self._watched(_stop, args, kwargs)
+
+    def graphs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Piece, Sequence[Any]]]:
+        """The graphs of a call with their arguments. If there is Python between graphs, the call is run."""
+        found: list[tuple[Piece, Sequence[Any]]] = []
+
+        def note(piece: Piece, arguments: Sequence[Any]) -> None:
+            found.append((piece, arguments))
+            if len(found) == 1 and not piece.reason:
+                raise Planned
+
+        self._watched(note, args, kwargs)
+        return found
+
+    def _watched(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        HERE.watch = watch
         try:
             self("forward", args, kwargs)
         except Planned:
             pass
         finally:
-            HERE.planning = False
+            HERE.watch = None
 
     def plainly(self, *args: Any, **kwargs: Any) -> Any:
         """Call forward through its graphs in program order, on this thread alone."""
@@ -253,6 +271,10 @@ class Programs:
     def plan(self) -> Plan | None:
         """The plan to show."""
         return self.provisional if self.shown is None else self.shown.plan
+
+
+def _stop(_piece: Piece, _arguments: Sequence[Any]) -> None:
+    raise Planned
 
 
 def _seconds(plan: Plan) -> float:
