@@ -41,6 +41,7 @@ OURS: dict[str, dict[str, Any]] = {
     "ours": {},
     "ours-tuned": {"tune": True},
     "ours-torchscript": {"compile_tasks": "torchscript"},
+    "ours-batched": {"compile_tasks": "batched"},
     "ours-inductor": {"compile_tasks": "inductor"},
 }
 """What `partition` is given, by column."""

@@ -75,6 +75,7 @@ PICTURES: dict[str, Callable[[], list[nn.Module]]] = {
     "max": lambda: [nn.MaxPool2d(3, 1, 1)],
     "average": lambda: [nn.AvgPool2d(3, 1, 1)],
     "silu": lambda: [nn.SiLU()],
+    "relu": lambda: [nn.BatchNorm2d(4), nn.ReLU(inplace=True)],
 }
 
 
@@ -171,13 +172,23 @@ def test_weights_that_change_count() -> None:
 
 def test_what_writes_is_left_alone() -> None:
     def writes(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return F.relu(F.linear(x, w), inplace=True), F.linear(x, v)
+        first = F.linear(x, w)
+        return F.relu(first, inplace=True) + first, F.linear(x, v)
 
     examples = numbers(3, 6), numbers(6, 6), numbers(6, 6)
     module = recorded(writes, *examples)
     assert put_together(module, examples) is None
     with torch.inference_mode():
         assert put_together(module, [each.clone() for each in examples]) is None, "no versions are counted there"
+
+
+def test_activations_in_place_are_no_obstacle() -> None:
+    """They are how most convolutional networks are written."""
+    branch = of({**PICTURES, "block": lambda: [nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]}, ["block"])
+    module = recorded(randomised(Branches(branch, 3, shared=False)).eval(), numbers(2, 4, 5, 5))
+    found = put_together(module, list(module.inputs))  # type: ignore[arg-type]
+    assert found is not None
+    assert [getattr(node.target, "__name__", "") for node in found.graph.nodes].count("relu") == 1
 
 
 def test_what_would_share_memory_is_left_alone() -> None:

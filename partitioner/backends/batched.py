@@ -35,11 +35,13 @@ CHANNELWISE = frozenset(
 )
 """What treats each channel by itself."""
 
+CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
+LAYERS = CONVOLUTIONS | {"linear", "batch_norm"}
+"""What makes a tensor of its own, of which autograd keeps nothing."""
+
 ROUNDS = 9
 MATTERS = 1.05
 """How much faster ops that were put together must be measured to be."""
-
-CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 
 Key = tuple[object, ...]
 """What ops must have in common to become one."""
@@ -56,6 +58,7 @@ def put_together(module: GraphModule, arguments: Sequence[Any]) -> GraphModule |
         The module; ``None`` if there is nothing to put together, an op writes to what it is given, or results would share
         memory that do not.
     """
+    module = _out_of_place(module)
     found = _Values(module)
     with torch.no_grad():
         found.run(*arguments)
@@ -74,6 +77,18 @@ def _shared(module: GraphModule, arguments: Sequence[Any]) -> list[int]:
     """Which of its arguments and results lie in one memory: for each the first that does."""
     where = memory([*arguments, *tree_leaves(module(*arguments))])
     return [where.index(each) for each in where]
+
+
+def _out_of_place(module: GraphModule) -> GraphModule:
+    """The same with activations in memory of their own that would overwrite what a layer has made for nobody else."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if _name(node) in POINTWISE and node.kwargs.get("inplace"):
+            (source,) = node.all_input_nodes
+            if len(source.users) == 1 and _name(source) in LAYERS:
+                node.kwargs = {**node.kwargs, "inplace": False}
+    return GraphModule({}, graph, type(module).__name__)
 
 
 def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Sequence[Any]) -> bool:
