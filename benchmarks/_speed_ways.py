@@ -46,7 +46,7 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """What `partition` is given, by column."""
 
-OTHERS = ("torch.compile", "jit.fork", "ORT", "ORT-parallel")
+OTHERS = ("torch.compile", "max-autotune", "jit.fork", "ORT", "ORT-parallel")
 
 
 class Unavailable(Exception):
@@ -89,6 +89,7 @@ def contenders(model: nn.Module, inputs: Inputs, lanes: int, threads: int) -> di
     share = max(1, threads // lanes)
     found = {name: Contender(lambda: lambda: model(*inputs), count) for name, count in eager_names(threads).items()}
     found["torch.compile"] = Contender(lambda: compiled(model, inputs), threads)
+    found["max-autotune"] = Contender(lambda: compiled(model, inputs, "max-autotune"), threads)
     found["jit.fork"] = Contender(lambda: forked(model, inputs), share)
     found["ORT"] = Contender(lambda: session(exported(), inputs, 1, threads), threads)
     found["ORT-parallel"] = Contender(lambda: session(exported(), inputs, lanes, share), threads)
@@ -150,11 +151,11 @@ def ours(model: nn.Module, inputs: Inputs, lanes: int, options: dict[str, Any]) 
     return Ours(parallel, inputs)
 
 
-def compiled(model: nn.Module, inputs: Inputs) -> Call:
-    """torch.compile's default mode, for the whole model."""
+def compiled(model: nn.Module, inputs: Inputs, mode: str = "default") -> Call:
+    """A mode of torch.compile, for the whole model."""
     copied = copy.deepcopy(model)
     with whatever_fails():
-        made = torch.compile(copied)
+        made = torch.compile(copied, mode=mode)
         made(*inputs)
     return lambda: made(*inputs)
 

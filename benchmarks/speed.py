@@ -49,8 +49,10 @@ ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
     PROGRAM: (EAGER, {"policy": "single"}),
     LANES: (PROGRAM, {}),
     "TorchScript tasks": (LANES, {"compile_tasks": "torchscript"}),
+    "equal ops as one": (LANES, {"compile_tasks": "batched"}),
     TASKS: (LANES, {"compile_tasks": "inductor"}),
-    "tuned": (TASKS, {"compile_tasks": "inductor", "tune": True}),
+    "tuned": (LANES, {"tune": True}),
+    "tuned Inductor tasks": (TASKS, {"compile_tasks": "inductor", "tune": True}),
 }
 """What `partition` is given step by step, and what each step is added to."""
 

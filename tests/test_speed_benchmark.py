@@ -156,7 +156,7 @@ def test_a_way_that_computes_something_else(monkeypatch: pytest.MonkeyPatch, cap
 def test_a_name_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         speed.arguments(["--ways", "ours,theirs"])
-    assert "theirs: not among torch.compile, jit.fork" in capsys.readouterr().err
+    assert "theirs: not among torch.compile, max-autotune" in capsys.readouterr().err
 
 
 @pytest.mark.slow
