@@ -103,7 +103,7 @@ def sizes(most: int) -> list[int]:
 def ways(model: nn.Module, x: Tensor) -> dict[str, Way]:
     return {
         "alone": Way(lambda: trace_alone(model, x)),
-        "partition": Way(lambda: partition(model, DEVICES, example_inputs=x, check=False)),
+        "partition": Way(lambda: partition(model, DEVICES, example_inputs=x, check=False, tune=False)),
     }
 
 
@@ -137,7 +137,7 @@ def split(model: nn.Module, x: Tensor) -> tuple[dict[str, float], int]:
     """Seconds of each stage in what is ours of one `partition`, of all that is in none; and the number of ops."""
     spent = dict.fromkeys([*STAGES, "other", "all"], 0.0)
     with clocks(spent):
-        parallel = partition(model, DEVICES, example_inputs=x, check=False)
+        parallel = partition(model, DEVICES, example_inputs=x, check=False, tune=False)
     spent["other"] = spent.pop("all") - sum(spent.values())
     return spent, len(parallel.graph.ops)
 

@@ -59,6 +59,9 @@ COMPILED: dict[str, Choices] = {
 }
 """What it tries on the fastest of them then, and on the serial plan: the same kernels without Python, and fewer of them."""
 
+LARGEST = 2_000
+"""Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
+
 DOUBTFUL = 1.5
 """A predicted gain, or loss, up to this factor may be an error of the prediction."""
 
@@ -94,12 +97,15 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         graphs = programs.graphs_of(*call.fill(call.tensors))
     if not graphs or not all(can_be_repeated(*each, strangers=bool(tune)) for each in graphs):
         return spec, ()
+    if not tune and sum(len(piece.plan.graph.ops) for piece, _ in graphs) > LARGEST:
+        return spec, ()
     race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
     devices = [device.torch_device for device in programs.machine.devices if device.kind != "cpu"]
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(devices):
         race.run(wanted)
         if tune and spec.compile_tasks is None and spec.backward == "autograd" and programs.machine.lanes[0].kind == "cpu":
-            kept = {name: race.choices[name] for name in dict.fromkeys((SERIAL, race.best()))}
+            ahead = {SERIAL, race.best()} if race.seconds else set(race.choices)
+            kept = {name: choices for name, choices in race.choices.items() if name in ahead}
             ways = itertools.product(kept.items(), COMPILED.items())
             race.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
     if len(race.seconds) < 2:
@@ -144,12 +150,14 @@ class _Race:
 
     def _add(self, name: str, choices: Choices) -> None:
         spec = self.spec.model_copy(update=choices)
-        plans = [planned_again(piece.plan, spec) for piece, _ in self.graphs]
+        plans = [planned_again(piece.plan, spec) if choices else piece.plan for piece, _ in self.graphs]
         same = [each for each in self.plans if _identity(self.plans[each], self.choices[each]) == _identity(plans, choices)]
         if same:
             self.choices[same[0]] = min(choices, self.choices[same[0]], key=len)  # what was asked for changes nothing
             return
-        executables = [executable_of(plan, spec) for plan in plans]
+        executables = (
+            [executable_of(plan, spec) for plan in plans] if choices else [piece.executable for piece, _ in self.graphs]
+        )
         if "compile_tasks" in choices and not any(isinstance(each, Compiled) and each.bodies for each in executables):
             return  # nothing of it can be compiled
         made = zip(executables, self.graphs, strict=True)

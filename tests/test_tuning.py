@@ -85,6 +85,13 @@ def test_auto_with_examples_tunes_where_it_cannot_tell(monkeypatch: pytest.Monke
     assert len(lanes_of(plain)) == 1 and not plain._partitioner_programs.tried
 
 
+def test_on_one_lane_there_are_compiled_tasks_to_try() -> None:
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(4, 4), nn.ReLU()))).eval()
+    found = partition(model, ["cpu"], example_inputs=torch.ones(2, 4), tune=True)
+    assert {each.name for each in found._partitioner_programs.tried} == {"serial", "serial, scripted", "serial, batched"}
+    assert torch.allclose(found(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
 def test_what_cannot_be_tuned_is_refused() -> None:
     with pytest.raises(SpecError, match="give example_inputs"):
         partition(Sleepers(0.0), LANES, tune=True)
