@@ -136,7 +136,7 @@ def test_only_what_passes_between_segments_is_kept_and_that_is_predicted() -> No
 def example_of_part(part: Any) -> Example:
     """A segment as if it were a model of one input."""
     (name,) = (name for name in part.graph.arguments if name not in part.graph.states)
-    return Example(part.traced, None, {name: 0}, None, (), frozenset())  # type: ignore[arg-type]
+    return Example(part.traced, None, {name: 0}, None, (), frozenset(), (True,))  # type: ignore[arg-type]
 
 
 def test_auto_runs_again_only_where_all_does_not_fit() -> None:

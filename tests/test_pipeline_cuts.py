@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs.nets import TRAININGS
+from jobs.nets import TRAININGS, Clamped
 from torch import nn
 
 from partitioner.distributed.cut import Cut, _evenly, cut_into, sharing_a_stage
 from partitioner.distributed.example import Example, example_of
 from partitioner.distributed.part import Stage, part_of
+from partitioner.distributed.rerun import Rerun
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.check.interpret import interpret
@@ -102,6 +103,75 @@ def test_no_edge_leads_back_and_every_stage_has_ops(graph: Graph, count: int) ->
     assert set(cut.stage.values()) == set(range(count))
     assert all(cut.stage[source] <= cut.stage[target] for source, target in graph.edges)
     assert sum(cut.seconds) >= max(cut.seconds) >= cut.bound * (1 - 1e-9)
+
+
+class Unsent(nn.Module):
+    """Values that cannot go from rank to rank: tuples of one tensor, and tensors of as many rows as data says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            (rows,) = torch.where(x[:, 0] > 0)
+            (x,) = Clamped.apply(x.index_add(0, rows, layer(x[rows]))).chunk(1)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what Dynamo does with functions
+def test_what_may_pass_a_border_is_one_tensor_of_a_size_that_is_known() -> None:
+    """An autograd.Function and `chunk(1)` give tuples of one tensor, and `where` as many rows as there are: cut there, a job
+    would fail in its first step, or receive rows that were never sent."""
+    model, x = Unsent(), torch.randn(16, 8)
+    example = example_of(model, Call.of((x,), {}))
+    graph = example.traced.graph
+    values = {node.name: node.meta["example_value"] for node in graph.fx.nodes if "example_value" in node.meta}
+    free = places(graph, sharing_a_stage(graph, {}))
+    assert len(free) >= 4
+    for place in free:
+        before = {op.name for op in graph.ops[:place]}
+        for name in {name for op in graph.ops[place:] for name in op.inputs if name in before}:
+            assert isinstance(values[name], torch.Tensor)
+            assert all(type(size) is int for size in values[name].shape), f"{name} has as many rows as data says"
+    cut = cut_into(example.traced, 4, CPU)
+    assert_equal_runs(model, Staged(model, example, cut), (torch.randn(16, 8),), train=False)
+
+
+class Counting(nn.Module):
+    """A buffer that is written in one stage and read in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.calls.add_(1)
+
+
+def test_the_next_microbatch_does_not_write_what_is_being_sent() -> None:
+    """A stage that passed the memory of its buffer raced with itself: the next microbatch counted before the last was sent."""
+    model = Counting()
+    traced = example_of(model, Call.of((torch.ones(4),), {})).traced
+    cut = Cut(traced.graph, {op.name: number for number, op in enumerate(traced.graph.ops)}, (1.0, 1.0), 0.0)
+    part = part_of(traced, cut, 0)
+    stage = Stage(part, partial(interpret, part.graph), part.traced.state, lambda number: {})
+    first, second = (stage(torch.tensor([number])) for number in range(2))
+    assert (first[0].item(), second[0].item()) == (1.0, 2.0)
+
+
+def test_what_runs_again_reads_the_buffer_as_it_was() -> None:
+    """A segment behind one that counts was run again with the count of the next microbatch, or refused to be by autograd."""
+    traced = example_of(Counting(), Call.of((torch.ones(4, requires_grad=True),), {})).traced
+    cut = Cut(traced.graph, {op.name: number for number, op in enumerate(traced.graph.ops)}, (1.0, 1.0), 0.0)
+    parts = [part_of(traced, cut, number) for number in range(2)]
+    rerun = Rerun(traced.graph, parts, [partial(interpret, part.graph) for part in parts])
+    given = {"x": torch.ones(4, requires_grad=True), "calls": torch.zeros(())}
+    arguments = [given[traced.graph.states.get(name, name)] for name in traced.graph.arguments]
+    first, _ = rerun(arguments), rerun(arguments)
+    first[0].sum().backward()
+    assert torch.equal(given["x"].grad, torch.ones(4))
+    assert given["calls"].item() == 2.0
 
 
 def test_ops_that_write_a_storage_share_its_stage() -> None:

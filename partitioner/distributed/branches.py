@@ -160,7 +160,7 @@ class _Branch:
         value, owner = node.meta["example_value"], self.owner[node.name]
         here = owner == self.rank
         mine = self.at[node.name] if here else None
-        rest = ((tuple(value.shape), value.dtype, value.device), owner, here, self.group)
+        rest = ((tuple(value.shape), value.dtype, value.device, value.requires_grad), owner, here, self.group)
         made = self._exchange(how, node, (mine, *rest), (node.name,) if here else ())
         if not here and how is share:
             self.at[node.name] = made

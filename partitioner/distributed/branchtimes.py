@@ -65,7 +65,7 @@ def branches_of(
 
     def exchanged(op: Op, by: Mapping[str, Exchange]) -> float:
         how, meta = by[op.target], op.outputs[0]
-        sent = by is FORWARDS or bool(meta.dtype.is_floating_point)
+        sent = by is FORWARDS or meta.dtype.is_floating_point or meta.dtype.is_complex
         return float(how(meta.bytes, ranks, link)) if how is not None and sent else 0.0
 
     exchanges = [op for op in local[0] if _is_exchange(op, owner)]

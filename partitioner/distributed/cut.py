@@ -18,10 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
+import torch
 from networkx.utils import UnionFind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
@@ -37,6 +39,9 @@ from partitioner.planner.policies import decided
 from partitioner.planner.policies.chain import Chain
 from partitioner.planner.pose import pose
 from partitioner.profile.profiled import profiled
+
+EMPTY = torch.empty(0)
+"""Stands for a value of which nothing is known."""
 
 EVEN = 1.01
 """A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any."""
@@ -166,13 +171,19 @@ def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints
 
 
 def with_makers(graph: Graph, found: Constraints) -> UnionFind[str]:
-    """The groups of ops, where readers of what is no single tensor are with its maker: it cannot be passed."""
+    """The groups of ops, where readers of what is no single tensor of known sizes are with its maker: it cannot be passed."""
     groups: UnionFind[str] = UnionFind(found.group.values())
+    staying = {node.name for node in graph.fx.nodes if not can_pass(node.meta.get("example_value", EMPTY))}
     for op in graph.ops:
         for made in (graph.by_name[name] for name in op.inputs if name in graph.by_name):
-            if made.outputs[1:] or not made.tensor:
+            if made.name in staying or made.outputs[1:] or not made.tensor:
                 groups.union(found.group[made.name], found.group[op.name])
     return groups
+
+
+def can_pass(value: Any) -> bool:
+    """Whether a value can go from rank to rank: one tensor, whose sizes do not depend on what is in others."""
+    return isinstance(value, torch.Tensor) and not free_unbacked_symbols(value)
 
 
 def cuts_between(graph: Graph, rules: Constraints) -> list[int]:

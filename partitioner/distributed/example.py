@@ -9,7 +9,7 @@ Arguments and results are told by what they are: the tensor that the tracer was 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Example:
         structure: of what the model returns.
         leaves: of what it returns: ``(name, None)`` of a value of the graph, or ``("", value)`` of anything else.
         differentiable: the values of the graph that need a gradient.
+        by_rows: of each of the call's tensors, whether a batch has a row of it for each of its own rows.
     """
 
     traced: Traced
@@ -47,6 +48,12 @@ class Example:
     structure: TreeSpec
     leaves: tuple[tuple[str, Any], ...]
     differentiable: frozenset[str]
+    by_rows: tuple[bool, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many the call has."""
+        return self.call.tensors[self.by_rows.index(True)].shape[0]
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The graph's inputs, by name, of a call with other tensors."""
@@ -71,16 +78,40 @@ def example_in(model: nn.Module, inputs: Any, kwargs: Any, count: int) -> Exampl
         TraceError, InputError: as `example_of`; or the batch has no tensor, or does not divide.
     """
     call = example_call(model, inputs, kwargs)
-    if call is None or not call.tensors:
-        raise InputError("example_inputs has no tensor; give one rank's batch")
-    return example_of(model, _first_part(call, count))
+    rows = rows_of(call)
+    assert call is not None
+    if rows % count:
+        raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
+    by_rows = _by_rows(call)
+    taken = iter(by_rows)
+    leaves = (leaf[: rows // count].clone() if isinstance(leaf, torch.Tensor) and next(taken) else leaf for leaf in call.leaves)
+    return replace(example_of(model, Call(call.spec, tuple(leaves))), by_rows=by_rows)
+
+
+def rows_of(call: Call | None) -> int:
+    """How many rows a batch has: those of the first of its tensors that has a dimension.
+
+    Raises:
+        InputError: it has none.
+    """
+    for tensor in call.tensors if call is not None else ():
+        if tensor.dim() and len(tensor):
+            return len(tensor)
+    raise InputError("example_inputs has no tensor with rows; give one rank's batch, or for mesh: auto that of the whole job")
+
+
+def _by_rows(call: Call) -> tuple[bool, ...]:
+    """Which of its tensors have as many rows as the first that has any."""
+    rows = next((len(tensor) for tensor in call.tensors if tensor.dim() and len(tensor)), None)
+    return tuple(tensor.dim() > 0 and len(tensor) == rows for tensor in call.tensors)
 
 
 def example_of(model: nn.Module, call: Call) -> Example:
     """Trace one call, in the modes that are on now; it runs once, and the model's state is put back.
 
     Raises:
-        TraceError: Python stands between several graphs, or the model returns an object that hides its tensors.
+        TraceError: Python stands between several graphs, or the model returns an object that hides its tensors, or gives
+            an attribute another value.
         InputError: the graph reads a number of the call that is no tensor.
     """
     graphs: list[tuple[Traced, Found, list[Any]]] = []
@@ -100,8 +131,13 @@ def example_of(model: nn.Module, call: Call) -> Example:
         call = call.on("meta")
     method = compiled(model, receive, whole=True)
     args, kwargs = call.fill(call.tensors)
-    with state_kept(model):
+    with state_kept(model) as changed:
         returned = method(*args, **kwargs)
+    if changed:
+        raise TraceError(
+            f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
+            "the example; let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
+        )
     if len(graphs) != 1:
         raise TraceError(
             f"{type(model).__name__} has no ops to share out" if not graphs else "the call was traced more than once"
@@ -110,19 +146,15 @@ def example_of(model: nn.Module, call: Call) -> Example:
     leaves, structure = tree_flatten(returned)
     places = _places(traced.graph, found, call)
     names = _names(traced.graph, results, call, places)
-    return Example(traced, call, places, structure, tuple(_leaf(leaf, names) for leaf in leaves), differentiable(traced.graph))
-
-
-def _first_part(call: Call, count: int) -> Call:
-    """The first microbatch of a batch."""
-    rows = call.tensors[0].shape[0] if call.tensors[0].dim() else 0
-    if rows == 0 or rows % count:
-        raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
-    leaves = (
-        leaf[: rows // count].clone() if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows else leaf
-        for leaf in call.leaves
+    return Example(
+        traced,
+        call,
+        places,
+        structure,
+        tuple(_leaf(leaf, names) for leaf in leaves),
+        differentiable(traced.graph),
+        _by_rows(call),
     )
-    return Call(call.spec, tuple(leaves))
 
 
 def _places(graph: Graph, found: Found, call: Call) -> dict[str, int]:

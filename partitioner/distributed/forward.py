@@ -64,7 +64,7 @@ def refuse_other_than_rows(example: Example) -> None:
     Raises:
         InputError: names the value.
     """
-    graph, rows = example.traced.graph, example.call.tensors[0].shape[0]
+    graph, rows = example.traced.graph, example.rows
     for name in graph.outputs:
         meta = graph.metas[name]
         if meta is None or meta.shape[:1] != (rows,):

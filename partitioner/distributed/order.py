@@ -139,6 +139,10 @@ def _gathering(actions: Sequence[Action]) -> Iterator[Action]:
     after: dict[int, deque[int]] = {}
     for place, action in enumerate(actions):
         after.setdefault(action.stage, deque()).append(place)
+    if len(after) <= ACTIVE:  # none is let go
+        yield from (Action(stage, "UNSHARD", -1) for stage in after)
+        yield from actions
+        return
     active: set[int] = set()
     for action in actions:
         soon = heapq.nsmallest(ACTIVE, (stage for stage in after if after[stage]), key=lambda stage: after[stage][0])

@@ -19,10 +19,11 @@ from torch import nn
 from partitioner.distributed.auto import Prospects, choose, parts, ways
 from partitioner.distributed.bench import Bench, staged
 from partitioner.distributed.choice import Choice
+from partitioner.distributed.example import rows_of
 from partitioner.distributed.prediction import Outlook
 from partitioner.distributed.ranks import here, together, told_by_first
 from partitioner.distributed.schedules import kind_of
-from partitioner.errors import InputError, SpecError
+from partitioner.errors import SpecError
 from partitioner.model.call import example_call
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
@@ -143,7 +144,4 @@ def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, D
 
 def _rows(model: nn.Module, inputs: Any, kwargs: Any) -> int:
     """Rows of a batch."""
-    call = example_call(model, inputs, kwargs)
-    if call is None or not call.tensors or not call.tensors[0].dim():
-        raise InputError("example_inputs has no tensor with rows; for mesh: auto, give the batch of the whole job")
-    return call.tensors[0].shape[0]
+    return rows_of(example_call(model, inputs, kwargs))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +51,18 @@ class Part:
     def graph(self) -> Graph:
         """Its graph."""
         return self.traced.graph
+
+    @cached_property
+    def copied(self) -> frozenset[str]:
+        """What it passes in memory of its own: what it got, and what lies in a buffer, which the next microbatch may write.
+
+        This one may still be under way by then, or be needed to run what is behind it again.
+        """
+        made = zip(self.results, self.graph.outputs, strict=True)
+        storages = {name: self.graph.by_name[output].storages for name, output in made}
+        return frozenset(self.received).union(
+            name for name, each in storages.items() if any(storage.startswith("self.") for storage in each)
+        )
 
 
 def part_of(traced: Traced, cut: Cut, number: int) -> Part:
@@ -131,7 +144,7 @@ class Stage(nn.Module):
         known |= {name: getattr(*place) for name, place in inside.places.items()}
         arguments = [known[name] for name in part.graph.arguments]
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
-        return tuple(_sendable(known[name], name in part.received) for name in part.passed)
+        return tuple(_sendable(known[name], name in part.copied) for name in part.passed)
 
     def train(self, mode: bool = True) -> Stage:
         """Stay in the mode in which the model was traced.
@@ -145,13 +158,13 @@ class Stage(nn.Module):
         return self
 
 
-def _sendable(value: torch.Tensor, relayed: bool) -> torch.Tensor:
+def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:
     """A tensor that torch's stages can send: contiguous, no view, kept by no op, for they detach in place what they have sent.
 
     A layer of the same stage that keeps it for its weight's gradient would find it detached under a zero-bubble schedule.
     """
     dense = value.contiguous()
-    return dense.clone() if relayed else torch.ops.aten._unsafe_view(dense, dense.shape)  # the same memory, as no view
+    return dense.clone() if copied else torch.ops.aten._unsafe_view(dense, dense.shape)  # the same memory, as no view
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,16 +32,19 @@ def _sent(x: Tensor, owner: int, group: str) -> Tensor:
     return OPS.wait_tensor(OPS.broadcast(flat, owner, group))  # type: ignore[no-any-return]
 
 
+Like = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
+"""Shape, dtype and device of a value, and whether it needs a gradient."""
+
+
 class _Shared(torch.autograd.Function):
     """A value from its owner to all; back, the sum of the others' gradients to the owner."""
 
     @staticmethod
-    def forward(ctx: Any, pass_on: Tensor, x: Tensor | None, like: Tensor | None, here: bool, owner: int, group: str) -> Any:
-        known = x if x is not None else like
-        assert known is not None
-        found = _sent(known.detach(), owner, group)
-        ctx.here, ctx.group, ctx.differentiable = here, group, known.is_floating_point()
-        if not ctx.differentiable:
+    def forward(ctx: Any, pass_on: Tensor, x: Tensor | None, like: Like, here: bool, owner: int, group: str) -> Any:
+        shape, dtype, device, ctx.differentiable = like
+        found = _sent(torch.empty(shape, dtype=dtype, device=device) if x is None else x.detach(), owner, group)
+        ctx.here, ctx.group = here, group
+        if not ctx.differentiable:  # or it would be, because the token is
             ctx.mark_non_differentiable(found)
         return found, pass_on.clone()
 
@@ -75,15 +78,13 @@ class _Fanned(torch.autograd.Function):
         return pass_on, total(mine, ctx.group), None
 
 
-def share(
-    pass_on: Tensor, x: Tensor | None, like: tuple[Any, ...], owner: int, here: bool, group: str
-) -> tuple[Tensor, Tensor]:
+def share(pass_on: Tensor, x: Tensor | None, like: Like, owner: int, here: bool, group: str) -> tuple[Tensor, Tensor]:
     """A value that ops of other ranks read.
 
     Args:
         pass_on: the token.
         x: on its owner, the value.
-        like: on the others its shape, dtype and device.
+        like: what it is.
         owner: which rank has it.
         here: whether that is this one.
         group: the ranks of the axis.
@@ -91,21 +92,14 @@ def share(
     Returns:
         The value, whose gradient goes to its owner; and the token.
     """
-    return _Shared.apply(pass_on, x, None if here else _room(like), here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _Shared.apply(pass_on, x, like, here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def deliver(
-    pass_on: Tensor, x: Tensor | None, like: tuple[Any, ...], owner: int, here: bool, group: str
-) -> tuple[Tensor, Tensor]:
+def deliver(pass_on: Tensor, x: Tensor | None, like: Like, owner: int, here: bool, group: str) -> tuple[Tensor, Tensor]:
     """A result, as `share`; all ranks go on with it alike, and so have one gradient of it."""
-    return _Delivered.apply(pass_on, x, None if here else _room(like), here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _Delivered.apply(pass_on, x, like, here, owner, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def fan(pass_on: Tensor, x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     """An input with a gradient, which only some ranks read."""
     return _Fanned.apply(pass_on, x, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _room(like: tuple[Any, ...]) -> Tensor:
-    shape, dtype, device = like
-    return torch.empty(shape, dtype=dtype, device=device)

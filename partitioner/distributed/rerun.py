@@ -57,8 +57,8 @@ class Rerun:
             return runs[0](arguments)
         known = dict(zip(self.graph.arguments, arguments, strict=True))
         for part, run in zip(self.segments, runs, strict=True):
-            results = run([known[name] for name in part.graph.arguments])
-            known |= dict(zip(part.results, results, strict=True))
+            results = zip(part.results, run([known[name] for name in part.graph.arguments]), strict=True)
+            known |= {name: value.clone() if name in part.copied else value for name, value in results}
         return [known[name] for name in self.graph.outputs]
 
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from partitioner.distributed.example import Example
 from partitioner.distributed.ranks import Ranks, told
 from partitioner.distributed.tensor.shards import Shards
-from partitioner.distributed.ties import Tie, clip_gradients, sum_gradients
+from partitioner.distributed.ties import Tie, clip_gradients, gradients_summed
 from partitioner.errors import InputError
 from partitioner.model.call import Call, example_call
 
@@ -68,7 +68,12 @@ class Batches:
         rows = self.rows(call)
         self._refuse_target(target, rows)
         self.inputs = [
-            self.example.arguments([self._rows(tensor, number, rows).to(self.device) for tensor in call.tensors])
+            self.example.arguments(
+                [
+                    (self._rows(tensor, number, rows) if by_row else tensor).to(self.device)
+                    for tensor, by_row in zip(call.tensors, self.example.by_rows, strict=True)
+                ]
+            )
             for number in range(self.count)
         ]
         self.targets = [
@@ -90,19 +95,18 @@ class Batches:
         Raises:
             InputError: a tensor has another shape or dtype than the stages were made for.
         """
-        rows = 0
         for place, (tensor, known) in enumerate(zip(call.tensors, self.example.call.tensors, strict=True)):
-            batched = known.dim() > 0 and known.shape[0] == self.example.call.tensors[0].shape[0]
-            wanted = (known.shape[0] * self.count, *known.shape[1:]) if batched else tuple(known.shape)
+            by_row = self.example.by_rows[place]
+            wanted = (known.shape[0] * self.count, *known.shape[1:]) if by_row else tuple(known.shape)
             if tuple(tensor.shape) != wanted or tensor.dtype != known.dtype:
                 name = call.names(self.model.forward)[place]
+                each = f": {self.count} microbatches of {tuple(known.shape)}" if by_row else ""
                 raise InputError(
                     f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the stages were made for {known.dtype} of "
-                    f"shape {wanted}: {self.count} microbatches of {tuple(known.shape)}. Pad it, drop the last batch of an "
+                    f"shape {wanted}{each}. Pad it, drop the last batch of an "
                     "epoch (drop_last=True), or make stages for this size"
                 )
-            rows = wanted[0] if batched and not rows else rows
-        return rows
+        return self.example.rows * self.count
 
     def checksum(self) -> torch.Tensor:
         """What tells one batch from another: sums of its microbatches' inputs, as they are and by place."""
@@ -170,8 +174,8 @@ class Step:
             self._see_one_batch()
             if self.shards is not None:
                 self.shards.start_step()
-            losses = self._run()
-            sum_gradients(self.ties, self.parameters)
+            with gradients_summed(self.ties, self.ranks, self.parameters):
+                losses = self._run()
             return self._shared(losses)
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:

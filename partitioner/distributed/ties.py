@@ -8,7 +8,8 @@ Nothing in torch does that for stages: each rank would train its own copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +54,16 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
     return [Tie(key, places, groups[places]) for key, places in shared.items() if ranks.pipeline in places]
 
 
-def sum_gradients(ties: Iterable[Tie], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Give every holder of a tied parameter the sum of all gradients of it."""
+@contextmanager
+def gradients_summed(ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Around forwards and backwards: after, every holder of a tied parameter has the sum of all gradients of it.
+
+    What there is from steps before, all holders have alike; it stays with the first, so that it counts once.
+    """
+    for tie in ties:
+        if tie.ranks[0] != ranks.pipeline:
+            parameters[tie.key].grad = None
+    yield
     for tie in ties:
         parameter = parameters[tie.key]
         if not parameter.requires_grad:

@@ -106,7 +106,7 @@ class _Clock:
         self.left = dict.fromkeys(self.holder, 0)
         for action in (action for actions in order for action in actions):
             self.left[action.stage] += action.what in ("B", "W")
-        self.arrived: dict[Action, float] = {}
+        self.arrived: dict[tuple[int, str, int], float] = {}
         self.channels: dict[tuple[int, int], float] = {}
         self.gathered: dict[int, float] = {}
 
@@ -128,7 +128,7 @@ class _Clock:
         if needs is None:
             return False
         start = self._with_parameters(rank, stage, max(self.free[rank], needs))
-        seconds = {"F": times.forward, "B": times.backward + times.again}.get(what, times.backward / 2 + times.again)
+        seconds = times.forward if what == "F" else (times.backward if what == "B" else times.backward / 2) + times.again
         self.free[rank], self.busy[rank] = start + seconds, self.busy[rank] + seconds
         if what != "W":
             self._send(rank, action)
@@ -141,7 +141,7 @@ class _Clock:
         stage, what, number = action
         if what == "W" or (what == "F" and stage == 0) or (what != "F" and stage == len(self.times) - 1):
             return 0.0
-        return self.arrived.get(Action(stage, "F" if what == "F" else "B", number))
+        return self.arrived.get((stage, "F" if what == "F" else "B", number))
 
     def _with_parameters(self, rank: int, stage: int, start: float) -> float:
         """When an action can start whose stage has to have its parameters; without a plan for them, they are asked for now."""
@@ -156,7 +156,7 @@ class _Clock:
             return
         way = rank, self.holder[target]
         begin = self.free[rank] if rank == way[1] else max(self.free[rank], self.channels.get(way, 0.0))
-        self.channels[way] = self.arrived[Action(target, "F" if what == "F" else "B", number)] = begin + seconds
+        self.channels[way] = self.arrived[target, "F" if what == "F" else "B", number] = begin + seconds
 
     def _reduce(self, rank: int, stage: int, start: float) -> None:
         """A stage's gradients are summed with its last backward; all but the tail of them may be underway before it ends."""
@@ -187,5 +187,12 @@ def _kept(actions: Sequence[Action], values: Sequence[float], later: Sequence[fl
     kept = 0.0
     for stage, what, _ in actions:
         saved, left = values[stage], later[stage]
-        kept += {"F": saved, "B": -saved, "I": left - saved, "W": -left}.get(what, 0.0)
+        if what == "F":
+            kept += saved
+        elif what == "B":
+            kept -= saved
+        elif what == "I":
+            kept += left - saved
+        elif what == "W":
+            kept -= left
         yield kept

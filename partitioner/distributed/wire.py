@@ -31,6 +31,7 @@ from partitioner.distributed.branches import branch_of, owners_of
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
+from partitioner.distributed.halves import SplitStage
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.outlook import distributed_in, settled
@@ -144,7 +145,7 @@ class Wired:
         kind: the schedule, and who holds which stage.
         ranks: this rank.
         batches: what stages read: fill it before each step; stages are called with numbers of microbatches.
-        ties: parameters that other ranks hold, too; `sum_gradients` sums theirs.
+        ties: parameters that other ranks hold, too; `ties.gradients_summed`, around a step, sums theirs.
         stages: of torch, this rank's; for any schedule of torch's.
         held: this rank's parameters and buffers under the model's keys.
         shards: which part of each this rank has, if there is a tensor axis.
@@ -280,13 +281,6 @@ def _facts(spec: Spec, example: Example) -> dict[str, str]:
     return {"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model}
 
 
-class _Stage(PipelineStage):
-    """torch's stage. In torch 2.11 stages greet their neighbours first, and gloo has no way from a rank to itself."""
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
-
-
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
     """torch's stage, told the shapes of all that passes, so that it need not find out."""
     metas = example.traced.graph.metas
@@ -296,7 +290,7 @@ def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ran
         return tuple(_empty(metas[name], name in example.differentiable) for name in names)
 
     inputs = like(part.received) if part.number else (number,)
-    return _Stage(
+    return SplitStage(
         module,
         part.number,
         cut.count,

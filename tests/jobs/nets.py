@@ -116,6 +116,55 @@ class Tailed(nn.Module):
         return {"logits": x + one}
 
 
+class Routed(nn.Module):
+    """Experts with a gate that each of them reads, behind layers that do not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(nn.Linear(16, 16) for _ in range(8)).requires_grad_(False)
+        self.gate, self.head = nn.Linear(16, 3), nn.Linear(16, 10)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(3))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        for layer in self.first:
+            x = x + torch.tanh(layer(x))
+        best, which = self.gate(x).softmax(-1).topk(2, -1)
+        parts = ((best * (which == number)).sum(-1, keepdim=True) for number in range(3))
+        return {"logits": self.head(sum(part * expert(x) for part, expert in zip(parts, self.experts, strict=True)))}
+
+
+class Clamped(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(-1.0, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (ctx.saved_tensors[0].abs() < 1.5)
+
+
+class Waves(nn.Module):
+    """Complex numbers, which two towers read; a number as first input, and a table of as many rows as a microbatch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 10)
+        self.filter = nn.Parameter(torch.linspace(0.1, 1.0, 18).view(9, 2))
+        self.left, self.right = (
+            nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16)) for width in (16, 9)
+        )
+
+    def forward(self, temperature: Tensor, x: Tensor, table: Tensor) -> dict[str, Tensor]:
+        x = Clamped.apply(self.first(x) + table.sum(0))
+        waves = torch.fft.rfft(x) * torch.view_as_complex(self.filter)
+        found = self.left(torch.fft.irfft(waves, n=16)) * self.right(waves.abs())
+        return {"logits": self.head(Clamped.apply(found)) / temperature}
+
+
 def _hugging_face(name: str) -> nn.Module:
     import zoo
 
@@ -154,6 +203,11 @@ def _joined(output: Any, target: Tensor) -> Tensor:
 def _features(draw: torch.Generator) -> Any:
     x, mask = torch.randn(ROWS, 16, generator=draw), torch.rand(ROWS, 16, generator=draw) < 0.2
     return {"x": x, "mask": mask}, torch.randint(0, 10, (ROWS,), generator=draw)
+
+
+def _signals(draw: torch.Generator) -> Any:
+    inputs = {"temperature": torch.tensor(2.0), "x": torch.randn(ROWS, 16, generator=draw)}
+    return inputs | {"table": torch.randn(4, 16, generator=draw)}, torch.randint(0, 10, (ROWS,), generator=draw)
 
 
 def _ids(draw: torch.Generator) -> Any:
@@ -203,6 +257,8 @@ TRAININGS = {
     "towers": Training(Towers, _joined, _features),
     "words": Training(Words, lambda output: output["loss"], _texts),
     "tailed": Training(Tailed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "routed": Training(Routed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
     "gpt2": Training(lambda: _hugging_face("gpt2"), _next_word, _ids),
@@ -215,8 +271,8 @@ BY_ITSELF = {"clip", "words"}
 
 
 def rows_of(batch: Any, start: int, stop: int) -> Any:
-    """Some rows of a batch."""
-    return torch.utils._pytree.tree_map(lambda tensor: tensor[start:stop], batch)
+    """Some rows of a batch; what has none is for all of them."""
+    return torch.utils._pytree.tree_map(lambda each: each[start:stop] if each.shape[:1] == (ROWS,) else each, batch)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -50,6 +50,30 @@ class Scaled(Layers):
         return super().forward(x) * torch.arange(scale).sum()
 
 
+class Counted(Layers):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Averaged(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+class Picking(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        (rows,) = torch.where(x[:, 0] > 0)
+        return x.index_add(0, rows, super().forward(x[rows]))
+
+
 class Hidden:
     def __init__(self, inside: Tensor) -> None:
         self.inside = inside
@@ -96,6 +120,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "breaks into pieces": lambda: ask(Choosing()),
     "hides a tensor": lambda: ask(Hiding()),
     "returns a weight": lambda: ask(Weight()),
+    "counts its calls": lambda: ask(Counted()),
+    "replaces a buffer": lambda: ask(Averaged()),
+    "sizes that depend on data": lambda: ask(Picking(), mesh={"tensor": 2}),
     "too many stages": lambda: ask(nn.Linear(4, 4)),
     "other spec": lambda: ask(microbatches=on_one(1, 4, 2)),
     "other schedule": lambda: ask(schedule=on_one(1, "gpipe", "1f1b")),

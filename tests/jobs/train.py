@@ -29,8 +29,10 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     optimizer = optimizer_of(model)
     start = step.ranks.data * local
     losses, norms = [], []
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         losses.append(step(rows_of(batch, start, start + local)).item())
+        if number % case["every"]:
+            continue
         if case["clip"]:
             norms.append(step.clip_grad_norm_(case["clip"]).item())
         optimizer.step()

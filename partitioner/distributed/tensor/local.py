@@ -85,7 +85,7 @@ class _Local:
 
     def constant(self, node: torch.fx.Node) -> None:
         """A graph module that ops call."""
-        self._new(node, self.fx.node_copy(node), node.meta.get("example_value"), R)
+        self._new(node, self.fx.node_copy(node), self.graph.bodies[str(node.target)], R)
 
     def op(self, node: torch.fx.Node) -> None:
         """One rank's share of an op."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.distributed.example import Example, differentiable
 from partitioner.distributed.tensor.collectives import cut, group_named
@@ -17,6 +18,7 @@ from partitioner.distributed.tensor.local import Place, local_graph
 from partitioner.distributed.tensor.losses import exchange_seconds, form_of_logits
 from partitioner.distributed.tensor.portion import Portion
 from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of, whole_rule
+from partitioner.errors import TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import weight_of
 from partitioner.ir.access import ANY, TOKENS
@@ -133,8 +135,12 @@ def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Shard
         axis: the ranks.
         device: what each computes with.
         spec: says which optimizer there will be.
+
+    Raises:
+        TraceError: sizes depend on data.
     """
     graph = traced.graph
+    refuse_open_sizes(graph)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     costs = estimate(graph, Machine((device,)), state)
     ways, kept = Ways(axis.ranks, blocks_in(graph.fx)), on_wholes(traced)
@@ -155,6 +161,20 @@ def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Shard
             ops.append(ShardedOp(node.name, tuple(source.name for source in inputs_of(node)), rules))
     results = [node.name for node in graph.fx.output_node().all_input_nodes if tensors_of(node)]
     return shared_out(ops, values, results, axis)
+
+
+def refuse_open_sizes(graph: Graph) -> None:
+    """Refuse a graph with tensors whose sizes depend on data: which parts of them ranks have is not known ahead.
+
+    Raises:
+        TraceError: names the first op that gives one.
+    """
+    for node in graph.fx.nodes:
+        if any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
+            raise TraceError(
+                f"{node.name} gives a tensor whose sizes depend on data ({graph.by_name[node.name].where}), and a tensor axis "
+                "needs to know them: use a mask in place of what is picked out, or other axes of the mesh"
+            )
 
 
 def _given(traced: Traced, name: str, size: int, grad: bool, spec: Spec) -> Whole:

@@ -1,0 +1,88 @@
+"""The two halves of a stage's backward give what one backward gives, on graphs drawn at random.
+
+Weights are read by several ops, there are outputs that no input leads to, inputs that need no gradient, and losses that reach
+little: what torch's own halves get wrong. Two microbatches follow each other, for gradients add up.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partitioner.distributed.halves import of_inputs, of_parameters
+
+WIDTH = 4
+
+
+class Drawn(nn.Module):
+    """Ops drawn at random on earlier values; some outputs are of parameters alone."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(draw.randint(1, 4)))
+        for weight in self.weights:
+            weight.requires_grad_(draw.random() < 0.8)
+        self.inputs = draw.randint(1, 3)
+        self.needed = [draw.random() < 0.6 for _ in range(self.inputs)]
+        self.steps = [
+            (draw.choice(("product", "sum", "tanh", "weight", "both")), draw.random(), draw.random(), draw.random())
+            for _ in range(draw.randint(3, 12))
+        ]
+        self.outputs = [draw.random() for _ in range(draw.randint(1, 3))]
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        values = list(inputs)
+        for how, one, two, which in self.steps:
+            a, b = values[int(one * len(values))], values[int(two * len(values))]
+            weight = self.weights[int(which * len(self.weights))]
+            made = {
+                "product": lambda a=a, w=weight: a @ w,
+                "sum": lambda a=a, b=b: a + b,
+                "tanh": lambda a=a: torch.tanh(a),
+                "weight": lambda w=weight: torch.sin(w),
+                "both": lambda a=a, b=b, w=weight: torch.sigmoid(a @ w) * b + w,
+            }[how]()
+            values.append(made)
+        chosen = [values[len(inputs) + int(each * len(self.steps))] for each in self.outputs]
+        return [each.clone() for each in chosen]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_two_halves_are_one_backward(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Drawn(seed)
+    given = [[torch.randn(WIDTH, WIDTH) for _ in range(model.inputs)] for _ in range(2)]
+    wanted = [_inputs(model, each) for each in given]
+    arriving = [torch.randn(WIDTH, WIDTH) for _ in model.outputs]
+    for inputs in wanted:
+        kept = [(value, gradient) for value, gradient in zip(model(*inputs), arriving, strict=True) if value.requires_grad]
+        if kept:
+            torch.autograd.backward(*zip(*kept, strict=True))
+    gradients = [each.grad for each in model.weights]
+    model.zero_grad()
+
+    found = [_inputs(model, each) for each in given]
+    first = [of_inputs(model(*inputs), arriving, inputs, model.parameters()) for inputs in found]
+    assert all(each.grad is None for each in model.weights)
+    for _, rests in first:
+        of_parameters(rests)
+
+    for (mine, _), inputs in zip(first, wanted, strict=True):
+        for one, other in zip(mine, inputs, strict=True):
+            _assert_close(one, other.grad)
+    for weight, gradient in zip(model.weights, gradients, strict=True):
+        _assert_close(weight.grad, gradient)
+
+
+def _inputs(model: Drawn, values: list[Tensor]) -> list[Tensor]:
+    return [value.clone().requires_grad_(needed) for value, needed in zip(values, model.needed, strict=True)]
+
+
+def _assert_close(one: Tensor | None, other: Tensor | None) -> None:
+    assert (one is None) == (other is None)
+    if one is not None:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
