@@ -26,6 +26,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed
 from partitioner.planner.policies import POLICIES
+from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.list import List
 from partitioner.report import schedule
 from partitioner.report.schedule import table
@@ -152,6 +153,20 @@ def test_a_number_holds_for_every_kind_and_a_missing_kind_cannot_run() -> None:
     assert answer.placement == {"a": "B", "b": "B"} and answer.makespan == 4
 
 
+@pytest.mark.parametrize("policy", ["exact", "search"])
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("shortest", [1e-12, 1e-9])
+def test_seconds_from_a_picosecond_to_days(shortest: float, objective: str, policy: str) -> None:
+    """Days in ticks of a plan that takes picoseconds are no 64-bit number, and CP-SAT's TypeError came up to the user."""
+    if policy == "exact":
+        pytest.importorskip("ortools")
+    work = graph(*(task(name, {"gpu": 2 * shortest, "cpu": 1e6}, output=1e12) for name in "abc"))
+    both = machine(*({"name": name, "kind": "gpu"} for name in "AB"), {"name": "C", "kind": "cpu", "host_link": host(1.0)})
+    answer = ask(work, both, objective=objective, policy=policy, time_limit=0.3)
+    assert answer.lower_bound <= 4 * shortest * (1 + 1e-9)
+    assert answer.assignment.cost == pytest.approx(4 * shortest)
+
+
 def test_tasks_of_one_group_share_a_device() -> None:
     """Apart they would take 1 s; x can run on B only, and takes y along."""
     both = machine(device("A"), device("B"))
@@ -201,6 +216,24 @@ def test_units_are_those_of_specs() -> None:
     work["tasks"][0]["seconds"] = {"A": "1ms"}
     answer = ask(work, machine(device("A"), device("B", host_link={"bandwidth": "1GB/s", "latency": "1ms"})))
     assert answer.makespan == pytest.approx(0.004)
+
+
+def test_auto_starts_nothing_that_would_end_too_late() -> None:
+    """A look at 10^4 tasks takes most of a second, so with one second a second policy ended after two."""
+    started: list[float] = []
+
+    def slow(problem: Problem) -> Assignment:
+        started.append(time.monotonic())
+        time.sleep(0.2)
+        return List()(problem)
+
+    class Slow(Auto):
+        def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
+            yield from (slow, slow, slow)
+
+    work, both = graph(*(task(name) for name in "abc")), machine(device("A"), device("B"))
+    assert ask(work, both, objective="throughput", policy=Slow(time_limit=0.3)).policy == "auto, list"
+    assert len(started) == 1
 
 
 # What may be given ----------------------------------------------------------------------------------------------------
@@ -359,6 +392,7 @@ GRAPH_FAULTS: list[tuple[str, object, str]] = [
     ("tasks.1.seconds", {"tpu": 1}, 'the task can run nowhere: it has seconds for "tpu", and the devices are cpu, gpu'),
     ("tasks.1.seconds", {"cpu": 1, "gpuu": 1}, 'tasks[1].seconds.gpuu: no device is of this kind; did you mean "gpu"?'),
     ("tasks.1.seconds", {"GPU": 1, "cpu": 1}, 'tasks[1].seconds.GPU: no device is of this kind; did you mean "gpu"?'),
+    ("tasks.1.seconds", {"GPU": 1}, 'tasks[1].seconds.GPU: no device is of this kind; did you mean "gpu"?'),
     ("tasks.1.seconds", {"cpu": -2}, "tasks[1].seconds.cpu: -2 is not a duration"),
     ("tasks.1.seconds", {"cpu": 1, "tpu": -2}, "tasks[1].seconds.tpu: -2 is not a duration"),
     ("tasks.1.memory", -1, "tasks[1].memory: -1 is not a size"),
@@ -433,8 +467,8 @@ def changed(document: Document, path: str, value: object) -> Document:
 def test_faults_of_a_graph(path: str, value: object, words: str) -> None:
     with pytest.raises(SpecError) as error:
         ask(changed(GOOD_GRAPH, path, value), GOOD_MACHINE)
-    assert words in str(error.value) and str(error.value).startswith("the graph: ")
-    assert "\n" not in str(error.value) or str(error.value).count("\n") == int(str(error.value).split()[2])
+    assert words in str(error.value)
+    assert str(error.value).startswith(("the graph: 1 fault\n", "the graph: the edges form a cycle"))
 
 
 @pytest.mark.parametrize(("path", "value", "words"), MACHINE_FAULTS, ids=lambda each: str(each)[:30])

@@ -62,7 +62,8 @@ def read_problem(
     entries = faults.entries("tasks", document["tasks"]) if "tasks" in document else []
     tasks = read_tasks(entries, machine.kinds, faults)
     edges = [] if document.get("edges") is None else faults.entries("edges", document["edges"])
-    pairs = _pairs(edges, tasks.names, len(tasks.names) == len(entries), faults)
+    complete = isinstance(document.get("tasks"), list | tuple) and len(tasks.names) == len(entries)
+    pairs = _pairs(edges, tasks.names, complete, faults)
     faults.check()
     order = topological(len(entries), pairs)
     if len(order) < len(entries):

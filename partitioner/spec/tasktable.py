@@ -136,7 +136,7 @@ def _seconds(numbers: Sequence[int], rows: list[Row], kinds: Sequence[str], faul
 def _check_kinds(number: int, given: Row, kinds: Sequence[str], faults: Faults) -> None:
     """Seconds for kinds that no device has: right in a graph that is made for other machines too, wrong if misspelt."""
     path = f"tasks[{number}].seconds"
-    unmet = [kind for kind in kinds if kind not in given]
+    unmet, misspelt = [kind for kind in kinds if kind not in given], False
     for kind, value in given.items():
         if not isinstance(kind, str):
             faults.add(below(path, kind), "is no kind of device; kinds are text")
@@ -144,7 +144,8 @@ def _check_kinds(number: int, given: Row, kinds: Sequence[str], faults: Faults) 
             _number(value, DURATION, number, ("seconds", kind), faults)
             if any(kind.lower() == each.lower() for each in unmet) or get_close_matches(kind[:200], unmet, 1, LIKE):
                 faults.add(below(path, kind), f"no device is of this kind{hint(kind, unmet)}")
-    if len(unmet) == len(kinds) and kinds:
+                misspelt = True
+    if not misspelt and len(unmet) == len(kinds) and kinds:
         offers = ", ".join(quote(kind) for kind in given) or "no kind"
         faults.add(path, f"the task can run nowhere: it has seconds for {offers}, and the devices are {', '.join(kinds)}")
 

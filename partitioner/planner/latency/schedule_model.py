@@ -72,7 +72,13 @@ class Schedule(Places):
         self.cp.minimize(self.makespan)
 
     def ticks(self, seconds: float) -> int:
-        """Seconds in units: as they are where the unit divides them, else rounded down."""
+        """Seconds in units: as they are where the unit divides them, else rounded down; no more than do not fit anyway.
+
+        A task may take a picosecond on one kind and days on another, which in units of the best answer is no 64-bit number.
+        """
+        most = self.most + 1
+        if seconds >= most * self.unit:
+            return most
         return round(seconds / self.unit) if self.exact else floor(seconds / self.unit)
 
     def issue(self, pool: int) -> Any:

@@ -44,11 +44,12 @@ class Auto:
         Raises:
             PlacementError: no policy found room for all of them.
         """
-        deadline = time.monotonic() + self.time_limit
+        began = time.monotonic()
+        deadline, look = began + self.time_limit, 0.0
         best: Assignment | None = None
         bound, reason = 0.0, PlacementError("no policy was tried")
         for policy in self.policies(problem, lambda: max(0.0, deadline - time.monotonic())):
-            if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() >= deadline):
+            if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() + look > deadline):
                 break
             try:
                 answer = policy(problem)
@@ -56,6 +57,7 @@ class Auto:
                 reason = error
                 continue
             bound = max(bound, answer.bound)
+            look = look or time.monotonic() - began  # every policy looks at all tasks once before it looks at the time
             if best is None or answer.cost < best.cost:
                 best = answer
         if best is None:

@@ -79,13 +79,13 @@ class Model:
         terms = 2 + self.units.count + 2 * len(self.units.flows)
         top = most if isfinite(most) else self._worst()
         self.ticks = min(resolution, terms * 1_000_000) / top if top > 0 else 1.0
+        self.high = floor(top * self.ticks) + 1
         self.x = self._places()
         self.slots: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
         self._compute()
         for number in range(len(self.units.flows)):
             (self._hosted if park.by_itself else self._linked)(number)
-        high = floor(top * self.ticks) + 1
-        self.top = self.model.new_int_var(min(high, max(0, floor(least * self.ticks) - terms)), high, "load")
+        self.top = self.model.new_int_var(min(self.high, max(0, floor(least * self.ticks) - terms)), self.high, "load")
         for terms_of in self.slots.values():
             self.model.add(sum(literal * weight for literal, weight in terms_of) <= self.top)
         self._memory()
@@ -94,6 +94,10 @@ class Model:
         if self.units.contiguous:
             self._convex()
         self.model.minimize(self.top)
+
+    def _whole(self, seconds: float) -> int:
+        """Seconds in whole ticks; no more than are too many anyway, for days in ticks of picoseconds are no 64-bit number."""
+        return floor(min(seconds * self.ticks, self.high + 1))
 
     def _worst(self) -> float:
         """Seconds that any answer stays below."""
@@ -118,14 +122,14 @@ class Model:
     def _compute(self) -> None:
         for unit, places in enumerate(self.x):
             for processor, literal in places.items():
-                if ticks := floor(float(self.units.seconds[processor, unit]) * self.ticks):
+                if ticks := self._whole(float(self.units.seconds[processor, unit])):
                     self.slots[3 * processor].append((literal, ticks))
 
     def _pay(self, home: int, there: int, number: int, side: int) -> list[tuple[int, int]]:
         """``(slot, ticks)`` that a flow from ``home`` to ``there`` costs at ``side``."""
         flow, found = self.units.flows[number], []
         for slot, each, byte in self.park.prices.charges(home, 1 << there):
-            ticks = floor((each * flow.count + byte * flow.size) * self.ticks)
+            ticks = self._whole(each * flow.count + byte * flow.size)
             if slot // 3 == side and ticks:
                 found.append((slot, ticks))
         return found
@@ -169,7 +173,7 @@ class Model:
                         self._implies([made, read], None, passes[channel])
             for channel, passed in passes.items():
                 each = problem.channels[channel]
-                ticks = floor((each.latency * flow.count + flow.size / each.bandwidth) * self.ticks)
+                ticks = self._whole(each.latency * flow.count + flow.size / each.bandwidth)
                 for end in each.ends if ticks else ():
                     self.slots[3 * end + (0 if not overlap else 1 if end == home else 2)].append((passed, ticks))
 

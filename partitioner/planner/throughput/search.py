@@ -4,8 +4,9 @@
     y   f > g > h > i           b c d <-> g h: they take about as long, so loads stay even while other ends are cut
 
 Units that hang together are dear to part, so a search that moves them one by one must first make the answer worse, often many
-times. The largest load says nothing about most moves, so what is made small is the sum of a high power of all loads, for which
-the largest counts most and every other one a little.
+times. The largest load says nothing about most moves, so what is made small is the sum of a power of all loads, for which
+the largest counts most and every other one a little. A high power sees the last percent, and is blind for what would have to
+become worse first; a low one sees across. So each round has another power than the one before it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import exp, inf
 from time import monotonic
 
@@ -20,8 +22,8 @@ from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
 
-POWER = 80
-"""Of the loads in the energy; the highest load counts as much as two that are 1 % lower."""
+POWERS = (10, 20, 40, 80)
+"""Of the loads in the energy, by turns; with the last one, the highest load counts as much as two that are 1 % lower."""
 
 HOPELESS = 2.0
 """A load, relatively, beyond which all are equally bad; its power is still a number."""
@@ -50,7 +52,7 @@ class Annealing:
         self.caps = [each.memory for each in park.units.problem.processors]
         self.able = park.units.able_sets
         self.movable = [unit for unit, each in enumerate(park.units.able) if len(each) > 1]
-        self.random = random.Random(seed)
+        self.random, self.powers, self.power = random.Random(seed), cycle(POWERS), POWERS[-1]
         self.best, self.least = list(homes), inf
         self._restart()
 
@@ -79,6 +81,7 @@ class Annealing:
         if self._idle:
             return None
         for _ in range(rounds):
+            self.power = next(self.powers)
             for step in range(steps):
                 if not step % 64 and (monotonic() > until or self.least <= enough * (1 + 1e-9)):
                     return self._restart()
@@ -95,7 +98,7 @@ class Annealing:
         """
         if self._idle:
             return
-        began = monotonic()
+        began, self.power = monotonic(), next(self.powers)
         while (now := monotonic()) < until and self.least > enough * (1 + 1e-9):
             temperature = WARM * (COLD / WARM) ** ((now - began) / (until - began))
             for _ in range(64):
@@ -191,12 +194,12 @@ class Annealing:
 
     def _energy(self, deltas: dict[int, float]) -> float:
         """What the energy would change by."""
-        slots, scale, total = self.loads.slots, self.scale, 0.0
+        slots, scale, power, total = self.loads.slots, self.scale, self.power, 0.0
         for processor in {slot // 3 for slot in deltas}:
             first = 3 * processor
             old = max(slots[first : first + 3])
             new = max(slots[slot] + deltas.get(slot, 0.0) for slot in range(first, first + 3))
-            total += min(HOPELESS, max(new, 0.0) / scale) ** POWER - min(HOPELESS, max(old, 0.0) / scale) ** POWER
+            total += min(HOPELESS, max(new, 0.0) / scale) ** power - min(HOPELESS, max(old, 0.0) / scale) ** power
         return total
 
     def _accept(self, energy: float, temperature: float) -> bool:
