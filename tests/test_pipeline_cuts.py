@@ -28,6 +28,7 @@ from partitioner.ir.graph import Graph, Op, TensorMeta
 from partitioner.ir.machine import Device
 from partitioner.model.call import Call
 from partitioner.planner.constraints import Constraints
+from partitioner.planner.throughput import staging
 from partitioner.testing import GeneratedModule, assert_equal_runs, modules
 from programs import STATE, graphs, make_graph, random_graph
 
@@ -238,6 +239,20 @@ def test_even_stages_are_the_best_of_all(graph: Graph, count: int, rng: Random) 
     stage = list(_evenly(graph, rules, seconds, count).values())
     assert stage == sorted(stage) and set(stage) == set(range(count))
     assert longest([stage.index(number) for number in range(1, count)]) == best
+
+
+def test_ranks_that_are_busy_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank plans for itself. Under load two of them tried a different number of orders in their five seconds."""
+    net, looked = TRAININGS["unet"], list[int]()
+    example = example_of(net.model(), Call.of((net.batches()[0][0],), {}))
+    along = staging._along
+    monkeypatch.setattr(staging, "_along", lambda *given: (looked.append(1), along(*given))[1])
+    found = cut_into(example.traced, 3, CPU)
+    first = len(looked)
+    clock = itertools.count(step=60)
+    monkeypatch.setattr(staging, "monotonic", lambda: next(clock))
+    again = cut_into(example.traced, 3, CPU)
+    assert len(looked) == 2 * first and again.stage == found.stage
 
 
 def test_too_many_stages_name_how_many_places_there_are() -> None:

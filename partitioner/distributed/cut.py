@@ -43,6 +43,9 @@ from partitioner.profile.profiled import profiled
 EMPTY = torch.empty(0)
 """Stands for a value of which nothing is known."""
 
+ORDERS = 4
+"""Orders of the ops that cuts are looked for along. There is no limit of time: ranks that plan for themselves must agree."""
+
 EVEN = 1.01
 """A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any."""
 
@@ -141,7 +144,7 @@ def cut_into(
     costs, rules = profiled(graph, estimate(graph, machine, state), profile), sharing_a_stage(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
     problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
-    answer = decided(problem, Chain(moves=False))
+    answer = decided(problem, Chain(time_limit=inf, moves=False, most_orders=ORDERS))
     homes = {op: problem.lanes[answer.lane[task.name]] for task in tasks.tasks for op in task.ops}
     number = _numbered(graph, homes)
     seconds_of = {op.name: costs.op_time(op.name, devices[0], devices[0].threads_per_lane) for op in graph.ops}

@@ -27,6 +27,7 @@ class Chain:
         most_ideals: down-closed sets of tasks up to which all of them are looked at.
         moves: whether tasks are moved between stages at the end. Stages stay contiguous, but two may then each lead to the
             other; a pipeline over ranks has them in a line.
+        most_orders: orders of the tasks that are tried. With no limit of time the answer is the same on every machine.
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> cpu, edges = Kind("cpu", {1: [1.0, 3.0, 2.0]}), [(0, 1, -1), (1, 2, -1)]
@@ -38,6 +39,7 @@ class Chain:
     time_limit: float = 5.0
     most_ideals: int = 4_000
     moves: bool = True
+    most_orders: int = 12
 
     def __call__(self, problem: Problem) -> Assignment:
         """Place every task.
@@ -45,7 +47,7 @@ class Chain:
         Raises:
             PlacementError: no contiguous stages fit.
         """
-        processors = stages(problem, self.time_limit, self.most_ideals, self.moves)
+        processors = stages(problem, self.time_limit, self.most_ideals, self.moves, self.most_orders)
         bound = load_bound(problem) if problem.objective == "throughput" else 0.0
         sizes = {processor: processors.count(processor) for processor in set(processors)}
         number = {processor: place for place, processor in enumerate(dict.fromkeys(processors), 1)}

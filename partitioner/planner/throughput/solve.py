@@ -19,7 +19,7 @@ from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
-from partitioner.planner.throughput.staging import staged
+from partitioner.planner.throughput.staging import ORDERS, staged
 from partitioner.planner.throughput.units import Units
 
 MOST_IDEALS = 4_000
@@ -88,7 +88,9 @@ def spread(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list
     return _best(units_of(problem, contiguous=False), seconds, seed)
 
 
-def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True) -> list[int]:
+def stages(
+    problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True, most_orders: int = ORDERS
+) -> list[int]:
     """The processor of each task in the best contiguous stages, after one round of moving units between them.
 
     Args:
@@ -96,6 +98,7 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
         seconds: of time; orders and ideals are looked at only while there is some.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         moves: whether units are moved at the end; two stages may then each lead to the other, and without it never do.
+        most_orders: orders of the units that are tried.
 
     Raises:
         PlacementError: none was found that fits.
@@ -105,7 +108,7 @@ def stages(problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEAL
         return []
     park = park_of(units)
     bound = bound_of(park)
-    homes = staged(units, until, most_ideals, bound)
+    homes = staged(units, until, most_ideals, bound, most_orders)
     if not moves:
         if homes is None:
             raise PlacementError(_none(park, "No stages were found"))

@@ -31,7 +31,7 @@ MANY = 30_000
 """Units above which one order is enough work."""
 
 
-def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> list[int] | None:
+def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0, most_orders: int = ORDERS) -> list[int] | None:
     """The processor of each unit, in contiguous stages; ``None`` if none were found that fit.
 
     Args:
@@ -39,10 +39,11 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> 
         until: moment, by the monotonic clock, after which nothing further is tried; one order is, in any case.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         bound: seconds that no answer can beat, where to begin to look.
+        most_orders: orders that are tried.
     """
     whole = blocks(units)
     park, best, least = park_of(whole), None, inf
-    for homes in _answers(park, until, most_ideals, bound):
+    for homes in _answers(park, until, most_ideals, bound, most_orders):
         tasks = whole.spread_over(homes)
         load = largest_load(units.problem, tasks)
         if best is None or load < least * (1 - 1e-12):
@@ -52,10 +53,10 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0) -> 
     return None if best is None else [best[tasks[0]] for tasks in units.members]
 
 
-def _answers(park: Park, until: float, most_ideals: int, bound: float) -> Iterator[list[int]]:
+def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orders: int) -> Iterator[list[int]]:
     """Ever better stages, by what they are thought to cost; the first ones of several orders, the last ones of all ideals."""
     least = inf
-    for number, order in enumerate(islice(orders(park.units), ORDERS if park.units.count <= MANY else 1)):
+    for number, order in enumerate(islice(orders(park.units), most_orders if park.units.count <= MANY else 1)):
         if number and monotonic() > until:
             break
         found = _along(park, order, bound)
