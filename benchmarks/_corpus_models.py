@@ -1,4 +1,5 @@
-"""The corpus: every model that `corpus.py` runs, by name. The test suite's zoo, more of torchvision, and `user_models.py`.
+"""The corpus: every model that `corpus.py` runs, by name. The test suite's zoo, more of torchvision, `user_models.py`,
+and timm where it is installed.
 
 A name is ``<family>/<model>``. Building needs no network: weights are random, the same every time.
 """
@@ -6,6 +7,7 @@ A name is ``<family>/<model>``. Building needs no network: weights are random, t
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -121,12 +123,47 @@ def _zoo() -> Iterator[Entry]:
         yield Entry(name, model.family, model.family, model.build, inputs, "large" in model.tags)
 
 
+TIMM: tuple[tuple[dict[str, Any], str], ...] = (
+    (
+        {"depth": 2, "img_size": 64},
+        """test_vit cait_xxs24_224 convit_tiny visformer_tiny vit_srelpos_small_patch16_224 vit_tiny_r_s16_p8_224
+        vit_tiny_patch16_dinov3_qkvb deit_tiny_patch16_224 tnt_s_legacy_patch16_224 xcit_nano_12_p8_224 vitamin_small_224""",
+    ),
+    ({"img_size": 64}, "test_byobnet coat_lite_tiny mobilevitv2_050 mixer_s16_224 nest_tiny hiera_tiny_224 gcvit_xxtiny"),
+    (
+        {"depths": (1, 1, 1, 1)},
+        """test_mambaout lcnetv2_small pvt_v2_b0 efficientvit_b0 inception_next_atto test_convnext3 fasternet_t0 starnet_s050
+        cspnext_tiny edgenext_xx_small nf_resnet26 davit_tiny""",
+    ),
+    ({"layers": (1, 1, 1, 1)}, "tresnet_m fastvit_t8 resnet10t skresnet18 resnest14d legacy_seresnet18 resnetv2_18"),
+    (
+        {},
+        """test_efficientnet_evos cpubone_nano hardcorenas_a iformer_t darknet17 regnetx_002 dpn48b ese_vovnet19b_slim dla34
+        poolformer_s12 hgnet_tiny selecsls42 focalnet_tiny_srf repghostnet_050 rdnet_tiny sam2_hiera_tiny""",
+    ),
+)
+"""One of each family of timm that takes images of 64 x 64, and what makes it as small as it can be made."""
+
+
+def _timm() -> Iterator[Entry]:
+    for options, names in TIMM:
+        for name in names.split():
+            build = functools.partial(_built, functools.partial(_timm_model, name, options))
+            yield Entry(f"timm/{name}", "timm", "timm", build, functools.partial(_images, 3, 64, 64))
+
+
+def _timm_model(name: str, options: dict[str, Any], _models: Any) -> nn.Module:
+    """Called once torchvision is imported, which timm imports too."""
+    model: nn.Module = importlib.import_module("timm").create_model(name, num_classes=10, **options)
+    return model
+
+
 def _user() -> Iterator[Entry]:
     for name, model in USER_MODELS.items():
         yield Entry(f"user/{name}", "user", "torch", model.build, model.inputs)
 
 
-CORPUS: dict[str, Entry] = {entry.name: entry for entry in (*_user(), *_zoo(), *_torchvision())}
+CORPUS: dict[str, Entry] = {entry.name: entry for entry in (*_user(), *_zoo(), *_torchvision(), *_timm())}
 
 SAMPLE = """user/unet user/dlrm user/nano_gpt user/ensemble user/graph_convolution user/triplet_network user/step_counter
 user/in_place_editing torchvision/squeezenet1_1 transformers/distilbert""".split()

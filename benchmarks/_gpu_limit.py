@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from partitioner import Parallel
 from partitioner.ir.graph import Graph
-from partitioner.runtime.programs import Piece
+from partitioner.runtime.pieces import Piece
 
 OP = "op:"
 

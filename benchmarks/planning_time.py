@@ -27,7 +27,7 @@ from partitioner import compile as flow
 from partitioner import partition
 from partitioner.frontend.analysis import build
 from partitioner.lower import room
-from partitioner.runtime.programs import Piece
+from partitioner.runtime.pieces import Piece
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
 

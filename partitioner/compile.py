@@ -61,7 +61,7 @@ from partitioner.planner.simulate import simulate
 from partitioner.profile.profiled import profiled
 from partitioner.runtime.admission import Admission
 from partitioner.runtime.moving import refuse_shared
-from partitioner.runtime.programs import Made
+from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import pinned
 from partitioner.spec.spec import Spec, choice
 

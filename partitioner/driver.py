@@ -7,6 +7,7 @@ planned       the plan that `partition` would make, and nothing else: what the c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ from partitioner.planner.replay import Replayed
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
-from partitioner.runtime.programs import Made, Programs
+from partitioner.runtime.pieces import Made
+from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.spec import Spec
 from partitioner.tuning import is_insisted_on, refuse_untunable, tuned
@@ -175,11 +177,11 @@ def partition(
         refuse_untunable(machine, call)
     programs = _programs(model, machine, document)
     if call is None:
-        programs.provisional = _provisional(programs.original, machine, document)
+        programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
-    _prepare(programs, call, document, check)
+    copy_context().run(_prepare, programs, call, document, check)
     if tune or (tune is None and len(programs.devices) == 1 and len(machine.lanes) > 1 and not is_insisted_on(document)):
-        programs = _tuned(programs, call, document, tune, check)
+        programs = copy_context().run(_tuned, programs, call, document, tune, check)
     return parallel_of(programs)
 
 
@@ -276,7 +278,7 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
         on_examples(model, lambda: _place(programs, call, spec, check))
         programs.place = None
     elif check and not is_meta(model, call):
-        hold_against_eager(model, call, programs.forward, programs.plainly)
+        hold_against_eager(model, call, lambda *args, **kwargs: programs.run("forward", args, kwargs), programs.plainly)
     else:
         with state_kept(model):
             on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))

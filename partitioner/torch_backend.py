@@ -13,7 +13,7 @@ from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.model.accept import refuse_mistaken
-from partitioner.runtime.programs import Latest, Made, Piece
+from partitioner.runtime.pieces import Latest, Made, Piece
 from partitioner.spec.discover import asked_for
 
 

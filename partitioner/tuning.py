@@ -24,7 +24,8 @@ from partitioner.model.keep import state_kept
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
-from partitioner.runtime.programs import Piece, Programs
+from partitioner.runtime.pieces import Piece
+from partitioner.runtime.programs import Programs
 from partitioner.runtime.standins import can_be_repeated, repeatable
 from partitioner.runtime.tuning import measured
 from partitioner.spec.spec import Spec

@@ -528,7 +528,7 @@ SANITIZED = """
     import torch
     from torch import nn
     from partitioner import partition
-    from partitioner.runtime.programs import Piece
+    from partitioner.runtime.pieces import Piece
 
     class Towers(nn.Module):
         def __init__(self):

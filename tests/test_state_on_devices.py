@@ -30,7 +30,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.plan import state_devices
 from partitioner.lower.modes import with_autocast
 from partitioner.runtime.module import Parallel
-from partitioner.runtime.programs import Piece
+from partitioner.runtime.pieces import Piece
 
 X = numbers(4, 6)
 TWO = {"lazy:0": 1, "lazy:1": 1}

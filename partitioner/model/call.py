@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from partitioner.errors import InputError
+from partitioner.model.keep import state_kept
 from partitioner.model.storage import storage_key, storage_span
 
 
@@ -119,7 +120,7 @@ class Planned(BaseException):
 
 
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
-    """The example call, or ``None`` if there is none.
+    """The call of forward that the example inputs make, or ``None`` if there are none.
 
     Args:
         model: what will be called.
@@ -127,7 +128,8 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
         kwargs: keyword arguments by name.
 
     Raises:
-        InputError: the examples do not fit the signature of the model's forward, or can be read only once.
+        InputError: the examples do not fit the signature of the model's forward, or can be read only once, or what the model
+            does before its forward fails on them.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"example_kwargs is of type {type(kwargs).__name__}; give a dict of keyword arguments by name")
@@ -139,7 +141,8 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
         hint = ". A dict is taken for keyword arguments by name; one that is an argument itself goes into a tuple: ({...},)"
     inputs = () if inputs is None else inputs
     args, kwargs = tuple(inputs) if type(inputs) in (tuple, list) else (inputs,), dict(kwargs or {})
-    call = repeatable(Call.of(args, kwargs))
+    call = repeatable(_reaching_forward(model, repeatable(Call.of(args, kwargs))))
+    args, kwargs = call.fill(call.tensors)
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -147,6 +150,36 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
     except ValueError:  # a callable without a signature
         return call
     return call
+
+
+def _reaching_forward(model: nn.Module, call: Call) -> Call:
+    """The call of forward that a call of the model makes: hooks before it, and a ``__call__`` of its class, change arguments.
+
+    A model that has any is called on copies, with a forward that notes its arguments and stops, and put back.
+
+    Raises:
+        InputError: it fails before that.
+    """
+    everywhere = nn.modules.module._global_forward_pre_hooks
+    if type(model).__call__ is nn.Module.__call__ and not model._forward_pre_hooks and not everywhere:
+        return call
+    made = [call]
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        made.append(Call.of(args, kwargs))
+        raise Planned
+
+    args, kwargs = call.fill([tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors])
+    with state_kept(model, args, kwargs):
+        vars(model)["forward"] = forward
+        try:
+            model(*args, **kwargs)
+        except Planned:
+            pass
+        except Exception as error:
+            name = type(model).__name__
+            raise InputError(f"{name} fails on the example inputs. {type(error).__name__}: {error}") from error
+    return made[-1]
 
 
 def repeatable(call: Call) -> Call:

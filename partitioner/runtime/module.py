@@ -28,6 +28,9 @@ from partitioner.ir.program import Program
 from partitioner.model.tracing import routed
 from partitioner.runtime.programs import Programs
 
+STOPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+"""Flags of code that stops in the middle and goes on later."""
+
 
 class Shown:
     """A read-only attribute that gives way to one that the model has under the same name."""
@@ -50,6 +53,9 @@ class Parallel(nn.Module):
     """A partitioned model. Made by `partition`, not by hand."""
 
     _partitioner_programs: Programs
+
+    def __init_subclass__(cls, **_options: Any) -> None:
+        """The model's class is told of classes that users derive from it, and not of those that are made here."""
 
     @Shown
     def original(self) -> nn.Module:
@@ -135,11 +141,21 @@ def parallel_of(programs: Programs) -> Parallel:
     routed = {name: _Method(name, kind, MethodType(method, original)) for name, method in _methods_with_parts(original)}
     slots = {name: _slot(programs, name) for owner in kind.__mro__ for name in _slots(owner)}
     names = {**theirs, **slots, **routed, **ours, "__qualname__": f"Parallel[{kind.__qualname__}]"}
-    metaclass: Any = type(kind)
-    made = metaclass(kind.__name__, (Parallel, kind), names)
+    made = _class_of_one(kind, names)
     parallel = object.__new__(made)
     object.__setattr__(parallel, "__dict__", original.__dict__)
     return parallel  # type: ignore[no-any-return]
+
+
+def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
+    """The class of one partitioned model. Who calls it, as in ``type(self)(...)``, gets a plain model of the model's class.
+
+    Its instance holds nothing of its own, so a finaliser of the model's class is for the model alone to call.
+    """
+    metaclass: Any = type(type(kind).__name__, (type(kind),), {"__call__": lambda _, *args, **kwargs: kind(*args, **kwargs)})
+    plain: dict[str, Any] = {"__new__": lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)}
+    finaliser = {"__del__": lambda _: None} if hasattr(kind, "__del__") else {}
+    return metaclass(kind.__name__, (Parallel, kind), {**names, **plain, **finaliser})
 
 
 class _Method:
@@ -177,14 +193,19 @@ def _with_self(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType]]:
-    """Methods that the model's classes define and that speak of its submodules: called as they lie, those would run eagerly."""
+    """Methods that the model's classes define and that speak of its submodules: called as they lie, those would run eagerly.
+
+    Generators and coroutines stay as they are: they stop in the middle, and go on when their caller asks.
+    """
     parts = set(original._modules)
     for owner in type(original).__mro__:
         if owner is nn.Module:
             return
         for name, method in vars(owner).items():
             inherited = hasattr(nn.Module, name) or name.startswith("_")
-            if isinstance(method, FunctionType) and not inherited and parts & set(_names(method.__code__)):
+            if not isinstance(method, FunctionType) or inherited or method.__code__.co_flags & STOPS:
+                continue
+            if parts & set(_names(method.__code__)):
                 yield name, method
 
 

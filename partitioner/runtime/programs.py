@@ -11,33 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils._device import DeviceContext
 
-from partitioner.backends import Executable
 from partitioner.ir.machine import Machine
-from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, Tried
-from partitioner.model.call import Planned, sharing
-from partitioner.model.modes import take_over
+from partitioner.model.call import Planned
+from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
 from partitioner.runtime.summary import summary
-
-
-class Found(Protocol):
-    """A graph that the tracer found: its placeholders' values, and why it ends."""
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """The values of its placeholders."""
-
-    @property
-    def reason(self) -> str:
-        """Why it ends, if Python goes on after it."""
 
 
 class Method(Protocol):
@@ -55,105 +39,8 @@ class Method(Protocol):
         """Call the method through its programs."""
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A program of a graph.
-
-    Args:
-        executable: runs it.
-        plainly: runs the graph in program order on the caller's thread, which is right whatever its arguments share.
-        admit: raises if a call is too large for the machine; ``None`` where none can be.
-    """
-
-    executable: Executable
-    plainly: Callable[[Sequence[Any]], Sequence[Any]]
-    admit: Callable[[Sequence[Any]], None] | None = None
-
-
-Make = Callable[[Any], Made]
-"""Makes a program of a graph that was found."""
-
 Trace = Callable[..., Method]
 """Gives a traced method: of a model, by name, with who receives its graphs."""
-
-Watch = Callable[["Piece", Sequence[Any]], None]
-"""Is shown a graph and its arguments."""
-
-
-class _Here(threading.local):
-    """Who looks at the graphs that this thread calls, before they run, and whether they run without lanes."""
-
-    watch: Watch | None = None
-    plainly = False
-
-
-HERE = _Here()
-
-
-@dataclass(eq=False)
-class Latest:
-    """The pieces of the call that ran last, in order."""
-
-    pieces: list[Piece] = field(default_factory=list)
-
-    def note(self, piece: Piece) -> None:
-        """A piece runs: it goes on with the last call, or begins another one."""
-        if self.pieces and self.pieces[-1].reason:
-            self.pieces.append(piece)
-        else:
-            self.pieces = [piece]
-
-
-@dataclass(eq=False)
-class Piece:
-    """One graph's program, as the tracer's bytecode calls it.
-
-    Args:
-        executable: runs it.
-        made: what else was made of the graph.
-        written: positions of the arguments that it writes.
-        shared: which arguments shared a storage with those when it was traced.
-        reason: why Python goes on after it, with the line; ``""`` if forward returns.
-        latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
-    """
-
-    executable: Executable
-    made: Made
-    written: tuple[int, ...]
-    shared: tuple[tuple[int, ...], ...]
-    reason: str
-    latest: Latest
-
-    @staticmethod
-    def of(found: Found, make: Make, latest: Latest) -> Piece:
-        """The piece of a graph that was found."""
-        made = make(found)
-        written = made.executable.plan.graph.written_arguments
-        shared = sharing(found.inputs, written)
-        return Piece(made.executable, made, written, shared, found.reason, latest)
-
-    @cached_property
-    def leaves(self) -> Mode | None:
-        """The modes in which a forward that switches them leaves the caller's thread."""
-        return self.plan.graph.leaves
-
-    @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self.executable.plan
-
-    def __call__(self, *arguments: Any) -> Sequence[Any]:
-        """Run the program."""
-        if HERE.watch is not None:
-            HERE.watch(self, arguments)
-        self.latest.note(self)
-        if self.made.admit is not None:
-            self.made.admit(arguments)
-        plainly = HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared)
-        results = self.made.plainly(arguments) if plainly else self.executable(arguments)
-        if self.leaves is not None:
-            take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
-        return results
 
 
 class Programs:
@@ -198,6 +85,11 @@ class Programs:
             return getattr(self.original, name)(*args, **kwargs)
         if self.place is not None:
             self.settle(args, kwargs)
+        return self.run(name, args, kwargs)
+
+    def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a traced method; what runs until it returns are the pieces of one call."""
+        self.latest.begin()
         return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -244,7 +136,7 @@ class Programs:
         """Call forward through its graphs in program order, on this thread alone."""
         HERE.plainly = True
         try:
-            return self.forward(*args, **kwargs)
+            return self.run("forward", args, kwargs)
         finally:
             HERE.plainly = False
 

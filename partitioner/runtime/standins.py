@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from partitioner.backends import Executable
 from partitioner.backends.bodies import is_torchs
 from partitioner.ir.access import ANY
-from partitioner.runtime.programs import Piece
+from partitioner.runtime.pieces import Piece
 
 
 def can_be_repeated(piece: Piece, arguments: Sequence[Any], strangers: bool = False) -> bool:

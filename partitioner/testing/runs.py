@@ -95,13 +95,22 @@ def _backward(outputs: Sequence[object], seed: int) -> list[torch.Tensor]:
     return reordered
 
 
-def leaves(tree: object) -> dict[str, object]:
+def leaves(tree: Mapping[str, object]) -> dict[str, object]:
     """Every leaf of nested containers and dataclasses, by a readable path such as `output['a'][0].logits`."""
     found: dict[str, object] = {}
-    for path, value in pytree.tree_flatten_with_path(tree)[0]:
-        first, *rest = path
-        _add_leaf(found, str(getattr(first, "key", first)) + pytree.keystr(tuple(rest)), value)
+    for name, value in _named_leaves(tree):
+        _add_leaf(found, name, value)
     return found
+
+
+def _named_leaves(tree: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Leaves with their paths; numbered where a container of another library has told torch no names of its items."""
+    try:
+        paths, _ = pytree.tree_flatten_with_path(tree)
+    except ValueError:
+        parts = [(name, number, leaf) for name, part in tree.items() for number, leaf in enumerate(pytree.tree_leaves(part))]
+        return [(f"{name} leaf {number}", leaf) for name, number, leaf in parts]
+    return [(str(getattr(first, "key", first)) + pytree.keystr(tuple(rest)), value) for (first, *rest), value in paths]
 
 
 def _add_leaf(found: dict[str, object], name: str, value: object) -> None:

@@ -25,7 +25,9 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import cached_backends
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 
+from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.refusal import refusal
@@ -46,7 +48,8 @@ class Found:
         inputs: the real values of the placeholders, in order.
         paths: qualified name of each module that is a local variable of the traced frame, by the variable's name.
         function: name of the traced function.
-        reason: why the graph ends where it does, with the line, if Python goes on without it; ``""`` if forward returns.
+        reason: what Python goes on after, with the line: why the graph ends where it does, or that it is all of another
+            function, called by code that cannot be traced; ``""`` if forward returns.
     """
 
     module: torch.fx.GraphModule
@@ -164,14 +167,17 @@ class _Backend:
         return True
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        owner = self.owner()
-        assert owner is not None and HERE.code is not None, "its method is being traced"
+        owner, code = self.owner(), HERE.code
+        assert owner is not None and code is not None, "its method is being traced"
         within, around = watched(HERE.scope, owner.root, owner.whole)
-        if HERE.code is owner.entry.__code__:
+        if code is owner.entry.__code__:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
         HERE.watched = (*within, *around)
-        return owner.receive(Found(module, tuple(inputs), HERE.paths, HERE.code.co_name, reason_of(module)))
+        alone = code is not owner.entry.__code__ and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
+        reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
+        forget(module)
+        return owner.receive(Found(module, tuple(inputs), HERE.paths, code.co_name, reason))
 
 
 def _entry(name: str, method: str) -> FunctionType:

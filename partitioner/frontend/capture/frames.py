@@ -92,12 +92,14 @@ class Callback(convert_frame.CatchErrorsWrapper):
         convert: Any = self._torchdynamo_orig_backend
         whole, profile = convert.owner.whole, sys.getprofile()
         settings = {**SETTINGS, "rewrite_assert_with_torch_assert": whole}  # otherwise the user's own error is raised
-        sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
+        if callable(profile):  # cProfile's is not and could not be put back
+            sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
         try:
             with convert_frame.compile_lock, held_back(), config.patch(**settings), _disable_current_modes():
                 return super().__call__(*arguments)
         finally:
-            sys.setprofile(profile)
+            if callable(profile):
+                sys.setprofile(profile)
 
 
 class Convert:

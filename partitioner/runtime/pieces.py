@@ -1,0 +1,130 @@
+"""One graph's program, as the tracer's bytecode calls it, and those of the call that ran last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from partitioner.backends import Executable
+from partitioner.ir.mode import Mode
+from partitioner.ir.plan import Plan
+from partitioner.model.call import sharing
+from partitioner.model.modes import take_over
+
+
+class Found(Protocol):
+    """A graph that the tracer found: its placeholders' values, and why it ends."""
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The values of its placeholders."""
+
+    @property
+    def reason(self) -> str:
+        """Why it ends, if Python goes on after it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A program of a graph.
+
+    Args:
+        executable: runs it.
+        plainly: runs the graph in program order on the caller's thread, which is right whatever its arguments share.
+        admit: raises if a call is too large for the machine; ``None`` where none can be.
+    """
+
+    executable: Executable
+    plainly: Callable[[Sequence[Any]], Sequence[Any]]
+    admit: Callable[[Sequence[Any]], None] | None = None
+
+
+Make = Callable[[Any], Made]
+"""Makes a program of a graph that was found."""
+
+Watch = Callable[["Piece", Sequence[Any]], None]
+"""Is shown a graph and its arguments."""
+
+
+class _Here(threading.local):
+    """Who looks at the graphs that this thread calls, before they run, and whether they run without lanes."""
+
+    watch: Watch | None = None
+    plainly = False
+
+
+HERE = _Here()
+
+
+@dataclass(eq=False)
+class Latest:
+    """The pieces of the call that ran last, in order; where nobody tells when a call begins, the last piece alone."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    told: bool = False
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.pieces, self.told = [], True
+
+    def note(self, piece: Piece) -> None:
+        """A piece runs."""
+        if self.told:
+            self.pieces.append(piece)
+        else:
+            self.pieces = [piece]
+
+
+@dataclass(eq=False)
+class Piece:
+    """One graph's program, as the tracer's bytecode calls it.
+
+    Args:
+        executable: runs it.
+        made: what else was made of the graph.
+        written: positions of the arguments that it writes.
+        shared: which arguments shared a storage with those when it was traced.
+        reason: what Python goes on after, with the line; ``""`` if forward returns.
+        latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
+    """
+
+    executable: Executable
+    made: Made
+    written: tuple[int, ...]
+    shared: tuple[tuple[int, ...], ...]
+    reason: str
+    latest: Latest
+
+    @staticmethod
+    def of(found: Found, make: Make, latest: Latest) -> Piece:
+        """The piece of a graph that was found."""
+        made = make(found)
+        written = made.executable.plan.graph.written_arguments
+        shared = sharing(found.inputs, written)
+        return Piece(made.executable, made, written, shared, found.reason, latest)
+
+    @cached_property
+    def leaves(self) -> Mode | None:
+        """The modes in which a forward that switches them leaves the caller's thread."""
+        return self.plan.graph.leaves
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self.executable.plan
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        """Run the program."""
+        if HERE.watch is not None:
+            HERE.watch(self, arguments)
+        self.latest.note(self)
+        if self.made.admit is not None:
+            self.made.admit(arguments)
+        plainly = HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared)
+        results = self.made.plainly(arguments) if plainly else self.executable(arguments)
+        if self.leaves is not None:
+            take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
+        return results
