@@ -25,11 +25,13 @@ from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import timed
 
-HOT, COLD = 0.06, 0.001
-"""By which part of a makespan a move may make it longer to be kept with probability 1/e: at first, and at last."""
+HEATS = (0.06, 0.01, 0.002)
+"""By which part of a makespan a move may make it longer to be kept with probability 1/e, at the beginning of each cycle, which
+goes on from the best answer so far. Graphs of tens of tasks need the first; where a task is a small part of the makespan, as in
+those of hundreds, only the last finds anything."""
 
-CYCLES = 3
-"""How often the search heats up again, from the best answer so far."""
+COLD = 0.05
+"""Part of a cycle's heat that is left at its end."""
 
 CRITICAL = 0.7
 """Part of the moves that are made with a task that the end waits for."""
@@ -78,18 +80,18 @@ class _Walk:
 
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk until it is time; the best place seen."""
-        start, heat, cycle = perf_counter(), HOT, 0
+        start, heat, cycle = perf_counter(), HEATS[0], 0
         critical, energy = self.critical(), self.energy(self.now)
         for turn in range(most):
             if turn % 16 == 0:
                 at = perf_counter()
                 if at >= until:
                     break
-                passed = CYCLES * max(turn / most, (at - start) / max(1e-9, until - start))
-                heat = HOT * (COLD / HOT) ** (passed % 1.0) * self.best.seconds
+                passed = len(HEATS) * max(turn / most, (at - start) / max(1e-9, until - start))
                 if int(passed) > cycle:
                     cycle, self.now = int(passed), self.best
                     critical, energy = self.critical(), self.energy(self.now)
+                heat = HEATS[cycle % len(HEATS)] * COLD ** (passed % 1.0) * self.best.seconds
             next_ = self.step(critical)
             if next_ is None:
                 continue
