@@ -163,8 +163,8 @@ class _Race:
             return  # nothing of it can be compiled
         made = zip(executables, self.graphs, strict=True)
         runs = [repeatable(piece, executable, given, self.backward) for executable, (piece, given) in made]
+        _all(runs)  # what fails is no candidate: a backward from all results may, of ops that write what others keep
         self.choices[name], self.plans[name], self.ways[name] = choices, plans, partial(_all, runs)
-        self.ways[name]()
 
     def best(self) -> str:
         """The fastest so far. The serial plan is taken unless another one is clearly faster."""

@@ -13,7 +13,7 @@ from lanes import numbers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner import partition
+from partitioner import partition, tuning
 from partitioner.backends import compilers
 from partitioner.backends.batched import put_together
 from partitioner.model.call import memory
@@ -28,7 +28,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilers, "is_faster", lambda one, other, arguments: True)
 
 
-def recorded(function: Callable[..., object], *examples: Tensor) -> torch.fx.GraphModule:
+def recorded(function: Callable[..., object], *examples: object) -> torch.fx.GraphModule:
     """The ops of a function, as a task has them: what the module holds is an argument."""
     graphs: list[tuple[torch.fx.GraphModule, Sequence[Tensor]]] = []
 
@@ -48,14 +48,15 @@ def calls(module: torch.fx.GraphModule) -> int:
 
 
 class Branches(nn.Module):
-    """Branches of the same shape with weights of their own, and a join that keeps them apart."""
+    """Branches of the same shape with weights of their own, whose results are one or stay apart."""
 
-    def __init__(self, make: Callable[[], nn.Module], count: int, shared: bool) -> None:
+    def __init__(self, make: Callable[[], nn.Module], count: int, shared: bool, join: bool = True) -> None:
         super().__init__()
-        self.branches, self.shared = nn.ModuleList(make() for _ in range(count)), shared
+        self.branches, self.shared, self.join = nn.ModuleList(make() for _ in range(count)), shared, join
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(branch(x if self.shared else x + number) for number, branch in enumerate(self.branches))
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        found = tuple(branch(x if self.shared else x + number) for number, branch in enumerate(self.branches))
+        return torch.stack(found) if self.join else found
 
 
 LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
@@ -97,29 +98,36 @@ def randomised(model: nn.Module) -> nn.Module:
     names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),
     count=st.integers(2, 4),
     shared=st.booleans(),
+    join=st.booleans(),
     shape=st.sampled_from([(6,), (3, 6), (2, 3, 6)]),
 )
 @settings(max_examples=12)
-def test_random_branches_of_layers(names: list[str], count: int, shared: bool, shape: tuple[int, ...]) -> None:
-    check(randomised(Branches(of(LAYERS, names), count, shared)).eval(), numbers(*shape), "linear" in " ".join(names))
+def test_random_branches_of_layers(names: list[str], count: int, shared: bool, join: bool, shape: tuple[int, ...]) -> None:
+    check(randomised(Branches(of(LAYERS, names), count, shared, join)).eval(), numbers(*shape), "linear" in " ".join(names))
 
 
 @given(
     names=st.lists(st.sampled_from(sorted(PICTURES)), min_size=1, max_size=4),
     count=st.integers(2, 4),
     shared=st.booleans(),
+    join=st.booleans(),
+    batch=st.sampled_from([1, 2]),
+    lies=st.sampled_from([torch.contiguous_format, torch.channels_last]),
 )
 @settings(max_examples=12)
-def test_random_branches_of_convolutions(names: list[str], count: int, shared: bool) -> None:
+def test_random_branches_of_convolutions(
+    names: list[str], count: int, shared: bool, join: bool, batch: int, lies: torch.memory_format
+) -> None:
     convolves = bool({"conv", "depthwise", "groups"} & set(names))
-    check(randomised(Branches(of(PICTURES, names), count, shared)).eval(), numbers(2, 4, 5, 5), convolves)
+    model = randomised(Branches(of(PICTURES, names), count, shared, join)).eval()
+    check(model, numbers(batch, 4, 5, 5).contiguous(memory_format=lies), convolves)
 
 
-def check(model: nn.Module, x: Tensor, merges: bool) -> None:
-    """Hold what was put together against the ops one by one: values, gradients, and whose memory is whose."""
+def check(model: Branches, x: Tensor, merges: bool) -> None:
+    """Hold what was put together against the ops one by one: values, strides, gradients, and whose memory is whose."""
     module = recorded(model, x)
     given: list[Tensor] = module.inputs  # type: ignore[assignment]
-    inputs = [value.detach().requires_grad_(value is given[0] or value.requires_grad) for value in given]
+    inputs = [value.detach().requires_grad_(model.join and (value is given[0] or value.requires_grad)) for value in given]
     found = put_together(module, inputs)
     assert (found is not None) == merges
     if found is None:
@@ -127,6 +135,9 @@ def check(model: nn.Module, x: Tensor, merges: bool) -> None:
     expected, results = tree_leaves(module(*inputs)), tree_leaves(found(*inputs))
     torch.testing.assert_close(results, expected)
     assert len(set(memory(results))) == len(results)
+    assert [each.stride() for each in results] == [each.stride() for each in expected]
+    if not model.join:
+        return
     for one, other in zip(gradients(results, inputs), gradients(expected, inputs), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -155,7 +166,7 @@ def test_towers_take_as_many_calls_as_one_of_them() -> None:
 def test_a_partitioned_module_equals_eager(train: bool) -> None:
     model = Branches(of(LAYERS, ["linear", "gelu", "linear"]), 4, shared=True).train(train)
     parallel = partition(model, ["cpu"], example_inputs=numbers(3, 6), compile_tasks="batched", copy=True)
-    assert "compiled: 12 of 12 ops, in 1 function" in str(parallel)
+    assert "compiled: 13 of 13 ops, in 1 function" in str(parallel)
     assert_equal_runs(model, parallel, (numbers(3, 6),), train=train, bitwise=False, gradient_bitwise=False)
 
 
@@ -201,9 +212,53 @@ def test_what_would_share_memory_is_left_alone() -> None:
     assert put_together(recorded(views, *examples), examples) is None
 
 
+class Heads(nn.Module):
+    """Results of which a loss may read some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x).relu(), self.second(x).relu()
+
+
+@pytest.mark.usefixtures("merges")
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_weight_that_the_loss_does_not_reach_has_no_gradient(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that were one op had zeros, which AdamW takes for a reason to decay a weight."""
+    monkeypatch.setattr(tuning._Race, "best", lambda race: list(race.choices)[-1])
+    compiled = {"tune": True} if tune else {"compile_tasks": "batched"}
+    parallel = partition(Heads(), ["cpu"], example_inputs=numbers(3, 6), **compiled)
+    parallel(numbers(3, 6))[0].sum().backward()
+    assert parallel.first.weight.grad is not None and parallel.second.weight.grad is None
+
+
+@pytest.mark.usefixtures("merges")
+def test_a_frozen_branch_asks_for_no_gradient() -> None:
+    """It had one beside a branch that is trained, for the op that both were has one."""
+    model = Heads()
+    model.second.requires_grad_(False)
+    parallel = partition(model, ["cpu"], example_inputs=numbers(3, 6), compile_tasks="batched")
+    assert [each.requires_grad for each in parallel(numbers(3, 6))] == [True, False]
+
+
+@pytest.mark.parametrize("shape", [(), (3, 6)])
+def test_a_bias_of_another_shape_is_left_alone(shape: tuple[int, ...]) -> None:
+    """Three numbers, one for each of three layers, were taken for one for each of three rows."""
+    weights, biases = [numbers(6, 6) + number for number in range(3)], [numbers(3, 6) * number for number in range(3)]
+    biases = [bias if shape else bias.sum() for bias in biases]
+
+    def layers(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+        return torch.stack([F.linear(x + number, *both) for number, both in enumerate(zip(weights, biases, strict=True))])
+
+    module = recorded(layers, numbers(3, 6), weights, biases)
+    assert put_together(module, list(module.inputs)) is None  # type: ignore[arg-type]
+
+
 def test_what_is_slower_together_stays_apart() -> None:
     """Weights are put together in each call: of eight layers of 512 that is far more than one call of each costs."""
-    model = Branches(lambda: nn.Linear(512, 512), 8, shared=True).eval()
+    model = Branches(lambda: nn.Linear(512, 512), 8, shared=True, join=False).requires_grad_(False)
     module = recorded(model, numbers(1, 512))
     assert put_together(module, list(module.inputs)) is not None  # type: ignore[arg-type]
     parallel = partition(model, ["cpu"], example_inputs=numbers(1, 512), compile_tasks="batched", copy=True)

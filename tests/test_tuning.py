@@ -92,6 +92,27 @@ def test_on_one_lane_there_are_compiled_tasks_to_try() -> None:
     assert torch.allclose(found(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
+class Overwriting(nn.Module):
+    """Writes to its argument after a layer has kept it for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        result = self.first(x)
+        x.add_(1)
+        return result, self.second(x)
+
+
+@pytest.mark.parametrize("tune", [None, True])
+def test_a_backward_that_cannot_be_is_no_error(tune: bool | None) -> None:
+    """Nobody has asked for it but tuning; partition raised what autograd says of it."""
+    model = Overwriting()
+    found = partition(model, LANES, example_inputs=X, tune=tune, copy=True)
+    assert torch.equal(found(X.clone())[1], model(X.clone())[1])
+
+
 def test_what_cannot_be_tuned_is_refused() -> None:
     with pytest.raises(SpecError, match="give example_inputs"):
         partition(Sleepers(0.0), LANES, tune=True)

@@ -55,8 +55,8 @@ def put_together(module: GraphModule, arguments: Sequence[Any]) -> GraphModule |
         arguments: what it is called with.
 
     Returns:
-        The module; ``None`` if there is nothing to put together, an op writes to what it is given, or results would share
-        memory that do not.
+        The module; ``None`` if there is nothing to put together, an op writes to what it is given, or who gets the results
+        could tell.
     """
     module = _out_of_place(module)
     found = _Values(module)
@@ -69,14 +69,31 @@ def put_together(module: GraphModule, arguments: Sequence[Any]) -> GraphModule |
     if not merger.joins:
         return None
     together = GraphModule({}, merger.graph, type(module).__name__)
-    with torch.no_grad():
-        return together if _shared(together, arguments) == _shared(module, arguments) else None
+    return together if _outside(together, arguments) == _outside(module, arguments) else None
 
 
-def _shared(module: GraphModule, arguments: Sequence[Any]) -> list[int]:
-    """Which of its arguments and results lie in one memory: for each the first that does."""
-    where = memory([*arguments, *tree_leaves(module(*arguments))])
-    return [where.index(each) for each in where]
+def _outside(module: GraphModule, arguments: Sequence[Any]) -> tuple[object, ...]:
+    """What is seen of results besides their values.
+
+    That is, which of them and of the arguments lie in one memory, strides, and which arguments have a gradient from each: one
+    that has none stays without, where zeros would make an optimizer move it.
+    """
+    leaves = _leaves(arguments)
+    results, wanted = tree_leaves(module(*leaves)), [leaf for leaf in leaves if leaf.requires_grad]
+    where = memory([*leaves, *results])
+    reached = [_gradients([each], wanted) if each.requires_grad else () for each in results]
+    first = [where.index(each) for each in where]
+    return first, [each.stride() for each in results], [[one is not None for one in each] for each in reached]
+
+
+def _leaves(arguments: Sequence[Any]) -> list[Any]:
+    """What stands for arguments where gradients are asked for."""
+    return [value.detach().requires_grad_(value.requires_grad) for value in arguments]
+
+
+def _gradients(roots: Sequence[Any], wanted: Sequence[Any]) -> Sequence[Any]:
+    ones = [torch.ones_like(root) for root in roots]
+    return torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
 
 
 def _out_of_place(module: GraphModule) -> GraphModule:
@@ -96,7 +113,7 @@ def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Seq
 
     Where gradients are recorded a run has a backward, from leaves that stand for the arguments.
     """
-    leaves = [value.detach().requires_grad_(value.requires_grad) for value in arguments]
+    leaves = _leaves(arguments)
     samples: dict[Callable[..., Any], list[float]] = {one: [], other: []}
     for _ in range(1 + ROUNDS):
         for function, seconds in samples.items():
@@ -111,7 +128,7 @@ def _run(function: Callable[..., Any], leaves: Sequence[Any]) -> None:
     found = tree_leaves(function(*leaves))
     roots, wanted = [each for each in found if each.requires_grad], [each for each in leaves if each.requires_grad]
     if roots and wanted:
-        torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+        _gradients(roots, wanted)
     if found and found[0].device.type != "cpu":
         torch.accelerator.synchronize(found[0].device)
 
@@ -240,9 +257,9 @@ class _Merger:
     def _linear(self, group: list[Node]) -> Node | None:
         inputs, weights, biases = (list(each) for each in zip(*((*node.args, None)[:3] for node in group), strict=True))
         count = len(group)
-        if group[0].kwargs or self.values[weights[0]].dim() != 2:
-            return None
         *lead, width = self.values[group[0]].shape
+        if group[0].kwargs or self.values[weights[0]].dim() != 2 or (biases[0] and self.values[biases[0]].shape != (width,)):
+            return None
         if len(set(inputs)) == 1:
             bias = None if biases[0] is None else self._parameters(group, 2)
             wide = self._call(torch.nn.functional.linear, self._piece(inputs[0]), self._parameters(group, 1), bias)
@@ -282,7 +299,10 @@ class _Merger:
 
     def _whole(self, node: Node) -> Node:
         """One result in memory of its own, as whoever gets it expects."""
-        return self._call(torch.clone, self._piece(node)) if node in self.joined else self.made[node]
+        if node not in self.joined:
+            return self.made[node]
+        lies = torch.contiguous_format if self.values[node].is_contiguous() else torch.preserve_format
+        return self.graph.call_function(torch.clone, (self._piece(node),), {"memory_format": lies})
 
     def _call(self, function: Any, *arguments: Any) -> Node:
         return self.graph.call_function(function, arguments)

@@ -163,7 +163,7 @@ def bodies_of(plan: Plan, refused: Refused, compile: Compile) -> dict[str, Body]
 def _body(plan: Plan, task: Task, nodes: Mapping[str, torch.fx.Node], compile: Compile) -> Body:
     own, graph = set(task.ops), torch.fx.Graph()
     read = dict.fromkeys(source.name for op in task.ops for source in nodes[op].all_input_nodes if source.name not in own)
-    made = {name: graph.placeholder(name) for name in read}
+    made = {name: graph.placeholder(f"given_{number}") for number, name in enumerate(read)}  # not "self", whatever its name
     lane = plan.machine.lanes[plan.placement.lane[task.name]]
     elsewhere = lane.torch_device if plan.graph.device not in ("", lane.torch_device) else None
     for op in task.ops:

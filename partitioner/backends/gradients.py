@@ -206,8 +206,11 @@ def _edges(value: Any) -> Iterator[tuple[int | None, Edge]]:
 
 def _is_cut_off(tensor: torch.Tensor) -> bool:
     """Whether it is a view, made without recording, of a tensor with a gradient: it says that it has one, and has none."""
-    if tensor.grad_fn is not None or not tensor._is_view():
-        return False
+    try:
+        if tensor.grad_fn is not None or not tensor._is_view():
+            return False
+    except RuntimeError:  # the base has been written since, and autograd refuses to say what such a view is then
+        return True
     with torch.enable_grad():
         view = tensor.view_as(tensor).grad_fn
     return view is None or view.next_functions[0][0] is None

@@ -98,8 +98,8 @@ class Graphed:
         if has_hidden_modes():
             raise CaptureError(
                 "the call is under a mode of Python's (a dispatch or function mode, such as torch.device as a context; a "
-                "functorch transform; hooks on saved tensors), which a replay would not see. Leave cuda_graphs out, or call "
-                "outside of it"
+                "functorch transform; forward-mode differentiation; hooks on saved tensors), which a replay would not see. "
+                "Leave cuda_graphs out, or call outside of it"
             )
         if self.cuda.keeps_casts():
             raise CaptureError(

@@ -27,7 +27,7 @@ from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, has_hidden_modes, run_under
 from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import casts_kept, modes_here, under
+from partitioner.model.modes import casts_kept, flushes, modes_here, under
 
 
 class Abandoned(BaseException):
@@ -220,7 +220,7 @@ def _start_workers(done: list[threading.Lock], code: Code, call: Launch, argumen
     """Post the other hosts' jobs. Each holds its lock in ``done`` until it has ended."""
     if done:
         HERE.occupied = True
-        modes = modes_here()
+        modes = (*modes_here(), flushes())
         if code.shares_first:
             call.make_room()
         if code.short and call.share == 1:

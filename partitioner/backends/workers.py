@@ -1,7 +1,7 @@
 """Worker threads, one for each further CPU lane of the process, shared by all partitioned modules.
 
 Threads are started when first needed and idle on a queue. A worker takes over what PyTorch keeps per thread (grad mode,
-inference mode, autocast) from the caller for each job. After a fork the child starts its own.
+inference mode, autocast, tiny numbers as zero) from the caller for each job. After a fork the child starts its own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import torch
+from torch.autograd import forward_ad
 
 from partitioner.model.modes import Autocast, take_over
 
-Modes = tuple[bool, bool, Autocast, bool]
-"""As `model.modes` has them."""
+Modes = tuple[bool, bool, Autocast, bool, bool]
+"""As `model.modes` has them, and whether tiny numbers are taken for zero."""
 
 
 def run_under(modes: Modes, job: Callable[[], None]) -> None:
@@ -24,17 +25,19 @@ def run_under(modes: Modes, job: Callable[[], None]) -> None:
 
     Nothing that autocast has cast is dropped in the meantime: other lanes use it, too.
     """
-    grad, inference, autocast, cache = modes
+    grad, inference, autocast, cache, flush = modes
     torch.autocast_increment_nesting()
     try:
         if inference:
             HERE.modes = None  # a block of inference mode puts back what it finds at its end
             with torch.inference_mode():
                 take_over(grad, autocast, cache)
+                torch.set_flush_denormal(flush)
                 job()
             return
         if HERE.modes != modes:
             take_over(grad, autocast, cache)
+            torch.set_flush_denormal(flush)
         HERE.modes = None  # unless the job ends as it should
         job()
         HERE.modes = modes  # setting those of the last job once more would cost as much as a small op
@@ -45,13 +48,15 @@ def run_under(modes: Modes, job: Callable[[], None]) -> None:
 def has_hidden_modes() -> bool:
     """Whether this thread is under something that a worker could not take over.
 
-    That is: a dispatch or function mode (fake tensors, `torch.device` as a context), a functorch transform, hooks on saved
-    tensors (checkpointing), tracing, or being in a lane of another call already: its workers may be waiting for this thread.
+    That is: a dispatch or function mode (fake tensors, `torch.device` as a context), a functorch transform, forward-mode
+    differentiation (a function of autograd or a compiled one would drop tangents), hooks on saved tensors (checkpointing),
+    tracing, or being in a lane of another call already: its workers may be waiting for this thread.
     """
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
         or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

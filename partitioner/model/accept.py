@@ -30,6 +30,11 @@ def accepted(model: Any, *, loaded: bool = True) -> nn.Module:
         raise InputError(
             f"{type(model).__name__}.forward is a generator function; return a list or a tuple instead of yielding"
         )
+    if inspect.iscoroutinefunction(model.forward) or inspect.isasyncgenfunction(model.forward):
+        raise InputError(
+            f"{type(model).__name__}.forward is declared with async def, and a program has no event loop; compute in a plain "
+            "forward, and await around it"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("a ScriptModule holds no Python to trace; partition the module that it was made from")
     state = all_state(model)

@@ -1,16 +1,20 @@
 """A model, left as it was: whatever its forward changes while it is traced and compared is put back.
 
 A forward may change what the model holds (parameters, buffers, caches, counters, lists), what its class or its defaults hold, a
-list in a global, and generators of random numbers. All that can be reached from the model is looked at, and what can be
-changed in place is copied, one level deep for each container.
+list in a global, what its closure stands for, and generators of random numbers. All that can be reached from the model is
+looked at, and what can be changed in place is copied, one level deep for each container.
 """
 
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from io import BytesIO, StringIO
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from partitioner.model.functions import bindings, reached, users_function
 from partitioner.model.storage import parts
 
 LARGEST = 2**28
@@ -36,6 +41,9 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
 """Exactly these: what a user's own container does when its items are read or set is not known."""
+
+_CACHE = type(cache(len))
+"""A function with a cache."""
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
@@ -73,6 +81,7 @@ class _Kept:
         self.tensors = tensors
         self.seen: dict[int, Any] = {}  # holds what was seen, so that no identity is given twice
         self.containers: list[tuple[Path, Any, Any]] = []
+        self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
         self.undo: list[Callable[[], None]] = []
 
     def look(self, root: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -86,38 +95,56 @@ class _Kept:
             if isinstance(value, torch.Tensor):
                 if self.tensors and not value.is_meta and (small or not isinstance(value, nn.Parameter)):
                     self.undo.append(_tensor_undo(value))
-            elif not self._generator(value):
+            elif not self._has_state(value):
                 self._keep(path, value)
                 if len(self.seen) + len(waiting) < MOST:
                     waiting.extend(self._inside(path, value))
 
-    def _generator(self, value: Any) -> bool:
-        """Keep the state of a generator of random numbers."""
+    def _has_state(self, value: Any) -> bool:
+        """Keep the state of what has neither items nor attributes: generators of random numbers, buffers, streams, caches."""
         if isinstance(value, random.Random):
             state = value.getstate()
             self.undo.append(lambda: value.setstate(state))
         elif isinstance(value, np.random.Generator):
             now = value.bit_generator.state
             self.undo.append(lambda: setattr(value.bit_generator, "state", now))
+        elif isinstance(value, np.random.RandomState):
+            drawn = value.get_state()
+            self.undo.append(lambda: value.set_state(drawn))
         elif isinstance(value, torch.Generator):
             tensor = value.get_state()
             self.undo.append(lambda: (value.set_state(tensor), None)[1])
+        elif isinstance(value, bytearray | array):
+            items: Any = value[:]
+            self.undo.append(lambda: value.__setitem__(slice(None), items))
+        elif type(value) in (BytesIO, StringIO) and not value.closed:
+            self.undo.append(_stream_undo(value))
+        elif type(value) is _CACHE:
+            if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too
+                self.undo.append(value.cache_clear)
         else:
             return False
         return True
 
     def _keep(self, path: Path, value: Any) -> None:
-        """Keep a value, if it can be changed."""
+        """Keep a value, if it can be changed. An iterator cannot be put back: what is taken from it is given once more."""
+        before = len(self.containers)
         if type(value) in _CONTAINERS:
             self.containers.append((path, value, dict(value) if isinstance(value, dict) else list(value)))
         held = _attributes(value)
         if held is not None:
             self.containers.append((path, held, dict(held)))
+        for live, then in [(live, then) for _, live, then in self.containers[before:] if isinstance(live, dict)]:
+            for key in [key for key, item in then.items() if _is_iterator(item)]:
+                live[key] = _Taken(then[key])
+                self.iterators.append((live, then, key))
 
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """What lies in a value, and where."""
         if isinstance(value, _CODE):
-            yield from _of_code(value)
+            if function := users_function(value):
+                self.undo.extend(bindings(function))
+                yield from ((((), name), item) for name, item in reached(function, (*_CONTAINERS, _CACHE)))
             return
         if type(value) in _CONTAINERS or isinstance(value, tuple | frozenset):
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -143,10 +170,39 @@ class _Kept:
 
     def restore(self) -> list[str]:
         """Put everything back; the names of what had changed."""
+        for live, then, key in self.iterators:
+            if isinstance(taken := live.get(key), _Taken):
+                live[key] = then[key] = taken.whole()
         changed = [_name(path) + key for path, live, then in self.containers for key in _refill(live, then)]
         for undo in reversed(self.undo):
             undo()
         return sorted({name.lstrip(".") for name in changed})
+
+
+class _Taken:
+    """Stands for an iterator, and notes what is taken from it."""
+
+    __slots__ = ("items", "iterator")
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator, self.items = iterator, list[Any]()
+
+    def __iter__(self) -> _Taken:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self.iterator)
+        self.items.append(item)
+        return item
+
+    def whole(self) -> Iterator[Any]:
+        """The iterator, with what was taken from it."""
+        return chain(self.items, self.iterator) if self.items else self.iterator
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator of Python's own, a generator among them, whose place is no attribute."""
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def _name(path: Path) -> str:
@@ -162,20 +218,6 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes, if it has one that may be looked at."""
     held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule)) else getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
-
-
-def _of_code(value: Any) -> Iterator[tuple[Path, Any]]:
-    """What a function can reach: its defaults, its closure, and containers in the globals that it speaks of."""
-    function = value.__func__ if isinstance(value, MethodType) else value
-    if not isinstance(function, FunctionType) or (function.__module__ or "").startswith("torch."):
-        return
-    yield from (
-        (((), f"{function.__name__}.default"), item) for item in (*(function.__defaults__ or ()), function.__kwdefaults__ or {})
-    )
-    for name in function.__code__.co_names:
-        found = function.__globals__.get(name)
-        if type(found) in _CONTAINERS:
-            yield ((), name), found
 
 
 def _refill(live: Any, then: Any) -> list[str]:
@@ -198,6 +240,18 @@ def _refill(live: Any, then: Any) -> list[str]:
 def _equal(one: Any, other: Any) -> bool:
     """Whether two things that are not the same object are equal. Tensors and the user's own types are not known to be."""
     return type(one) is type(other) and isinstance(one, int | float | str | tuple | bytes) and one == other
+
+
+def _stream_undo(stream: Any) -> Callable[[], None]:
+    written, place = stream.getvalue(), stream.tell()
+
+    def undo() -> None:
+        stream.seek(0)
+        stream.truncate()
+        stream.write(written)
+        stream.seek(place)
+
+    return undo
 
 
 def _attribute_undo(owner: Any, key: str, value: Any) -> Callable[[], None]:
@@ -227,6 +281,8 @@ def _tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
                 tensor.data = alias
             if _version(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
                 tensor.detach().copy_(value)
+                if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
+                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
             if tensor.is_leaf and tensor.requires_grad != needs:
                 tensor.requires_grad_(needs)
             if tensor.is_leaf and tensor.grad is not grad:

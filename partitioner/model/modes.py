@@ -14,6 +14,9 @@ import torch
 
 Autocast = tuple[tuple[str, bool, str], ...]
 
+SMALLEST = 5e-324
+"""The smallest number of Python's, far below the normal ones."""
+
 
 def modes_here() -> tuple[bool, bool, Autocast, bool]:
     """The modes of the calling thread."""
@@ -22,6 +25,11 @@ def modes_here() -> tuple[bool, bool, Autocast, bool]:
         for kind in device_types()
     )
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled()
+
+
+def flushes() -> bool:
+    """Whether this thread takes numbers below the normal ones for zero: `torch.set_flush_denormal` is for one thread."""
+    return SMALLEST * 1.0 == 0.0
 
 
 @cached

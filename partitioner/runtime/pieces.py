@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from partitioner.backends import Executable
+from partitioner.ir.access import TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
@@ -25,6 +26,10 @@ class Found(Protocol):
     @property
     def reason(self) -> str:
         """Why it ends, if Python goes on after it."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether the call begins with it, and the model may catch what it raises."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +55,15 @@ Watch = Callable[["Piece", Sequence[Any]], None]
 
 
 class _Here(threading.local):
-    """Who looks at the graphs that this thread calls, before they run, and whether they run without lanes."""
+    """Who looks at the graphs that this thread calls, before they run, whether they run without lanes, and what was raised.
+
+    Attributes:
+        raised: by a program that has changed nothing, in a model that may catch it.
+    """
 
     watch: Watch | None = None
     plainly = False
+    raised: Exception | None = None
 
 
 HERE = _Here()
@@ -88,6 +98,7 @@ class Piece:
         written: positions of the arguments that it writes.
         shared: which arguments shared a storage with those when it was traced.
         reason: what Python goes on after, with the line; ``""`` if forward returns.
+        again: whether a call in which it fails may be made again as it is: it changes nothing, and the model may catch it.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
@@ -96,15 +107,18 @@ class Piece:
     written: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
     reason: str
+    again: bool
     latest: Latest
 
     @staticmethod
     def of(found: Found, make: Make, latest: Latest) -> Piece:
         """The piece of a graph that was found."""
         made = make(found)
-        written = made.executable.plan.graph.written_arguments
+        graph = made.executable.plan.graph
+        written = graph.written_arguments
         shared = sharing(found.inputs, written)
-        return Piece(made.executable, made, written, shared, found.reason, latest)
+        again = found.caught and not written and not graph.written & TOKENS
+        return Piece(made.executable, made, written, shared, found.reason, again, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
@@ -124,7 +138,12 @@ class Piece:
         if self.made.admit is not None:
             self.made.admit(arguments)
         plainly = HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared)
-        results = self.made.plainly(arguments) if plainly else self.executable(arguments)
+        try:
+            results = self.made.plainly(arguments) if plainly else self.executable(arguments)
+        except Exception as error:
+            if self.again and self.latest.told:
+                HERE.raised = error
+            raise
         if self.leaves is not None:
             take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
         return results

@@ -88,9 +88,19 @@ class Programs:
         return self.run(name, args, kwargs)
 
     def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a traced method; what runs until it returns are the pieces of one call."""
+        """Call a traced method; what runs until it returns are the pieces of one call.
+
+        What an op raises may be caught by the model, which a program knows nothing of: if it has changed nothing yet, the
+        call is made as it is.
+        """
         self.latest.begin()
-        return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
+        try:
+            return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
+        except Exception as error:
+            raised, HERE.raised = HERE.raised, None
+            if raised is not error or len(self.devices) > 1:
+                raise
+        return getattr(self.original, name)(*args, **kwargs)
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put state where it belongs, once."""

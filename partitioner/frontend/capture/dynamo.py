@@ -29,7 +29,7 @@ from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
-from partitioner.frontend.capture.here import HERE, Watched, reason_of
+from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
 from partitioner.frontend.capture.refusal import refusal
 from partitioner.frontend.capture.sameness import watched
 
@@ -50,6 +50,8 @@ class Found:
         function: name of the traced function.
         reason: what Python goes on after, with the line: why the graph ends where it does, or that it is all of another
             function, called by code that cannot be traced; ``""`` if forward returns.
+        caught: whether the call begins with it, and code of the model's may catch what its ops raise. Dynamo knows of what
+            they raise on fakes alone.
     """
 
     module: torch.fx.GraphModule
@@ -57,6 +59,7 @@ class Found:
     paths: Mapping[str, str] = field(default_factory=dict)
     function: str = ""
     reason: str = ""
+    caught: bool = False
 
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
@@ -177,7 +180,8 @@ class _Backend:
         alone = code is not owner.entry.__code__ and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
-        return owner.receive(Found(module, tuple(inputs), HERE.paths, code.co_name, reason))
+        caught = code is owner.entry.__code__ and may_catch()
+        return owner.receive(Found(module, tuple(inputs), HERE.paths, code.co_name, reason, caught))
 
 
 def _entry(name: str, method: str) -> FunctionType:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import convert_frame
-from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
 from partitioner.frontend.capture.here import HERE
 
@@ -34,6 +34,15 @@ def fakes_at(device: torch.device) -> Iterator[None]:
             yield
         finally:
             FakeTensorConverter.from_real_tensor = plain  # type: ignore[method-assign]
+
+
+def forget(module: torch.fx.GraphModule) -> None:
+    """Drop what fakes remember of real tensors: `torch.utils.swap_tensors` refuses those that are referred to weakly."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        fake = node.meta.get("example_value")
+        if isinstance(fake, FakeTensor):
+            fake.fake_mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+            return
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
+from partitioner.frontend.capture.caches import caches_kept
+from partitioner.frontend.capture.deques import deques_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
@@ -52,6 +55,9 @@ DEEP = 10_000
 
 MOST = 64
 """Programs that one code may have. What makes more of them has a constant that differs in every call."""
+
+AS_IS = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
+"""A call runs as it is, with all that it calls."""
 
 for _file in ("frontend", "backends", "runtime.programs"):
     torch._dynamo.trace_rules.add(f"partitioner.{_file}")  # a torch.compile around a partitioned module leaves it its lanes
@@ -117,8 +123,10 @@ class Convert:
             return self._enough(code)
         if code in self.owner.failures or code in self.owner.pending:
             return ConvertFrameReturn(apply_to_code=False)
+        if not self.owner.whole and _is_lazy(self.owner.root):
+            return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
         try:
-            with tracing(self.owner.root, frame, self.owner.home):
+            with tracing(self.owner.root, frame, self.owner.home), nullcontext() if self.owner.whole else caches_kept():
                 answer = self._converted(frame, cache_entry, hooks, frame_state, skip=skip + 2)
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
@@ -164,8 +172,7 @@ class Convert:
         if code not in self.owner.failures:
             self.owner.failures[code] = reason
             warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
-        strategy = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
-        return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+        return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
 
 
 @contextmanager
@@ -178,7 +185,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with nullcontext() if home is None else fakes_at(torch.device(home)):
+        with deques_kept(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)
@@ -192,6 +199,11 @@ def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"], None)
     except TypeError:  # torch 2.11 asks for no stack
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"])
+
+
+def _is_lazy(root: nn.Module) -> bool:
+    """Whether weights are still to be drawn, in the next call: Dynamo would draw them and put the generator back."""
+    return any(map(nn.parameter.is_lazy, chain(root.parameters(), root.buffers())))
 
 
 def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:

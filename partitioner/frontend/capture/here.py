@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from partitioner.model.source import is_user_code
 
@@ -54,6 +55,13 @@ def reason_of(module: torch.fx.GraphModule) -> str:
     """Why a graph ends where it does, if forward goes on after it."""
     found = getattr(module, "compile_subgraph_reason", None)
     return _placed(_plainly(found.reason), found.user_stack) if found is not None and found.graph_break else ""
+
+
+def may_catch() -> bool:
+    """Whether the user's code that is traced may go on after an exception: with ``except``, or a context manager."""
+    context = TracingContext.try_get()
+    traced = () if context is None else context.traced_code
+    return any(code.co_exceptiontable and is_user_code(code.co_filename) for code in traced)
 
 
 def _placed(text: str, stack: Iterable[Any]) -> str:

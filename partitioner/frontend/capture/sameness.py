@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
 from partitioner.frontend.capture.here import Watched
+from partitioner.frontend.capture.sharing import distinct
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
@@ -44,7 +45,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
     guards = [(_name(guard), guard.create_fn_name()) for guard in inner]
     around = (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
-    return tuple(_ambiguous(guards, dict(scope))), around
+    return (*_ambiguous(guards, dict(scope)), *distinct(scope)), around
 
 
 def _environment(guards: list[tuple[str, str]]) -> Iterator[Callable[[dict[str, Any]], bool]]:
@@ -112,7 +113,7 @@ class _HooksAre:
 def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     """The methods of the model's classes that were traced."""
     found = dict.fromkeys(
-        (kind, name, getattr(kind, name))
+        (kind, name, getattr(kind, name), _function(value), _function(value).__code__)
         for kind in dict.fromkeys(type(module) for module in root.modules())
         for owner in kind.__mro__
         if owner is not nn.Module
@@ -125,13 +126,16 @@ def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable
 
 @dataclass(frozen=True)
 class _MethodsAre:
-    """Classes, names of their methods, and what these were."""
+    """Classes, names of their methods, and what these were: also their code, which notebooks replace when a file is edited."""
 
-    then: tuple[tuple[type, str, Any], ...]
+    then: tuple[tuple[type, str, Any, Any, CodeType], ...]
 
     def __call__(self, _scope: object) -> bool:
-        for kind, name, method in self.then:  # noqa: SIM110 - in every call, where it takes half as long as all()
-            if getattr(kind, name, None) is not method:
+        for kind, name, method, function, code in self.then:
+            found = getattr(kind, name, None)
+            if found is not method and not (type(found) is MethodType and found == method):  # a class method is bound anew
+                return False
+            if function.__code__ is not code:
                 return False
         return True
 
@@ -140,7 +144,9 @@ def _function(value: Any) -> Any:
     """What runs when an attribute of a class is used, if that can be told from its identity."""
     if isinstance(value, property):
         return value.fget
-    return value.__func__ if isinstance(value, staticmethod) else value if isinstance(value, FunctionType) else None
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    return value if isinstance(value, FunctionType) else None
 
 
 def _name(guard: Any) -> str:
@@ -150,7 +156,7 @@ def _name(guard: Any) -> str:
 
 def _has_twins(value: Any) -> bool:
     """Whether there is another value that is equal and not the same."""
-    if type(value) is tuple:
+    if type(value) in (tuple, set, frozenset):
         return any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
     return type(value) is float and value == 0.0
 
@@ -176,4 +182,6 @@ def same(one: Any, other: Any) -> bool:
         return False
     if type(one) is tuple:
         return len(one) == len(other) and all(map(same, one, other))
+    if type(one) in (set, frozenset):
+        return {(type(item), item) for item in one} == {(type(item), item) for item in other}
     return one == other and (type(one) is not float or math.copysign(1, one) == math.copysign(1, other))

@@ -1,0 +1,191 @@
+"""Programs that the tracer took for others: what is one object and was two, what keeps a maximum, what catches an op's error.
+
+Each is judged as those of `hostile` are: it does what the plain model does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hostile.judge import EQUAL, Variant, judge
+from hostile.program import Program, Run, Script, Steps, Two, rand, two
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from partitioner.planner.policies import POLICIES
+from scatter import scatter
+
+MORE: dict[str, Program] = {}
+
+
+def more(build: Callable[[], nn.Module], *others: Callable[[], Any]) -> Callable[[Script], Script]:
+    """A program that is judged here; ``others`` make the arguments of the example after the first, a (3, 4) tensor."""
+
+    def register(script: Script) -> Script:
+        MORE[script.__name__] = Program(script.__name__, build, script, lambda: ((rand(), *(make() for make in others)), {}))
+        return script
+
+    return register
+
+
+@pytest.fixture(autouse=True, scope="module")
+def policy_of_these_tests() -> Iterator[None]:
+    POLICIES["scatter"] = scatter
+    yield
+    POLICIES.pop("scatter", None)
+
+
+@pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])
+@pytest.mark.parametrize("name", MORE)
+def test_equal(name: str, example: bool) -> None:
+    verdict = judge(MORE[name], Variant(not example, example))
+    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+
+
+class History(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: deque[Tensor] = deque(maxlen=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.left(x).detach())
+        return torch.stack(list(self.seen)).mean(0) + self.right(x)
+
+
+@more(History)
+def history_of_three_frames(run: Run) -> Steps:
+    """Dynamo forgot the maximum, and the mean was one of all frames that ever were."""
+    for seed in range(5):
+        yield run.learn(rand(seed=seed)), len(run.module.seen), run.module.seen.maxlen
+    run.module.seen = deque(run.module.seen)
+    yield run.learn(rand())
+    yield run.learn(rand()), len(run.module.seen)
+
+
+class Logs(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[int] = []
+        self.second: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.append(1)
+        self.second.append(2)
+        return self.left(x) * len(self.first) + self.right(x) * len(self.second)
+
+
+@more(Logs)
+def two_lists_that_become_one(run: Run) -> Steps:
+    """That they were two was not asked again, so each of the two names saw only what was written under it."""
+    yield run(rand())
+    run.module.first = run.module.second = []
+    yield run(rand()), run(rand()), run.module.first
+    run.module.second = []
+    yield run(rand()), run.module.first, run.module.second
+
+
+class Options:
+    """The options of a call."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def _shared(self: Any, x: Tensor, options: Options, cache: dict[str, Any], kept: dict[str, Any], of_part: Options) -> Tensor:
+    options.scale += 1
+    cache["left"] = self.left(x)
+    return kept.get("left", x) * of_part.scale + self.right(x)
+
+
+@more(two(_shared), Options, dict, dict, Options)
+def arguments_that_are_one_object(run: Run) -> Steps:
+    for one in (False, True, False):
+        options, cache = Options(), dict[str, Any]()
+        kept, of_part = (cache, options) if one else ({}, Options())
+        yield run(rand(), options, cache, kept, of_part), sorted(cache), sorted(kept), options.scale, of_part.scale
+
+
+class Methods(Two):
+    @classmethod
+    def offset(cls) -> float:
+        return 1.0
+
+    def scale(self) -> float:
+        return 2.0
+
+    def other(self) -> float:
+        return 3.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.scale() + self.right(x) + self.offset()
+
+
+def _methods() -> nn.Module:
+    scale = FunctionType(Methods.scale.__code__, globals())
+    return type("Fresh", (Methods,), {"scale": scale})()
+
+
+@more(_methods)
+def methods_replaced_and_edited(run: Run) -> Steps:
+    """A notebook that reloads a file replaces the code of the functions that are there. Class methods were never asked for."""
+    kind = type(run.model)
+    yield run(rand())
+    kind.scale.__code__ = kind.other.__code__
+    yield run(rand())
+    kind.offset = classmethod(lambda _: 5.0)
+    yield run(rand())
+
+
+@more(two(lambda self, x: (self.left(x) * sum(self.kinds), self.right(x), [type(item) for item in self.kinds]), kinds={1, 2}))
+def sets_that_are_equal(run: Run) -> Steps:
+    for kinds in ({1, 2}, {True, 2}, {1.0, 2}):
+        run.module.kinds = kinds
+        yield run(rand())
+
+
+def _looked_up(self: Any, x: Tensor, rows: Tensor) -> Tensor:
+    try:
+        found = embedding(rows, self.left.weight)
+    except IndexError as error:
+        self.failed = str(error)
+        found = self.right(x)
+    with suppress(torch.linalg.LinAlgError):
+        found = found + torch.linalg.cholesky(x.t() @ x + torch.eye(4)).sum()
+    return found + self.left(x)
+
+
+@more(two(_looked_up, failed=""), lambda: torch.tensor([0, 1, 2]))
+def error_of_an_op_that_depends_on_data(run: Run) -> Steps:
+    """Dynamo knows what an op raises on fakes. What it raises on data came out of the module, past all that would catch it."""
+    for rows, scale in ((2, 1.0), (9, 1.0), (1, float("nan")), (9, float("nan"))):
+        yield run.learn(rand() * scale, torch.tensor([0, 1, rows])), run.module.failed
+
+
+class OfNumpy(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = np.random.RandomState(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * float(self.numbers.rand()) + self.right(x)
+
+
+@more(OfNumpy)
+def numpy_generator_of_the_old_kind(run: Run) -> Steps:
+    for _ in range(3):
+        yield run(rand())
+
+
+@more(two(lambda self, x: {x: self.left(x), "right": self.right(x)}))
+def results_under_tensors(run: Run) -> Steps:
+    """The comparison with eager asked whether the keys are equal, which of tensors gives no answer."""
+    x = rand()
+    found = run(x)
+    yield x in found, list(found.values())
