@@ -100,17 +100,17 @@ class Overwriting(nn.Module):
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        other = self.second(x + 1).relu()
         result = self.first(x)
         x.add_(1)
-        return result, self.second(x)
+        return result, other
 
 
-@pytest.mark.parametrize("tune", [None, True])
-def test_a_backward_that_cannot_be_is_no_error(tune: bool | None) -> None:
+def test_a_backward_that_cannot_be_is_no_error() -> None:
     """Nobody has asked for it but tuning; partition raised what autograd says of it."""
     model = Overwriting()
-    found = partition(model, LANES, example_inputs=X, tune=tune, copy=True)
-    assert torch.equal(found(X.clone())[1], model(X.clone())[1])
+    found = partition(model, LANES, example_inputs=X, tune=True, copy=True)
+    assert torch.equal(found(X.clone())[0], model(X.clone())[0])
 
 
 def test_what_cannot_be_tuned_is_refused() -> None:
