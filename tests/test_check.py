@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from partitioner.compile import make_plan
 from partitioner.frontend.capture.dynamo import Compiled, Found, compiled
 from partitioner.frontend.check.compare import Outcome, compare, differs
 from partitioner.model.call import Call
+from partitioner.model.keep import state_kept
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, modules
@@ -301,3 +303,17 @@ def test_an_output_that_lost_its_gradient() -> None:
     assert str(differs(outcome, replace(outcome, attached={"output 0": False}))) == (
         "whether output 0 needs a gradient: True in the model, False in the program"
     )
+
+
+def test_what_stands_between_threads_is_not_put_back() -> None:
+    """An event that forward had set was unset again, and a thread that waited for it would have waited for ever."""
+    done = threading.Event()
+
+    class Tells(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            done.set()
+            return x + 1
+
+    with state_kept(model := Tells()):
+        model(X)
+    assert done.is_set()

@@ -45,6 +45,9 @@ _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
 _CACHE = type(cache(len))
 """A function with a cache."""
 
+_BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing asyncio logging".split())
+"""Modules whose objects stand between threads: put back, one would wake or block a thread that the model knows nothing of."""
+
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
@@ -89,7 +92,7 @@ class _Kept:
         waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
         while waiting and len(self.seen) < MOST:
             path, value = waiting.popleft()
-            if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED):
+            if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED) or _stands_between(value):
                 continue
             self.seen[id(value)] = value
             if isinstance(value, torch.Tensor):
@@ -212,6 +215,11 @@ def _name(path: Path) -> str:
         path, key = path
         keys += [] if key in ("_parameters", "_buffers", "_modules") else [f".{key}"]
     return "".join(reversed(keys))
+
+
+def _stands_between(value: Any) -> bool:
+    """Whether a value is a lock, an event, a queue or a log."""
+    return (type(value).__module__ or "").partition(".")[0] in _BETWEEN
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
