@@ -168,6 +168,35 @@ def error_of_an_op_that_depends_on_data(run: Run) -> Steps:
         yield run.learn(rand() * scale, torch.tensor([0, 1, rows])), run.module.failed
 
 
+class Asks(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: dict[int, float] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            scale = self.scales[len(x)]
+        except KeyError:
+            scale = 1.0
+        try:
+            offset = self.left.offset
+        except AttributeError:
+            offset = 0.0
+        return self.left(x) * scale + self.right(x) + offset
+
+
+@more(Asks)
+def asked_by_exceptions(run: Run) -> Steps:
+    """That a key or an attribute was not there was no guard, so what came later was not seen."""
+    yield run(rand())
+    run.module.scales[3] = 2.0
+    yield run(rand()), run(rand(2, 4))
+    run.module.left.offset = 3.0
+    yield run(rand()), run(rand(2, 4))
+    del run.module.left.offset, run.module.scales[3]
+    yield run(rand())
+
+
 class OfNumpy(Two):
     def __init__(self) -> None:
         super().__init__()

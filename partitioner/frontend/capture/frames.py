@@ -31,6 +31,7 @@ from partitioner.frontend.capture.deques import deques_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
+from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.tracing import HERE as THREAD
 
@@ -185,7 +186,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with deques_kept(), nullcontext() if home is None else fakes_at(torch.device(home)):
+        with deques_kept(), lookups_guarded(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)
