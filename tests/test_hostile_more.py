@@ -5,7 +5,8 @@ Each is judged as those of `hostile` are: it does what the plain model does.
 
 from __future__ import annotations
 
-from collections import deque
+import random
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FunctionType
@@ -195,6 +196,120 @@ def asked_by_exceptions(run: Run) -> Steps:
     yield run(rand()), run(rand(2, 4))
     del run.module.left.offset, run.module.scales[3]
     yield run(rand())
+
+
+class Settings:
+    pass
+
+
+class Guesses(Settings):
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 7.0
+
+
+class Finds(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.chain = {"one": 1.0, "two": 2.0}, ChainMap({"one": 1.0}, {"two": 2.0})
+        self.guesses, self.method, self.generator = Guesses(), torch.Tensor.sin, random.Random(3)
+        self.this, self.that = Settings(), Settings()
+
+
+class LooksUp(Finds):
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.chain["three"] if "three" in self.chain else self.chain.get("four", 1.0)
+        return self.left(x) * found * self.guesses.scale + self.right(x) * vars(self).get("scale", 3.0)
+
+
+@more(LooksUp)
+def found_later(run: Run) -> Steps:
+    """A key in a later mapping, an attribute in the place of one that ``__getattr__`` gave, one of the instance's own."""
+    yield run(rand())
+    run.module.chain.maps[1]["three"] = 5.0
+    yield run(rand())
+    run.module.chain["four"] = 6.0
+    del run.module.chain.maps[1]["three"]
+    yield run(rand())
+    run.module.guesses.scale = 2.0
+    run.module.scale = 4.0
+    yield run(rand())
+    del run.module.guesses.scale, run.module.scale
+    yield run(rand())
+
+
+class Orders(Finds):
+    def folded(self, x: Tensor, **weights: float) -> Tensor:
+        for index, weight in enumerate(weights.values()):
+            x = x + index * weight
+        return x
+
+    def forward(self, x: Tensor, **others: float) -> Tensor:
+        left = self.folded(self.left(x), **self.table) + self.folded(x, **{**self.table}) * 2
+        right = self.folded(self.right(x), **self.table.copy()) + self.folded(x, **(self.table | {"three": 3.0})) * 4
+        return self.folded(left, **others) + right
+
+
+@more(Orders)
+def order_of_keys(run: Run) -> Steps:
+    """Dynamo guards which keys a dictionary has, and their order only where it is iterated over."""
+    yield run(rand())
+    run.module.table = {"two": 2.0, "one": 1.0}
+    yield run(rand())
+    yield run(rand(), first=1.0, second=2.0), run(rand(), second=2.0, first=1.0)
+
+
+class Compares(Finds):
+    def forward(self, x: Tensor) -> Tensor:
+        tied = 2.0 if self.left.weight is self.right.weight else 1.0
+        same = 3.0 if self.this is self.that else 1.0
+        return self.method(self.left(x)) * tied * same + self.right(x) * len(list(self.parameters()))
+
+
+@more(Compares)
+def one_object_later(run: Run) -> Steps:
+    """Weights that are tied after the first call, objects that become one, another method of tensors."""
+    yield run(rand())
+    untied = run.module.right.weight
+    run.module.right.weight = run.module.left.weight
+    yield run(rand())
+    run.module.this = run.module.that
+    yield run(rand())
+    run.module.right.weight, run.module.this = untied, Settings()
+    yield run(rand())
+    run.module.method = torch.Tensor.cos
+    yield run(rand())
+
+
+class Draws(Finds):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.generator.random() + self.right(x)
+
+
+@more(Draws)
+def generator_of_its_own(run: Run) -> Steps:
+    yield run(rand()), run(rand()), run.module.generator.random()
+    run.module.generator.seed(5)
+    yield run(rand()), run.module.generator.random()
+
+
+class AsksTensors(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        leaf, drawn = 2.0 if x.is_leaf else 1.0, 3.0 if x.grad_fn is None else 1.0
+        view, kept = 5.0 if x._base is None else 1.0, 7.0 if x.retains_grad else 1.0
+        return self.left(x) * leaf * drawn * view + self.right(x) * kept * (11.0 if x._backward_hooks else 1.0)
+
+
+@more(AsksTensors)
+def asked_of_tensors(run: Run) -> Steps:
+    """Whether an input is a leaf, a view, has hooks: guarded, or the graph ends."""
+    made = rand().requires_grad_() * 1
+    yield run(rand()), run(rand().requires_grad_()), run(made), run(torch.stack([rand(), rand()])[0])
+    made.retain_grad()
+    yield run(made)
+    made.register_hook(lambda gradient: gradient)
+    yield run(made), run(rand())
 
 
 class OfNumpy(Two):

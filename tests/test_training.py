@@ -268,7 +268,7 @@ def test_profiler() -> None:
     """Ops of both lanes are in the profile. PyTorch leaves out other threads than the caller's unless it is told not to."""
     _, parallel = twins()
     cpu, config = torch.profiler.ProfilerActivity.CPU, torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with torch.profiler.profile(activities=[cpu], experimental_config=config) as profile:
+    with torch.profiler.profile(activities=[cpu], experimental_config=config, acc_events=True) as profile:
         parallel(X).sum().backward()
     calls = {entry.key: entry.count for entry in profile.key_averages()}
     assert calls["aten::linear"] == 5

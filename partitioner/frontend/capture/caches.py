@@ -6,8 +6,7 @@ other random numbers among them. Here such a call ends the graph, and runs as it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
@@ -15,9 +14,10 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
+from partitioner.frontend.capture.amended import amended
 
-@contextmanager
-def caches_kept() -> Iterator[None]:
+
+def caches_kept() -> AbstractContextManager[None]:
     """While a frame is traced: a call of a function with a cache ends the graph if it gives tensors.
 
     What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
@@ -34,8 +34,4 @@ def caches_kept() -> Iterator[None]:
                 raise Unsupported(f"{function.__qualname__} keeps its tensors in a cache")
         return result
 
-    WrapperUserFunctionVariable.call_function = call_function  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        WrapperUserFunctionVariable.call_function = plain  # type: ignore[method-assign]
+    return amended(WrapperUserFunctionVariable, call_function=call_function)

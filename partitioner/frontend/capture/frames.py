@@ -27,12 +27,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.caches import caches_kept
-from partitioner.frontend.capture.deques import deques_kept
 from partitioner.frontend.capture.fakes import fakes_at
+from partitioner.frontend.capture.fastpaths import fast_paths_kept
 from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.sameness import check
+from partitioner.frontend.capture.sharing import comparisons_seen
+from partitioner.frontend.capture.values import values_kept
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -45,6 +47,7 @@ SETTINGS: Mapping[str, Any] = {
     "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
     "use_recursive_dict_tags_for_guards": False,  # torch 2.11 takes them for a sign that nothing has changed
     "skip_guards_on_constant_func_defaults": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,  # weights that are tied later are seen
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,
@@ -182,11 +185,17 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     before, others = dict(vars(HERE)), THREAD.ours
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
-    HERE.scope, HERE.watched = {"L": frame.f_locals, "G": frame.f_globals}, ()
+    HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with deques_kept(), lookups_guarded(), nullcontext() if home is None else fakes_at(torch.device(home)):
+        with (
+            values_kept(),
+            fast_paths_kept(),
+            lookups_guarded(),
+            comparisons_seen(),
+            nullcontext() if home is None else fakes_at(torch.device(home)),
+        ):
             yield
     finally:
         vars(HERE).update(before)

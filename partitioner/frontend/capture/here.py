@@ -19,16 +19,21 @@ Watched = tuple[Callable[[dict[str, Any]], bool], ...]
 
 
 class Here(threading.local):
-    """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded."""
+    """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded.
+
+    Args:
+        compared: pairs of names of which the frame asks whether they are one object.
+    """
 
     paths: Mapping[str, str]
     code: CodeType | None
     tracing: bool
     scope: Mapping[str, Any]
     watched: Watched
+    compared: dict[tuple[str, str], None]
 
     def __init__(self) -> None:
-        self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
+        self.paths, self.code, self.tracing, self.scope, self.watched, self.compared = {}, None, False, {}, (), {}
 
 
 HERE = Here()

@@ -1,7 +1,7 @@
-"""Keys and attributes that a frame looks up in vain, and goes on without: ``try: k = table[key]; except KeyError: k = 1``.
+"""What a frame finds when it looks something up, where Dynamo does not ask again whether it would find the same.
 
-Dynamo guards that ``key in table`` and `hasattr` were false. What is caught instead it does not guard, so that a table which is
-filled later would stay empty for the program.
+It guards that ``key in table`` was false, and not that ``try: table[key]`` was in vain; the keys of a dictionary, and not their
+order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks.
 """
 
 from __future__ import annotations
@@ -9,17 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
-from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError
+from torch import nn
+from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+from torch._dynamo.source import AttrSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import ConstDictVariable, TensorVariable, UserDefinedObjectVariable, dicts
+
+from partitioner.frontend.capture.amended import amended
+
+_OF_TENSORS = {
+    "is_leaf": ("is_leaf", GuardBuilder.CONSTANT_MATCH),
+    "grad_fn": ("is_leaf", GuardBuilder.CONSTANT_MATCH),  # a leaf has none
+    "_base": ("_base", GuardBuilder.TYPE_MATCH),  # None, or a tensor
+}
+_LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor has none
 
 
 @contextmanager
 def lookups_guarded() -> Iterator[None]:
-    """While a frame is traced: what is not there when it is looked up is guarded not to be there."""
-    item, attribute = ConstDictVariable.getitem_const_raise_exception_if_absent, UserDefinedObjectVariable.var_getattr
+    """While a frame is traced: what decides what it finds is guarded."""
+    with _of_keys(), _of_attributes(), _of_tensors():
+        yield
+
+
+@contextmanager
+def _of_keys() -> Iterator[None]:
+    item = ConstDictVariable.getitem_const_raise_exception_if_absent
+    keys, contains = ConstDictVariable.install_dict_keys_match_guard, ConstDictVariable.install_dict_contains_guard
 
     def look_up(self: Any, tx: Any, key: Any) -> Any:
         try:
@@ -28,18 +49,63 @@ def lookups_guarded() -> Iterator[None]:
             self.install_dict_contains_guard(tx, [key])
             raise
 
+    def guard_keys(self: Any) -> None:
+        keys(self)
+        if self.source is not None:
+            InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
+
+    of_objects = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
+    with (
+        amended(of_objects, install_dict_keys_match_guard=keys, install_dict_contains_guard=contains),
+        amended(ConstDictVariable, getitem_const_raise_exception_if_absent=look_up, install_dict_keys_match_guard=guard_keys),
+    ):
+        yield
+
+
+@contextmanager
+def _of_attributes() -> Iterator[None]:
+    plain = UserDefinedObjectVariable.var_getattr
+
     def look_for(self: Any, tx: Any, name: str) -> Any:
         try:
-            return attribute(self, tx, name)
+            found = plain(self, tx, name)
         except ObservedAttributeError:
             if self.source is not None:
-                install_guard(self.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
+                install_guard(_has(self.source, name))
             raise
+        if self.source is not None and _is_made_up(self.value, name):
+            install_guard(self.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
+        return found
 
-    ConstDictVariable.getitem_const_raise_exception_if_absent = look_up  # type: ignore[method-assign, assignment]
-    UserDefinedObjectVariable.var_getattr = look_for  # type: ignore[method-assign]
-    try:
+    with amended(UserDefinedObjectVariable, var_getattr=look_for):
         yield
-    finally:
-        ConstDictVariable.getitem_const_raise_exception_if_absent = item  # type: ignore[method-assign]
-        UserDefinedObjectVariable.var_getattr = attribute  # type: ignore[method-assign]
+
+
+def _has(source: Any, name: str) -> Any:
+    if "attr" in signature(GuardBuilder.HASATTR).parameters:
+        return source.make_guard(partial(GuardBuilder.HASATTR, attr=name))
+    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # torch 2.11
+
+
+def _is_made_up(owner: Any, name: str) -> bool:
+    """Whether a ``__getattr__`` of the user's gives an attribute that its owner does not have."""
+    method = getattr(type(owner), "__getattr__", None)
+    if not isinstance(method, FunctionType) or method is nn.Module.__getattr__:
+        return False
+    return name not in getattr(owner, "__dict__", {name}) and not hasattr(type(owner), name)
+
+
+@contextmanager
+def _of_tensors() -> Iterator[None]:
+    plain = TensorVariable.var_getattr
+
+    def look_for(self: Any, tx: Any, name: str) -> Any:
+        if self.source is not None and name in _LOST:
+            raise Unsupported(f"{name} of a tensor is read")
+        if self.source is not None and name in _OF_TENSORS:
+            asked, guard = _OF_TENSORS[name]
+            install_guard(AttrSource(self.source, asked).make_guard(guard))
+        return plain(self, tx, name)
+
+    with amended(TensorVariable, var_getattr=look_for):
+        yield

@@ -21,7 +21,7 @@ from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
 from partitioner.frontend.capture.here import Watched
-from partitioner.frontend.capture.sharing import distinct
+from partitioner.frontend.capture.sharing import distinct, found_at, name_of
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
@@ -43,7 +43,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
         return (), ()
     inner = context.guards_context.dynamo_guards.inner
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
-    guards = [(_name(guard), guard.create_fn_name()) for guard in inner]
+    guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     around = (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
     return (*_ambiguous(guards, dict(scope)), *distinct(scope)), around
 
@@ -65,13 +65,8 @@ class _EnvironmentIs:
 
 def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
-        try:
-            code = compile(name, "<partitioner guard>", "eval")
-            value = eval(code, scope)  # an expression of torch's own making
-            owner = eval(_LAST.sub("", name), scope)
-        except Exception:  # it speaks of what only Dynamo has
-            continue
-        if _has_twins(value) and not type(owner).__module__.startswith("torch."):
+        code, value = found_at(name, scope)
+        if code and _has_twins(value) and not type(found_at(_LAST.sub("", name), scope)[1]).__module__.startswith("torch."):
             yield _is_still(code, value)
 
 
@@ -147,11 +142,6 @@ def _function(value: Any) -> Any:
     if isinstance(value, staticmethod | classmethod):
         return value.__func__
     return value if isinstance(value, FunctionType) else None
-
-
-def _name(guard: Any) -> str:
-    name = guard.name
-    return str(name() if callable(name) else name)
 
 
 def _has_twins(value: Any) -> bool:

@@ -1,43 +1,98 @@
-"""What a frame writes, and whether that is still as many objects as when it was traced.
+"""Whether what a frame knows as two objects is still two, and not one under two names.
 
 A list or an object that comes in under two names, or is an attribute, too, is for Dynamo one object for each name if it was so
-when it was traced: what is written under one name, the other name would not read. It asks this of tensors, and of nothing else.
+when it was traced: what is written under one name, the other name would not read, and ``a is b`` stays false. It asks this of
+tensors, and of nothing else.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-from torch._dynamo.symbolic_convert import InstructionTranslator
+import torch
+from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
+
+from partitioner.frontend.capture.here import HERE
+
+
+@contextmanager
+def comparisons_seen() -> Iterator[None]:
+    """While a frame is traced: the pairs of objects of which it asks whether they are one are noted."""
+    plain = {op: compare_op_handlers[op] for op in ("is", "is not")}
+
+    def seen(compare: Callable[..., Any]) -> Callable[..., Any]:
+        def handler(tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
+            if all(variable.source is not None for variable in pair):
+                one, other = (name_of(variable.source) for variable in pair)
+                HERE.compared[one, other] = None
+            return compare(tx, pair, options)
+
+        return handler
+
+    compare_op_handlers.update({op: seen(compare) for op, compare in plain.items()})
+    try:
+        yield
+    finally:
+        compare_op_handlers.update(plain)
 
 
 def distinct(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """For each class of which something is written: the condition that all that the frame knows of it are still different.
+    """Conditions on objects that must still be different: those that were compared, and all of a class that is written.
 
     Called by a backend.
 
     Args:
         scope: ``L`` and ``G`` of the frame that is being traced.
     """
+    for pair in HERE.compared:
+        (one, first), (other, second) = found_at(pair[0], scope), found_at(pair[1], scope)
+        if one and other and first is not second and _has_identity(first) and _has_identity(second):
+            yield _are_different([one, other])
     effects = InstructionTranslator.current_tx().output.side_effects
     known, written = defaultdict[type, list[CodeType]](list), set[type]()
     for variable in effects.id_to_variable.values():
-        if variable.source is None:
+        code, value = (None, None) if variable.source is None else found_at(name_of(variable.source), scope)
+        if code is None:
             continue  # made by the frame itself
-        try:
-            code = compile(variable.source.name, "<partitioner guard>", "eval")
-            kind = type(eval(code, dict(scope)))  # an expression of torch's own making
-        except Exception:  # it speaks of what only Dynamo has
-            continue
-        known[kind].append(code)
+        known[type(value)].append(code)
         if effects.is_modified(variable):
-            written.add(kind)
+            written.add(type(value))
     for kind, codes in known.items():
         if kind in written and len(codes) > 1:
             yield _are_different(codes)
+
+
+def found_at(name: str, scope: Mapping[str, Any]) -> tuple[CodeType | None, Any]:
+    """What Dynamo calls something: as code, and what it is now. No code if it speaks of what only Dynamo has.
+
+    Args:
+        name: an expression of torch's own making.
+        scope: ``L`` and ``G`` of the frame that is being traced.
+    """
+    try:
+        code = compile(name, "<partitioner guard>", "eval")
+        return code, eval(code, dict(scope))
+    except Exception:
+        return None, None
+
+
+def name_of(source: Any) -> str:
+    """What Dynamo calls a source or guard; ``""`` if that is no name in the frame."""
+    try:
+        return str(source.name() if callable(source.name) else source.name)  # torch 2.11 has methods
+    except NotImplementedError:
+        return ""
+
+
+def _has_identity(value: Any) -> bool:
+    """Whether Dynamo would not notice that it is another object: constants are compared, and tensors looked at."""
+    if isinstance(value, torch.Tensor):
+        return torch.__version__ < "2.12"  # which looks at those of one module, and not of two
+    return not isinstance(value, str | bytes | int | float | complex | None)
 
 
 def _are_different(codes: list[CodeType]) -> Callable[[dict[str, Any]], bool]:

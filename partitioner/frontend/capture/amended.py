@@ -1,0 +1,34 @@
+"""Methods of Dynamo that do otherwise while a frame is traced. One thread at a time traces, under torch's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def amended(kind: type, **methods: Callable[..., Any]) -> Iterator[None]:
+    """For a while, methods of a class are others.
+
+    Args:
+        kind: the class.
+        methods: what takes the place of its methods, by their names.
+
+    Example:
+        >>> class Plain:
+        ...     def number(self): return 1
+        >>> with amended(Plain, number=lambda self: 2):
+        ...     Plain().number()
+        2
+        >>> Plain().number()
+        1
+    """
+    before = {name: getattr(kind, name) for name in methods}
+    for name, method in methods.items():
+        setattr(kind, name, method)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(kind, name, method)

@@ -1,0 +1,36 @@
+"""`torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded.
+
+To do so it asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the
+padded rows would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
+
+from partitioner.frontend.capture.amended import amended
+
+
+def fast_paths_kept() -> AbstractContextManager[None]:
+    """While a frame is traced: an encoder that may take its path for padded rows is not told that it is traced."""
+    plain = TorchInGraphFunctionVariable.call_function
+
+    def call_function(self: Any, tx: Any, *arguments: Any) -> Any:
+        if self.value is torch.compiler.is_compiling and _may_pad(tx):
+            return ConstantVariable.create(False)
+        return plain(self, tx, *arguments)
+
+    return amended(TorchInGraphFunctionVariable, call_function=call_function)
+
+
+def _may_pad(tx: Any) -> bool:
+    """Whether it is an encoder's forward that asks, and no gradient of its weights is wanted, which would rule the path out."""
+    if tx.f_code is not nn.TransformerEncoder.forward.__code__:
+        return False
+    encoder = getattr(tx.symbolic_locals.get("self"), "value", None)
+    return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())

@@ -1,0 +1,39 @@
+"""Values from outside of a frame that Dynamo takes for others.
+
+It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It takes a generator of random
+numbers, a `random.Random`, to be for good in the state in which it is found. Where such a value is used the graph ends, and
+Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from contextlib import AbstractContextManager
+from types import MethodDescriptorType
+from typing import Any
+
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables.builder import VariableBuilder
+
+from partitioner.frontend.capture.amended import amended
+
+
+def values_kept() -> AbstractContextManager[None]:
+    """While a frame is traced: such values end the graph, or are guarded to be what they were."""
+    plain = VariableBuilder._wrap
+
+    def wrap(self: Any, value: Any) -> Any:
+        if type(value) is random.Random:
+            raise Unsupported("a random.Random of the model's own is used")
+        if isinstance(value, deque):
+            if value.maxlen is not None:
+                raise Unsupported(f"a deque of at most {value.maxlen} items is used")
+            install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+        if type(value) is MethodDescriptorType:
+            install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+        return plain(self, value)
+
+    return amended(VariableBuilder, _wrap=wrap)
