@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -39,8 +39,8 @@ _CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most frequent of them, told by their exact type."""
 
-_CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
-"""Exactly these: what a user's own container does when its items are read or set is not known."""
+_CONTAINERS = (OrderedDict, dict, list, set, deque)
+"""Containers by whose own methods items are read and put back: a user's subclass may do something of its own."""
 
 _CACHE = type(cache(len))
 """A function with a cache."""
@@ -132,8 +132,11 @@ class _Kept:
     def _keep(self, path: Path, value: Any) -> None:
         """Keep a value, if it can be changed. An iterator cannot be put back: what is taken from it is given once more."""
         before = len(self.containers)
-        if type(value) in _CONTAINERS:
-            self.containers.append((path, value, dict(value) if isinstance(value, dict) else list(value)))
+        if isinstance(value, _CONTAINERS):
+            items = _methods(value)
+            self.containers.append(
+                (path, value, dict(items.items(value)) if isinstance(value, dict) else list(items.__iter__(value)))
+            )
         held = _attributes(value)
         if held is not None:
             self.containers.append((path, held, dict(held)))
@@ -149,9 +152,10 @@ class _Kept:
                 self.undo.extend(bindings(function))
                 yield from ((((), name), item) for name, item in reached(function, (*_CONTAINERS, _CACHE)))
             return
-        if type(value) in _CONTAINERS or isinstance(value, tuple | frozenset):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from (((path, key), item) for key, item in items)
+        if isinstance(value, (*_CONTAINERS, tuple, frozenset)):
+            items = _methods(value)
+            inside = items.items(value) if isinstance(value, dict) else enumerate(items.__iter__(value))
+            yield from (((path, key), item) for key, item in inside)
         held = _attributes(value) or {}
         yield from (((path, key), item) for key, item in held.items() if type(item) not in _PLAIN)
         if isinstance(value, nn.Module):
@@ -228,20 +232,31 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     return held if isinstance(held, dict) else None
 
 
+def _methods(container: Any) -> Any:
+    """The class whose methods read and set the items of a container, and do nothing else."""
+    return next(kind for kind in (*_CONTAINERS, tuple, frozenset) if isinstance(container, kind))
+
+
 def _refill(live: Any, then: Any) -> list[str]:
     """Put old items back into a container; what had changed: keys of a dictionary, or the whole of another one."""
+    items = _methods(live)
     if isinstance(live, dict):
-        now = dict(live)
+        now = dict(items.items(live))
         changed = [key for key in {**then, **now} if now.get(key, _MISSING) is not then.get(key, _MISSING)]
         for key in now.keys() - then.keys():
-            del live[key]
-        live.update(then)
+            items.__delitem__(live, key)
+        left = filter(then.__contains__, now)
+        whole = not then.keys() <= now.keys() or not all(one is other for one, other in zip(left, then, strict=True))
+        for key in then if whole else filter(then.__contains__, changed):
+            if whole:
+                items.pop(live, key, None)  # or it would stay in the place where it is
+            items.__setitem__(live, key, then[key])
         return [f".{key}" for key in changed if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))]
-    old = list(live)
+    old = list(items.__iter__(live))
     if len(old) == len(then) and all(one is other for one, other in zip(old, then, strict=True)):
         return []
-    live.clear()
-    live.update(then) if isinstance(live, set) else live.extend(then)
+    items.clear(live)
+    items.update(live, then) if isinstance(live, set) else items.extend(live, then)
     return [] if len(old) == len(then) and all(map(_equal, old, then)) else [""]
 
 

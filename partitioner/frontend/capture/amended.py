@@ -8,12 +8,12 @@ from typing import Any
 
 
 @contextmanager
-def amended(kind: type, **methods: Callable[..., Any]) -> Iterator[None]:
-    """For a while, methods of a class are others.
+def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """For a while, methods of a class, or functions of a module, are others.
 
     Args:
-        kind: the class.
-        methods: what takes the place of its methods, by their names.
+        owner: the class or module.
+        methods: what takes the place of them, by their names.
 
     Example:
         >>> class Plain:
@@ -24,11 +24,11 @@ def amended(kind: type, **methods: Callable[..., Any]) -> Iterator[None]:
         >>> Plain().number()
         1
     """
-    before = {name: getattr(kind, name) for name in methods}
+    before = {name: getattr(owner, name) for name in methods}
     for name, method in methods.items():
-        setattr(kind, name, method)
+        setattr(owner, name, method)
     try:
         yield
     finally:
         for name, method in before.items():
-            setattr(kind, name, method)
+            setattr(owner, name, method)

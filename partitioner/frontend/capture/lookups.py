@@ -14,11 +14,12 @@ from types import FunctionType
 from typing import Any
 
 from torch import nn
+from torch._dynamo import utils
 from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import ConstDictVariable, TensorVariable, UserDefinedObjectVariable, dicts
+from torch._dynamo.variables import ConstDictVariable, TensorVariable, UserDefinedObjectVariable, dicts, lists
 
 from partitioner.frontend.capture.amended import amended
 
@@ -33,7 +34,19 @@ _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor
 @contextmanager
 def lookups_guarded() -> Iterator[None]:
     """While a frame is traced: what decides what it finds is guarded."""
-    with _of_keys(), _of_attributes(), _of_tensors():
+    with _of_keys(), _of_items(), _of_attributes(), _of_tensors():
+        yield
+
+
+@contextmanager
+def _of_items() -> Iterator[None]:
+    plain = utils.iter_contains
+
+    def contains(items: Any, *arguments: Any, **options: Any) -> Any:
+        known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
+        return plain(known, *arguments, **options)
+
+    with amended(utils, iter_contains=contains), amended(lists, iter_contains=contains):
         yield
 
 

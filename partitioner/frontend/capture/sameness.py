@@ -7,21 +7,26 @@ environment depends on all of it. Hooks for all modules come and go, and methods
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
 from partitioner.frontend.capture.here import Watched
-from partitioner.frontend.capture.sharing import distinct, found_at, name_of
+from partitioner.frontend.capture.methods import methods
+from partitioner.frontend.capture.names import found_at, look_at, name_of
+from partitioner.frontend.capture.sharing import distinct
 
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
@@ -44,12 +49,35 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     inner = context.guards_context.dynamo_guards.inner
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
-    around = (*_environment(guards), *_global_hooks(guards, whole), *_methods(root, set(context.traced_code)))
-    return (*_ambiguous(guards, dict(scope)), *distinct(scope)), around
+    kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
+    traced = set(context.traced_code)
+    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced))
+    return (*_ambiguous(guards, scope), *_orders(scope), *distinct(scope)), around
 
 
-def _environment(guards: list[tuple[str, str]]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    if any(".environ" in name for name, _ in guards):
+def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[type]:
+    """The classes that the frame uses, and those of the objects that it uses."""
+    for variable in InstructionTranslator.current_tx().output.side_effects.id_to_variable.values():
+        yield type(vars(variable).get("value"))
+    for name in sorted({name for name, kind in guards if kind == "CLASS_MATCH"}):
+        if isinstance(found := found_at(name, scope)[1], type):
+            yield found
+
+
+def _orders(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """The order of ordered dictionaries, of which torch sees that in which keys came."""
+    for source in sorted(map(name_of, InstructionTranslator.current_tx().output.guard_on_key_order)):
+        code, value = found_at(source, scope)
+        if code and isinstance(value, OrderedDict):
+            yield _is_in_order(code, list(value))
+
+
+def _is_in_order(code: CodeType, keys: list[Any]) -> Callable[[dict[str, Any]], bool]:
+    return lambda scope: list(look_at(code, scope)) == keys
+
+
+def _environment(guards: list[tuple[str, str]], traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    if os.getenv.__code__ in traced or any(".environ" in name for name, _ in guards):
         yield _EnvironmentIs(tuple(os.environ.items()))
 
 
@@ -63,15 +91,15 @@ class _EnvironmentIs:
         return tuple(os.environ.items()) == self.then
 
 
-def _ambiguous(guards: list[tuple[str, str]], scope: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+def _ambiguous(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
         code, value = found_at(name, scope)
         if code and _has_twins(value) and not type(found_at(_LAST.sub("", name), scope)[1]).__module__.startswith("torch."):
-            yield _is_still(code, value)
+            yield _is_still(code, copy.deepcopy(value))
 
 
 def _is_still(code: CodeType, value: Any) -> Callable[[dict[str, Any]], bool]:
-    return lambda scope: same(eval(code, scope), value)
+    return lambda scope: same(look_at(code, scope), value)
 
 
 def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callable[[dict[str, Any]], bool]]:
@@ -105,49 +133,10 @@ class _HooksAre:
         return True
 
 
-def _methods(root: nn.Module, traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """The methods of the model's classes that were traced."""
-    found = dict.fromkeys(
-        (kind, name, getattr(kind, name), _function(value), _function(value).__code__)
-        for kind in dict.fromkeys(type(module) for module in root.modules())
-        for owner in kind.__mro__
-        if owner is not nn.Module
-        for name, value in vars(owner).items()
-        if getattr(_function(value), "__code__", None) in traced
-    )
-    if found:
-        yield _MethodsAre(tuple(found))
-
-
-@dataclass(frozen=True)
-class _MethodsAre:
-    """Classes, names of their methods, and what these were: also their code, which notebooks replace when a file is edited."""
-
-    then: tuple[tuple[type, str, Any, Any, CodeType], ...]
-
-    def __call__(self, _scope: object) -> bool:
-        for kind, name, method, function, code in self.then:
-            found = getattr(kind, name, None)
-            if found is not method and not (type(found) is MethodType and found == method):  # a class method is bound anew
-                return False
-            if function.__code__ is not code:
-                return False
-        return True
-
-
-def _function(value: Any) -> Any:
-    """What runs when an attribute of a class is used, if that can be told from its identity."""
-    if isinstance(value, property):
-        return value.fget
-    if isinstance(value, staticmethod | classmethod):
-        return value.__func__
-    return value if isinstance(value, FunctionType) else None
-
-
 def _has_twins(value: Any) -> bool:
-    """Whether there is another value that is equal and not the same."""
-    if type(value) in (tuple, set, frozenset):
-        return any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
+    """Whether there is another value that is equal and not the same, or it may become another one: a list in a tuple."""
+    if type(value) in (tuple, list, set, frozenset):
+        return type(value) is list or any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
     return type(value) is float and value == 0.0
 
 
@@ -170,7 +159,7 @@ def same(one: Any, other: Any) -> bool:
     """
     if type(one) is not type(other):
         return False
-    if type(one) is tuple:
+    if type(one) in (tuple, list):
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) in (set, frozenset):
         return {(type(item), item) for item in one} == {(type(item), item) for item in other}

@@ -17,6 +17,7 @@ import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
 
 from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import found_at, look_at, name_of
 
 
 @contextmanager
@@ -66,28 +67,6 @@ def distinct(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bo
             yield _are_different(codes)
 
 
-def found_at(name: str, scope: Mapping[str, Any]) -> tuple[CodeType | None, Any]:
-    """What Dynamo calls something: as code, and what it is now. No code if it speaks of what only Dynamo has.
-
-    Args:
-        name: an expression of torch's own making.
-        scope: ``L`` and ``G`` of the frame that is being traced.
-    """
-    try:
-        code = compile(name, "<partitioner guard>", "eval")
-        return code, eval(code, dict(scope))
-    except Exception:
-        return None, None
-
-
-def name_of(source: Any) -> str:
-    """What Dynamo calls a source or guard; ``""`` if that is no name in the frame."""
-    try:
-        return str(source.name() if callable(source.name) else source.name)  # torch 2.11 has methods
-    except NotImplementedError:
-        return ""
-
-
 def _has_identity(value: Any) -> bool:
     """Whether Dynamo would not notice that it is another object: constants are compared, and tensors looked at."""
     if isinstance(value, torch.Tensor):
@@ -96,4 +75,4 @@ def _has_identity(value: Any) -> bool:
 
 
 def _are_different(codes: list[CodeType]) -> Callable[[dict[str, Any]], bool]:
-    return lambda scope: len({id(eval(code, scope)) for code in codes}) == len(codes)
+    return lambda scope: len({id(look_at(code, scope)) for code in codes}) == len(codes)
