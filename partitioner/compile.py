@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from partitioner.backends import BACKENDS, Executable, default_backend
+from partitioner.backends import Executable, backend_for
 from partitioner.backends.compiled import Compiled
 from partitioner.backends.compilers import COMPILERS
 from partitioner.backends.graphs import Graphed, refuse_devices
@@ -41,6 +41,7 @@ from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
+from partitioner.ir.units import quote
 from partitioner.lower import LOWERINGS
 from partitioner.lower.backward import backward
 from partitioner.lower.fuse import fused
@@ -63,7 +64,7 @@ from partitioner.runtime.admission import Admission
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import pinned
-from partitioner.spec.spec import Spec, choice
+from partitioner.spec.spec import Spec
 
 GRAPH_EDGE = 2e-6
 """Seconds that are assumed from a kernel to one that waits for it on another branch of a CUDA graph."""
@@ -231,32 +232,36 @@ def with_graphs(executable: Executable, spec: Spec) -> Executable:
     return Graphed(executable) if spec.cuda_graphs else executable
 
 
-def refuse_together(spec: Spec) -> None:
-    """Raise a SpecError if compiled tasks are asked for with what needs to see their ops."""
-    if spec.compile_tasks is None:
-        return
-    if spec.backward == "lanes":
+def refuse_unmade(spec: Spec, machine: Machine) -> None:
+    """Refuse what is known to be impossible before there is a model: names of nothing, and wishes that exclude each other.
+
+    Raises:
+        SpecError: there is such a wish.
+    """
+    policy_of(spec.policy)
+    backend_for(spec.backend, machine)
+    if spec.distributed is not None:
+        raise SpecError(
+            "the section distributed is for the ranks of a job, and this is one process; leave it out, or call "
+            "partitioner.distributed.parallelize"
+        )
+    if spec.compile_tasks is not None and spec.backward == "lanes":
         raise SpecError('backward="lanes" needs the ops of a task one by one, and compile_tasks= hides them; leave one out')
-    if spec.backend not in ("auto", "threads", "streams"):
-        raise SpecError(f"compile_tasks= is for backends 'threads' and 'streams', and the backend is {spec.backend!r}")
+    for wish, able in (("compile_tasks", ("threads", "streams")), ("cuda_graphs", ("streams",))):
+        if getattr(spec, wish) and spec.backend not in ("auto", *able):
+            raise SpecError(f"{wish}= is for backend {' or '.join(able)}, and not {quote(spec.backend)}; leave one of them out")
+    if spec.cuda_graphs:
+        refuse_devices([device.torch_device for device in machine.devices])
 
 
 def as_captured(machine: Machine, spec: Spec) -> Machine:
-    """The machine as programs see it that are captured, if they are to be: no op costs the host anything, nor a hand-off.
-
-    Raises:
-        SpecError: CUDA graphs are asked for where there can be none.
-    """
+    """The machine as programs see it that are captured, if they are to be: no op costs the host anything, nor a hand-off."""
     if not spec.cuda_graphs:
         return machine
-    refuse_devices([device.torch_device for device in machine.devices])
-    if spec.backend not in ("auto", "streams"):
-        raise SpecError(f"cuda_graphs=True captures what backend 'streams' issues, and the backend is {spec.backend!r}")
     figures = ((each, GRAPH_EDGE if "handoff" in each.assumed else each.handoff) for each in machine.devices)
     return replace(machine, devices=tuple(replace(each, overhead=0.0, handoff=handoff) for each, handoff in figures))
 
 
 def emit(plan: Plan, spec: Spec) -> Executable:
     """Make a plan callable, with the backend that the spec names or the machine asks for."""
-    name = default_backend(plan) if spec.backend == "auto" else spec.backend
-    return choice("backend", name, BACKENDS)(plan)
+    return backend_for(spec.backend, plan.machine)(plan)

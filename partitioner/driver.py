@@ -23,23 +23,24 @@ from partitioner.compile import (
     make_plan,
     plan_of,
     program_of,
-    refuse_together,
+    refuse_unmade,
     with_compiled,
     without_graphs,
 )
 from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
-from partitioner.frontend.trace import graph_of, hold_against_eager, home, on_examples
+from partitioner.frontend.trace import graph_of, hold_against_eager, home
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.machine import Machine, accelerators_first
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.ir.problem import Problem
+from partitioner.ir.words import refuse_mistaken
 from partitioner.lower.modes import with_autocast
 from partitioner.lower.planfile import read_plan
-from partitioner.model.accept import accepted, refuse_mistaken
-from partitioner.model.call import Call, example_call, repeatable
+from partitioner.model.accept import accepted
+from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state, copied, only_device
@@ -50,6 +51,7 @@ from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing
 from partitioner.runtime.pieces import Made
 from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
+from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
 from partitioner.tuning import is_insisted_on, refuse_untunable, tuned
 
@@ -151,23 +153,17 @@ def partition(
         True
     """
     refuse_mistaken(mistaken, partition)
+    flags = Faults("the arguments of partition")
+    for name, value in (("copy", copy), ("check", check), ("tune", tune or False)):
+        flags.flag(name, value)
+    flags.check()
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
-    fields = {
-        "policy": policy,
-        "backend": backend,
-        "backward": backward,
-        "compile_tasks": compile_tasks,
-        "cuda_graphs": cuda_graphs,
-        "pins": pins,
-        "colocate": colocate,
-        "grain": grain,
-        "profile": profile,
-        "max_memory": max_memory,
-        "optimizer": optimizer,
-    }
+    fields: dict[str, Any] = {"policy": policy, "backend": backend, "backward": backward, "compile_tasks": compile_tasks}
+    fields |= {"cuda_graphs": cuda_graphs, "pins": pins, "colocate": colocate, "grain": grain, "profile": profile}
+    fields |= {"max_memory": max_memory, "optimizer": optimizer}
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
+    refuse_unmade(document, machine)
     machine = as_captured(machine, document)
-    refuse_together(document)
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
@@ -215,7 +211,12 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
     """The programs of a model that lies on the meta device, once its weights lie where its plan wants them."""
     if call is None:
         raise SpecError("weights= puts each tensor where the plan of a call wants it; give example_inputs")
-    plan = on_examples(model, lambda: make_plan(model, call.on("meta"), machine, spec))
+    if not is_meta(model, call):
+        raise SpecError(
+            'weights= is for a model that was built under torch.device("meta"), and this one has values; leave it out'
+        )
+    with on_examples(model):
+        plan = make_plan(model, call.on("meta"), machine, spec)
     materialise(model, weights, state_devices(plan), machine.lanes[0].torch_device)
     programs = _programs(model, machine, spec)
     if programs.place is None:
@@ -237,10 +238,13 @@ def planned(
 ) -> Plan:
     """The plan that `partition` makes of the same arguments. Touches no device, and leaves the model alone."""
     document, machine = asked_for(devices, spec, policy=policy)
+    refuse_unmade(document, machine)
+    machine = as_captured(machine, document)
     call = example_call(model, example_inputs, example_kwargs)
     if call is not None and any(tensor.is_meta for tensor in all_state(model).values()):
         call = call.on("meta")
-    return on_examples(model, lambda: make_plan(model, call, machine, document, check=check))
+    with on_examples(model):
+        return make_plan(model, call, machine, document, check=check)
 
 
 def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None = None) -> Programs:
@@ -275,13 +279,14 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Make the programs of the example call, and hold them against eager; put state where it belongs."""
     model = programs.original
     if programs.place is not None:
-        on_examples(model, lambda: _place(programs, call, spec, check))
+        with on_examples(model):
+            _place(programs, call, spec, check)
         programs.place = None
     elif check and not is_meta(model, call):
         hold_against_eager(model, call, lambda *args, **kwargs: programs.run("forward", args, kwargs), programs.plainly)
     else:
-        with state_kept(model):
-            on_examples(model, lambda: programs.trace_only(*call.fill(call.tensors)))
+        with state_kept(model), on_examples(model):
+            programs.trace_only(*call.fill(call.tensors))
     if not programs.pieces and programs.provisional is None:
         programs.provisional = _empty(programs, spec)
 

@@ -19,12 +19,10 @@ from typing import Any
 from partitioner.ir.answer import Answer
 from partitioner.ir.problem import Objective
 from partitioner.ir.units import parse_duration
-from partitioner.planner.bounded import bounded
+from partitioner.ir.words import one_of
 from partitioner.planner.capacity import refuse_impossible
-from partitioner.planner.policies import POLICIES, OrSerial, Policy, policy_of
-from partitioner.planner.sound import verified
+from partitioner.planner.policies import POLICIES, OrSerial, Policy, decided, policy_of
 from partitioner.spec.entries import Faults, collector_off
-from partitioner.spec.entries import one_of as one_of
 from partitioner.spec.taskgraph import TaskGraphSource, read_problem
 from partitioner.spec.taskmachine import read_machine
 
@@ -79,7 +77,7 @@ def plan(
         problem = read_problem(graph, read_machine(machine), aim, contiguous)
     refuse_impossible(problem)
     before = perf_counter()
-    assignment = bounded(problem, verified(problem, decide(problem)))
+    assignment = decided(problem, decide)
     return Answer(problem, assignment, perf_counter() - before)
 
 

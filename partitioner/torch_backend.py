@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from partitioner.compile import program_of, refuse_together
+from partitioner.compile import program_of, refuse_unmade
 from partitioner.driver import partition
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found
-from partitioner.model.accept import refuse_mistaken
+from partitioner.ir.words import refuse_mistaken
 from partitioner.runtime.pieces import Latest, Made, Piece
 from partitioner.spec.discover import asked_for
 
@@ -39,7 +39,6 @@ def torch_backend(
     document, machine = asked_for(
         names if names is not None or asked.get("spec") else ["cpu"] * min(8, torch.get_num_threads()), **asked
     )
-    refuse_together(document)
     if document.cuda_graphs:
         raise SpecError("cuda_graphs needs to know which tensors are weights; call partition(model) in place of torch.compile")
     if {device.torch_device for device in machine.devices} != lies:
@@ -47,6 +46,8 @@ def torch_backend(
         raise SpecError(
             f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
         )
+
+    refuse_unmade(document, machine)
 
     def make(found: Found) -> Made:
         return program_of(build_graph(found, "GraphModule", {}, ()), machine, document)

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from partitioner.cli.main import app
-from partitioner.distributed.auto import ways
+from partitioner.distributed.auto import parts, ways
 from partitioner.distributed.bench import Bench
 from partitioner.distributed.outlook import outlook
 from partitioner.distributed.prediction import Outlook
@@ -87,6 +87,26 @@ def test_auto_takes_the_best_of_all(ranks: int, mesh: object, asked: Mapping[str
             assert taken.step <= row.step <= min(fits) * (1 + 1e-9), "what was not looked at could not have been faster"
         else:
             assert row.step >= min(fits) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "segments"])
+def test_no_bound_is_above_what_it_bounds(recompute: str) -> None:
+    """By what is known at each point of the search, and by what smaller microbatches say of larger ones."""
+    section = DistributedSpec(ranks=4, mesh="auto", links=SLOW, recompute=recompute)
+    whole = load_spec({**SMALL, "distributed": section})
+    device = build_machine(whole).devices[0]
+    model = nn.Sequential(nn.Embedding(50, WIDTH), uneven())
+    bench = Bench(model, torch.zeros(ROWS, dtype=torch.int64), None, whole, device, build_cluster(whole, section, device))
+    foreseen = 0
+    for count in (8, 4, 2, 1):  # the smallest microbatches first, as in the search
+        some = [way for way in ways(section, bench.cluster, ROWS) if parts(way) == count]
+        ahead = [bench.foreseen(way) for way in some]
+        for way, seconds in zip(some, ahead, strict=True):
+            with suppress(PartitionerError):
+                bounds = [seconds, bench.least(way), bench.closer(way), bench.after_cut(way)]
+                assert max(bounds) <= bench.of_job(way).step * (1 + 1e-9), (str(way.mesh), way.schedule, bounds)
+                foreseen += seconds > 0
+    assert foreseen > 20
 
 
 def test_only_what_is_open_is_chosen() -> None:

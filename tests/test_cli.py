@@ -211,8 +211,8 @@ def test_a_printed_plan_can_be_verified(model: str) -> None:
         (["inspect", "."], ["is a directory"]),
         (["inspect", "model.py", "--devices", "cuda:0,foo"], ['devices[1]: "foo" is not a device']),
         (["inspect", "model.py", "--devices", ""], ["device"]),
-        (["inspect", "model.py", "--policy", "best"], ["policy 'best' is not known", "by_level"]),
-        (["inspect", "model.py", "--format", "svg"], ["format 'svg' is not known", "mermaid"]),
+        (["inspect", "model.py", "--policy", "best"], ['policy: "best" is not known', "by_level"]),
+        (["inspect", "model.py", "--format", "svg"], ['format: "svg" is not known', "mermaid"]),
         (["inspect", "model.py", "--depth", "8:3"], ["'8:3' holds no depth"]),
         (["inspect", "model.py", "--depth", "some"], ["'some' is no range of depths"]),
         (["inspect", "model.py", "--depth", "30:40"], ["the depths are 0 to 2"]),
@@ -221,12 +221,23 @@ def test_a_printed_plan_can_be_verified(model: str) -> None:
         (["inspect", "model.py", "--spec", "model.py"], ["model.py"]),
         (["inspect", "model.py", "--output", "missing/report"], ["cannot write to missing/report"]),
         (["inspect", "model.py", "--output", "."], ["cannot write to ."]),
+        (["inspect", "model.py", "--output", ""], ["cannot write to ''"]),
+        (["inspect", "model.py", "--save-plan", ""], ['"": cannot be written']),
+        (["inspect", "model.py", "--spec", "ranks.json", "--policy", "list"], ["--policy is for one process"]),
+        (["inspect", "model.py", "--spec", "ranks.json", "--save-plan", "plan.json"], ["--save-plan is for one process"]),
+        (
+            ["inspect", "model.py", "--spec", "ranks.json", "--format", "dot"],
+            ['format: "dot" is not known; there are table, json'],
+        ),
+        (["verify", "model.py", "--spec", "ranks.json"], ["the section distributed is for the ranks of a job"]),
         (["verify", "missing.txt"], ["no such file or module: 'missing.txt'"]),
         (["verify", "notes.txt"], ["not a printed program"]),
     ],
 )
 def test_mistakes(model: str, args: list[str], words: list[str]) -> None:
+    """One line each. What a spec for ranks has no use for was passed over without a word."""
     Path("notes.txt").write_text("hello")
+    Path("ranks.json").write_text('{"distributed": {"mesh": {"data": 2}}}')
     Path(model).write_text(MODEL.replace("print", "str"))
     assert_refused(run(*args), *words)
 

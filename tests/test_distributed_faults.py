@@ -56,6 +56,10 @@ REFUSED = {
     "no pair later": ("InputError", r"a batch is a pair \(inputs, target\); this one is a Tensor"),
     "three later": ("InputError", "this one is a tuple of 3"),
     "target of a microbatch's rows": ("InputError", r"the target has a tensor of shape \(4, 4\), and the batch 8 rows"),
+    "eval mode later": ("InputError", "the model is in eval mode, and its stages were made in train mode"),
+    "train mode later": ("InputError", "is in train mode, and its stages were made in eval mode: call model.eval()"),
+    "unfrozen later": ("InputError", "more is to be trained than when .*:\n  layers.0.bias requires a gradient now"),
+    "without gradients": ("InputError", "a step has a backward, and gradients are off here"),
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
     "loss no tensor": ("InputError", "loss_fn gave a float"),
 }
@@ -67,7 +71,16 @@ READ_BY_EACH = {
     "several stages for one": "1f1b gives each rank one stage, and stages_per_rank is 2",
     "zero bubble with ddp": "interleaved_zero_bubble with ddp gives wrong gradients",
 }
-TAKEN = ("a right step", "an int", "a pair for a loss without a target")
+TAKEN = (
+    "a right step",
+    "frozen later",
+    "the same mode again",
+    "evaluated beside the step",
+    "evaluated beside a tensor axis",
+    "evaluated beside fsdp2",
+    "an int",
+    "a pair for a loss without a target",
+)
 
 
 SLACK = 15.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,21 @@ from lanes import Towers, assert_same, numbers, spec
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from partitioner import InputError, PartitionerError, PlacementError, SpecError, TraceError, partition
+from partitioner import (
+    InputError,
+    PartitionerError,
+    PlacementError,
+    SpecError,
+    TraceError,
+    parse,
+    partition,
+    plan,
+    save_plan,
+    verify,
+)
 from partitioner.driver import planned
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import Problem
 
 X = numbers(4, 6)
 LANES = ["cpu:0", "cpu:1"]
@@ -56,9 +70,9 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
         ({"devices": []}, SpecError, "devices is empty; name at least one"),
         ({"devices": ["cuda:0"]}, PlacementError, "cuda:0 cannot be used here"),
         ({"example_kwargs": [X]}, InputError, "example_kwargs is of type list; give a dict of keyword arguments by name"),
-        ({"example_input": X}, SpecError, "has no argument example_input; did you mean example_inputs?"),
-        ({"device": LANES}, SpecError, "has no argument device; did you mean devices?"),
-        ({"zzz": 1}, SpecError, "has no argument zzz; it has model, devices, example_inputs"),
+        ({"example_input": X}, SpecError, 'has no argument example_input; did you mean "example_inputs"?'),
+        ({"device": LANES}, SpecError, 'has no argument device; did you mean "devices"?'),
+        ({"zzz": 1}, SpecError, "has no argument zzz; there are model, devices, example_inputs"),
         ({"example_inputs": (X, X)}, InputError, "do not fit Towers.forward: too many positional arguments"),
         ({"example_inputs": {"y": X}}, InputError, r"do not fit Towers.forward.*goes into a tuple: \(\{\.\.\.\},\)"),
         ({"example_inputs": numbers(4, 5)}, InputError, "Towers fails on the example inputs. RuntimeError: mat1 and mat2"),
@@ -68,12 +82,20 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
             "an argument is of type generator, which can be read only once",
         ),
         ({"example_inputs": (iter([X]),)}, InputError, "an argument is of type list_iterator, which can be read only once"),
-        ({"policy": "fastest"}, SpecError, "policy 'fastest' is not known. Known: auto, by_level, .*single"),
-        ({"policy": "fastest", "example_inputs": X}, SpecError, "policy 'fastest' is not known"),
-        ({"backend": "cuda", "example_inputs": X}, SpecError, "backend 'cuda' is not known"),
+        ({"policy": "fastest"}, SpecError, 'policy: "fastest" is not known; there are auto, by_level, .*single'),
+        ({"policy": "fastest", "example_inputs": X}, SpecError, 'policy: "fastest" is not known'),
+        ({"backend": "cuda", "example_inputs": X}, SpecError, 'backend: "cuda" is not known'),
         ({"pins": [{"match": "no.such", "device": "cpu"}]}, PlacementError, "pattern 'no.such' matches no op"),
         ({"pins": [{"match": "stem", "device": "cuda:3"}]}, SpecError, "cuda:3"),
         ({"grain": "soon"}, SpecError, '"soon" is not a duration'),
+        ({"policy": {"name": "exact", "time_limit": -1}}, SpecError, "-1 is not a duration"),
+        ({"policy": {"name": "search", "time_limit": float("nan")}}, SpecError, "nan is not a duration"),
+        ({"backend": "streams"}, SpecError, "backend 'streams' is for accelerators, the plan is for cpu"),
+        ({"spec": {"distributed": {"mesh": {"data": 2}}}}, SpecError, "the section distributed is for the ranks of a job"),
+        ({"check": "no", "example_inputs": X}, SpecError, 'check: "no" should be true or false'),
+        ({"tune": "auto", "example_inputs": X}, SpecError, 'tune: "auto" should be true or false'),
+        ({"plan": 3}, SpecError, '"3": cannot be read as text: expected str'),
+        ({"weights": "x.safetensors", "example_inputs": X}, SpecError, r"built under torch\.device.*this one has values"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -86,6 +108,36 @@ def test_arguments_that_are_wrong(arguments: dict[str, Any], kind: type[Partitio
     assert "\n\n" not in str(raised.value) and len(str(raised.value)) < 500
     assert type(model) is Towers and model(X).shape == (4, 2)
     assert_same(before, dict(model.state_dict()))
+
+
+def failing(problem: Problem) -> Assignment:
+    """A policy of a user's own, with a mistake in it."""
+    raise ZeroDivisionError(f"of {len(problem.tasks)}")
+
+
+@pytest.mark.parametrize("options", [{}, {"example_inputs": X}, {"example_inputs": X, "check": False}], ids=len)
+def test_a_policy_that_fails_is_told(options: dict[str, Any]) -> None:
+    """The tracer took its error for a graph that cannot be planned: the model ran without lanes."""
+    with pytest.raises(SpecError, match="policy failing fails on Towers: ZeroDivisionError: of"):
+        partition(Towers(), LANES, policy=failing, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: verify(3), "verify takes a Program, and this is a int; parse"),  # type: ignore[arg-type]
+        (lambda: verify("program x"), "verify takes a Program, and this is a str; parse"),  # type: ignore[arg-type]
+        (lambda: parse(None), "not a printed program"),  # type: ignore[arg-type]
+        (lambda: parse(""), "not a printed program"),
+        (lambda: save_plan(partition(nn.Linear(6, 6), LANES, example_inputs=X), ""), '"": cannot be written'),
+        (lambda: save_plan(partition(nn.Linear(6, 6), LANES, example_inputs=X), 3), '"3": cannot be written: expected str'),  # type: ignore[arg-type]
+        (lambda: plan({"tasks": []}, {"devices": [{"name": "a", "kind": "b"}]}, policy=3), "3 is no policy; give a name"),  # type: ignore[arg-type]
+    ],
+)
+def test_other_functions_that_are_called_wrongly(wrong: Callable[[], object], says: str) -> None:
+    """They raised an AttributeError, a TypeError or a ValueError from deep inside."""
+    with pytest.raises(PartitionerError, match=says):
+        wrong()
 
 
 # -- what is unusual, and fine ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from partitioner.ir.machine import Device, Link, Machine
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.model.call import Call
-from partitioner.model.state import lookup
+from partitioner.model.state import attribute
 from partitioner.spec.spec import Spec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,7 +180,10 @@ def test_the_printed_program_gives_what_the_model_gives(name: str) -> None:
     program, given = Reference(plan, lambda _: "cpu"), iter(inputs)
     torch.manual_seed(1)
     results = program(
-        [lookup(ours, plan.graph.states[name]) if name in plan.graph.states else next(given) for name in plan.graph.arguments]
+        [
+            attribute(ours, plan.graph.states[name]) if name in plan.graph.states else next(given)
+            for name in plan.graph.arguments
+        ]
     )
     torch.manual_seed(1)
     expected: Any = eagerly(*inputs)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.ir.dag import chains, critical_path, levels, quotient, upward_priority, width
+from partitioner.ir.dag import chains, critical_path, levels, quotient, upward_priority
 
 SIZE = 7
 PAIRS = [(a, b) for a in range(SIZE) for b in range(a + 1, SIZE)]
@@ -42,12 +42,11 @@ def test_depth_is_the_longest_way_from_a_source(dag: nx.DiGraph[int]) -> None:
             ways = [path for start in dag for path in nx.all_simple_paths(dag, start, node)]
             assert depth == max((len(path) - 1 for path in ways), default=0)
         assert not any(nx.has_path(dag, a, b) for a in level for b in level if a != b)
-    assert width(dag) == max(map(len, found))
 
 
 def test_nothing_has_no_depth() -> None:
     empty: nx.DiGraph[int] = nx.DiGraph()
-    assert (levels(empty), width(empty), chains(empty), critical_path(empty, float)) == ([], 0, [], (0.0, []))
+    assert (levels(empty), chains(empty), critical_path(empty, float)) == ([], [], (0.0, []))
 
 
 @given(DAGS)

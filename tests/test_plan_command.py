@@ -544,8 +544,9 @@ def test_the_cap_that_is_named_would_do() -> None:
     ("how", "words"),
     [
         ({"objective": "latncy"}, 'objective: "latncy" is not known; did you mean "latency"?'),
-        ({"policy": "by_leve"}, "Did you mean by_level?"),
+        ({"policy": "by_leve"}, 'did you mean "by_level"?'),
         ({"time_limit": "10 parsecs"}, 'time_limit: "10 parsecs" is not a duration'),
+        ({"policy": None}, "null is no policy; give a name"),
         ({"time_limit": -1}, "time_limit: -1 is not a duration"),
         ({"contiguous": "no"}, 'contiguous: "no" should be true or false'),
         ({"graph": 3}, "the graph: 3 is no task graph; give a path, a mapping, or a networkx.DiGraph"),

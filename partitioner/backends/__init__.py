@@ -11,7 +11,10 @@ from typing import Any, Protocol
 from partitioner.backends.reference import Reference
 from partitioner.backends.streams import Streams
 from partitioner.backends.threads import Threads
+from partitioner.errors import SpecError
+from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan
+from partitioner.ir.words import one_of
 
 
 class Executable(Protocol):
@@ -34,6 +37,16 @@ BACKENDS: dict[str, Callable[[Plan], Executable]] = {
 }
 
 
-def default_backend(plan: Plan) -> str:
-    """The backend for a plan's machine: streams where it has an accelerator, threads otherwise."""
-    return "streams" if any(lane.kind != "cpu" for lane in plan.machine.lanes) else "threads"
+def backend_for(name: str, machine: Machine) -> Callable[[Plan], Executable]:
+    """The backend of a name on a machine. ``auto`` is streams where there is an accelerator, and threads otherwise.
+
+    Raises:
+        SpecError: nothing is called that, or it is for other devices.
+    """
+    fits, other = ("streams", "threads") if any(device.kind != "cpu" for device in machine.devices) else ("threads", "streams")
+    name = one_of("backend", name, ("auto", *BACKENDS))
+    if name == other:
+        devices = ", ".join(device.torch_device for device in machine.devices)
+        kind = "accelerators" if name == "streams" else "CPU lanes only"
+        raise SpecError(f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and {fits!r} is taken.")
+    return BACKENDS[fits if name == "auto" else name]

@@ -4,8 +4,8 @@
     results    leave through `_OnLanes`
     backward   each segment's graph, from what it handed over back to its cuts (`reversed`)
 
-The views cut what is run, not what is recorded. So a gradient of a gradient, and a backward under modes that no worker can take
-over, go through the whole graph at once, as without lanes.
+The views cut what is run, not what is recorded. So a backward that is recorded for gradients of gradients, and one under modes
+that no worker can take over, go through the whole graph at once (`through`), as without lanes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from partitioner.backends.codegen import Code, generate
 from partitioner.backends.gradients import AccumulateGrad
 from partitioner.backends.reversed import Cuts, Reversed, reversed_code
 from partitioner.backends.threads import Launch, issue
+from partitioner.backends.through import through
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.gradient import Backward, BackwardError
 from partitioner.ir.plan import Plan
@@ -112,36 +113,33 @@ class Recorded:
     Args:
         form: of the call.
         cuts: where the graph is cut.
+
+    Attributes:
+        lasting: whether what backward itself recorded lies on this graph, so that no backward may free it.
     """
 
     def __init__(self, form: Form, cuts: Cuts) -> None:
-        self.form, self.cuts = form, cuts
+        self.form, self.cuts, self.lasting = form, cuts, False
 
-    def backward(self, given: Mapping[str, torch.Tensor], keep: bool) -> dict[str, Any]:
+    def backward(self, given: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor], keep: bool) -> dict[str, Any]:
         """What ops add to the gradients of arguments, by the name of the term.
 
         Args:
             given: gradients of the results, by the tensor's name.
+            arguments: the tensor that each term is of.
             keep: whether there may be another backward through the graph.
         """
-        if torch.is_grad_enabled() or has_hidden_modes():
-            return self._at_once(given, keep)
-        launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep)
-        issue(self.form.reversed, launch, ())
-        return launch.terms
-
-    def _at_once(self, given: Mapping[str, torch.Tensor], keep: bool) -> dict[str, Any]:
-        """The same through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call."""
-        terms = [term for term in self.form.backward.program.outputs if term in self.cuts.parts]
-        found = torch.autograd.grad(
-            [self.cuts.ends[name] for name in given],
-            [self.cuts.parts[term] for term in terms],
-            list(given.values()),
-            retain_graph=keep,
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
-        return dict(zip(terms, found, strict=True))
+        outputs = self.form.backward.program.outputs
+        if not torch.is_grad_enabled() and not has_hidden_modes():
+            launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep or self.lasting)
+            issue(self.form.reversed, launch, ())
+            return launch.terms
+        # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
+        self.lasting |= torch.is_grad_enabled()
+        read = {term: argument for term, argument in zip(outputs, arguments, strict=True) if term in self.cuts.parts}
+        ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
+        found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
+        return dict(zip(read, found, strict=True))
 
 
 class _OnLanes(torch.autograd.Function):
@@ -152,14 +150,16 @@ class _OnLanes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: Recorded, inner: Mapping[str, torch.Tensor], *arguments: Any) -> tuple[torch.Tensor, ...]:
-        ctx.graph, ctx.names = graph, tuple(inner)
+        ctx.graph, ctx.names, ctx.arguments = graph, tuple(inner), arguments
+        ctx.save_for_backward(torch.empty(0))
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in inner.values())  # shares its version counter, and is no view to autograd
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         graph: Recorded = ctx.graph
+        _ = ctx.saved_tensors  # raises if the graph may not be gone through again
         given = {name: gradient for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None}
-        terms = graph.backward(given, torch._C._autograd._get_current_graph_task_keep_graph())
+        terms = graph.backward(given, ctx.arguments, torch._C._autograd._get_current_graph_task_keep_graph())
         # Taken out, for autograd keeps a gradient that nobody else has, and copies any other one.
         return (None, None, *(terms.pop(term, None) for term in graph.form.backward.program.outputs))

@@ -25,7 +25,6 @@ from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
 from partitioner.backends.workers import HERE, POOL, has_hidden_modes, run_under
-from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan
 from partitioner.model.modes import casts_kept, flushes, modes_here, under
 
@@ -128,20 +127,11 @@ class Threads:
     Args:
         plan: what to run; every lane is a CPU's.
         compiled: a function for each task that is called as one, by the task's name.
-
-    Raises:
-        SpecError: the plan is for other devices.
     """
 
     accelerated = False
 
     def __init__(self, plan: Plan, compiled: Mapping[str, Body] | None = None) -> None:
-        if self.accelerated != (plan.program.lanes[0].kind != "cpu"):
-            devices = ", ".join(dict.fromkeys(lane.torch_device for lane in plan.program.lanes))
-            kind, name = "accelerators" if self.accelerated else "CPU lanes only", type(self).__name__.lower()
-            raise SpecError(
-                f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and the one that fits is taken."
-            )
         self.plan, self.compiled = plan, compiled or {}
         self.parallel = generate(plan, compiled=self.compiled)
         self.hosts = len(self.parallel.hosts)

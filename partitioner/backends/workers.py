@@ -105,15 +105,17 @@ class Pool:
     def first(self, count: int) -> Sequence[_Worker]:
         """The workers that the jobs of a call will run on, started if they were not."""
         with self.lock:
-            while len(self.workers) < count:
-                self.workers.append(_Worker(len(self.workers) + 1))
-            return self.workers[:count]
+            return self._first(count)
+
+    def _first(self, count: int) -> Sequence[_Worker]:
+        while len(self.workers) < count:
+            self.workers.append(_Worker(len(self.workers) + 1))
+        return self.workers[:count]
 
     def submit(self, jobs: Sequence[Callable[[], None]]) -> None:
         """Queue one job on each of the first ``len(jobs)`` workers. A job must not raise."""
-        workers = self.first(len(jobs))
         with self.lock:
-            for worker, job in zip(workers, jobs, strict=True):
+            for worker, job in zip(self._first(len(jobs)), jobs, strict=True):
                 worker.queue.put(job)
 
     def drain(self, count: int) -> None:

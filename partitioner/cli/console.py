@@ -86,7 +86,9 @@ def write(text: str, output: str | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write to {output or 'standard output'}: {error}") from error
+        raise OutputError(
+            f"cannot write to {'standard output' if output is None else output or repr(output)}: {error}"
+        ) from error
 
 
 def terminal() -> tuple[int | None, bool]:

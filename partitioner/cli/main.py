@@ -16,6 +16,7 @@ from partitioner.cli.plan import plan_command
 
 if TYPE_CHECKING:
     from partitioner.ir.plan import Plan
+    from partitioner.spec.spec import Spec
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -88,16 +89,23 @@ def inspect_command(
 ) -> None:
     """Show the branches of a model by depth, where they would run, and what that is expected to give."""
     with guarded(debug):
+        from partitioner.errors import SpecError
+        from partitioner.ir.words import one_of
         from partitioner.report import FORMATS, Screen
         from partitioner.report.inspect import inspect
         from partitioner.report.inspection import parse_depths
-        from partitioner.spec.spec import choice
+        from partitioner.spec.spec import load_spec
 
-        if spec is not None and (text := _ranks(target, inputs, spec, format_name)) is not None:
-            return write(text, output)
-        draw = choice("format", format_name, FORMATS)
+        asked = None if spec is None else load_spec(spec)
+        if asked is not None and asked.distributed is not None:
+            one_of("format", format_name, ("table", "json"))
+            alone = {"--devices": devices, "--policy": policy, "--depth": depth, "--save-plan": save_plan}
+            for option in (option for option, value in alone.items() if value):
+                raise SpecError(f"{option} is for one process, and the spec has a section distributed; leave one of them out")
+            return write(_ranks(target, inputs, asked, format_name), output)
+        draw = FORMATS[one_of("format", format_name, FORMATS)]
         wanted = None if depth is None else parse_depths(depth)
-        plan = _plan(target, inputs, devices, policy, spec, check=not no_check)
+        plan = _plan(target, inputs, devices, policy, asked, check=not no_check)
         if save_plan is not None:
             from partitioner.lower.planfile import write_plan
 
@@ -134,18 +142,13 @@ def verify_command(
         write(f"no faults: {len(program.instructions)} instructions on {len(program.lanes)} lanes\n")
 
 
-def _ranks(target: str, inputs: list[str] | None, spec: str, format_name: str) -> str | None:
-    """What a spec for many ranks promises for a model; ``None`` if the spec is for one process."""
-    from partitioner.spec.spec import load_spec
-
-    read = load_spec(spec)
-    if read.distributed is None:
-        return None
+def _ranks(target: str, inputs: list[str] | None, spec: Spec, format_name: str) -> str:
+    """What a spec for many ranks promises for a model."""
     from partitioner.cli.target import load_target
     from partitioner.distributed.outlook import outlook
 
     found = load_target(target, inputs or [])
-    expected = outlook(found.module, found.inputs, read, found.kwargs)
+    expected = outlook(found.module, found.inputs, spec, found.kwargs)
     return f"{json.dumps(expected.data(), indent=2) if format_name == 'json' else expected}\n"
 
 
@@ -155,7 +158,13 @@ app.command("calibrate")(calibrate_command)
 
 
 def _plan(
-    target: str, inputs: list[str] | None, devices: list[str] | None, policy: str | None, spec: str | None, *, check: bool
+    target: str,
+    inputs: list[str] | None,
+    devices: list[str] | None,
+    policy: str | None,
+    spec: Spec | str | None,
+    *,
+    check: bool,
 ) -> Plan:
     """The model that was named, and the plan that `partition` would make for it."""
     with working("importing torch"):

@@ -32,7 +32,8 @@ def plan_command(
 ) -> None:
     """Plan a task graph that stands in a file: where each task runs, when, and how far from the best that can be."""
     with guarded(debug):
-        from partitioner.planning import one_of, plan
+        from partitioner.ir.words import one_of
+        from partitioner.planning import plan
         from partitioner.report.schedule import SCHEDULES
 
         draw = SCHEDULES[one_of("format", format_name, SCHEDULES)]

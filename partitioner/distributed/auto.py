@@ -7,7 +7,7 @@
 
 What the section of the spec says beside the mesh is kept. The batch is the whole job's, so that all ways do the same work.
 A way is not looked at further if its proven bound is above the best step found so far, or if one with smaller microbatches did
-not fit.
+not fit. A size of microbatches at which none can win is not traced: what two smaller ones took says what it takes at least.
 """
 
 from __future__ import annotations
@@ -27,22 +27,29 @@ from partitioner.spec.distributed import DistributedSpec, MeshSpec
 EACH = 2
 """Stages of each rank that are tried, for schedules with several. With more than three, FSDP2 gathers each anew many times."""
 
+ROOMY = 2
+"""A way has room to spare whose even share fits so many times."""
+
 
 @dataclass(frozen=True)
 class Prospects:
     """What the search asks of a model about a way to work together, cheapest first.
 
     Args:
+        foreseen: seconds that a step takes at least, from what is known of smaller microbatches; 0 where that says nothing.
         room: bytes that the fullest rank takes at least.
-        least: seconds that a step takes at least, however stages are shared out along a tensor axis.
+        least: seconds at least, however stages are shared out along a tensor axis.
         closer: likewise, as they are.
+        cut: likewise, cut as they are.
         predict: what a step takes.
         cap: bytes that a rank may use.
     """
 
+    foreseen: Callable[[DistributedSpec], float]
     room: Callable[[DistributedSpec], int]
     least: Callable[[DistributedSpec], float]
     closer: Callable[[DistributedSpec], float]
+    cut: Callable[[DistributedSpec], float]
     predict: Callable[[DistributedSpec], Outlook]
     cap: int | None
 
@@ -116,6 +123,7 @@ class _Search:
         full: ways that did not fit, but for their microbatches: larger ones would not, either.
         kept: ways that fit, all kept for the backward: nothing need be run again.
         hopeless: ways for which there is no room, after the bytes that they take at least.
+        seen: ways that were looked at.
         fault: the first refusal.
     """
 
@@ -125,14 +133,18 @@ class _Search:
     full: set[tuple[object, ...]] = field(default_factory=set)
     kept: set[DistributedSpec] = field(default_factory=set)
     hopeless: list[tuple[int, DistributedSpec]] = field(default_factory=list)
+    seen: set[DistributedSpec] = field(default_factory=set)
     fault: Exception | None = None
 
-    def may_fit(self, way: DistributedSpec) -> bool:
-        """Whether smaller microbatches have fitted so far."""
-        return _form(way) not in self.full
+    def may_win(self, way: DistributedSpec) -> bool:
+        """Whether smaller microbatches have fitted so far, and do not say already that it is slower."""
+        return _form(way) not in self.full and (self.best is None or not self._slower(way, self.prospects.foreseen(way)))
 
     def look(self, way: DistributedSpec, least: float) -> None:
         """Look at one way, which takes at least so many seconds."""
+        if way in self.seen:
+            return
+        self.seen.add(way)
         if way.recompute != "none" and way.model_copy(update={"recompute": "none"}) in self.kept:
             return
         room, cap = self.prospects.room(way), self.prospects.cap
@@ -143,6 +155,15 @@ class _Search:
         elif not self._slower(way, least) and not self._slower(way, self.prospects.closer(way)):
             self._predict(way)
 
+    def begin(self, ordered: Sequence[tuple[float, DistributedSpec]]) -> None:
+        """Find something that fits, for bounds to be held against, among the ways that keep little and have room to spare."""
+        cap = self.prospects.cap
+        for least, way in ordered:
+            if self.best is not None or cap is None:
+                return
+            if way.recompute != "none" and ROOMY * self.prospects.room(way) <= cap:
+                self.look(way, least)
+
     def _slower(self, way: DistributedSpec, least: float) -> bool:
         """Whether a way cannot be faster than the best so far."""
         slower = self.best is not None and least >= self.best.step
@@ -152,6 +173,8 @@ class _Search:
 
     def _predict(self, way: DistributedSpec) -> None:
         try:
+            if self.best is not None and self._slower(way, self.prospects.cut(way)):
+                return
             found = self.prospects.predict(way)
         except (PlacementError, SpecError) as error:
             self.fault = self.fault or error
@@ -205,13 +228,15 @@ def choose(found: Sequence[DistributedSpec], ranks: int, prospects: Prospects) -
     """
     search = _Search(prospects)
     for count in sorted({parts(way) for way in found}, reverse=True):  # the smallest microbatches first
-        some = [way for way in found if parts(way) == count and search.may_fit(way)]
+        some = [way for way in found if parts(way) == count and search.may_win(way)]
         try:
             least = [prospects.least(way) for way in some]
         except Exception as error:  # the model cannot be called with so few rows, for one
             search.fault = search.fault or error
             continue
-        for seconds, way in sorted(zip(least, some, strict=True), key=lambda pair: pair[0]):
+        soonest = sorted(zip(least, some, strict=True), key=lambda pair: pair[0])
+        search.begin(soonest)
+        for seconds, way in soonest:
             search.look(way, seconds)
     if search.best is None:
         raise _nothing(search.closest(), search.fault, ranks)

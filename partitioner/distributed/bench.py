@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from typing import Any, TypeVar
 
@@ -16,16 +17,17 @@ import torch
 from torch import nn
 
 from partitioner.distributed.auto import parts
+from partitioner.distributed.bounds import least, line_through, with_bubble, with_waits
 from partitioner.distributed.branches import owners_of
 from partitioner.distributed.branchtimes import Branches, branches_of
-from partitioner.distributed.cut import Cut, cut_into
+from partitioner.distributed.cut import Cut, cut_into, sharing_a_stage
 from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.loads import StageLoad, backwards, held, held_by_a_rank, kept_of, loads_of
+from partitioner.distributed.loads import Segments, StageLoad, backwards, held, held_by_a_rank, kept_of, loads_of, stages_of
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.part import part_of
-from partitioner.distributed.prediction import Outlook, least, predict, with_bubble
+from partitioner.distributed.prediction import Outlook, predict
 from partitioner.distributed.schedules import refuse_ties_within
-from partitioner.distributed.segments import in_flight, least_in_flight, segments_of
+from partitioner.distributed.segments import ends_of, in_flight, least_in_flight
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
 from partitioner.errors import PlacementError
@@ -39,7 +41,7 @@ from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.shared import Axis
 from partitioner.model.state import sizes
-from partitioner.planner.cost import estimate
+from partitioner.planner.cost import LOOKUPS, estimate
 from partitioner.profile.profiled import profiled
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
@@ -136,23 +138,51 @@ class Bench:
 
     def of_job(self, asked: DistributedSpec) -> Outlook:
         """The prediction where the batch is the whole job's."""
-        one = parts(asked), asked.mesh.tensor
-        self.too_many.setdefault(one, len(self._example(asked, one[0]).traced.graph.ops) + 1)
-        return self.outlook(asked, one[0])
+        return self.outlook(asked, parts(asked))
+
+    def after_cut(self, asked: DistributedSpec) -> float:
+        """Seconds that a step takes at least, cut as it is."""
+        count = parts(asked)
+        one = count, asked.mesh.tensor
+        self.too_many.setdefault(one, len(self._example(asked, count).traced.graph.ops) + 1)
+        cut = self._cut(asked, count)
+        sent = self._once(("sent", id(cut)), lambda: [sum(op.exchange for op in ops) for ops in stages_of(cut)])
+        return with_waits(cut.seconds, sent, asked) / asked.mesh.branch
 
     def closer(self, asked: DistributedSpec) -> float:
         """Seconds that a step takes at least, before anything is cut."""
         count = parts(asked)
-        exchanged = sum(op.exchange for op in self._example(asked, count).traced.graph.ops)
-        return self._least(asked, asked, exchanged, 1)
+        seconds, ops = self._op_seconds(asked, count), self._example(asked, count).traced.graph.ops
+        again = 1 if asked.recompute == "none" else 2
+        longest = max((again * seconds[op.name] + backwards(seconds[op.name], op.exchange) for op in ops), default=0.0)
+        exchanged = sum(op.exchange for op in ops)
+        even = self._least(asked, self._seconds(asked, count), self._memory(asked, count), exchanged, 1)
+        return max(even, asked.microbatches * longest)  # one rank has the longest op
 
     def least(self, asked: DistributedSpec) -> float:
         """Seconds that a step takes at least, before anything is shared out along a tensor axis: evenly, at best."""
-        return self._least(asked, self._undivided(asked), 0.0, asked.mesh.tensor)
+        whole, count = self._undivided(asked), parts(asked)
+        return self._least(asked, self._seconds(whole, count), self._memory(whole, count), 0.0, asked.mesh.tensor)
 
-    def _least(self, asked: DistributedSpec, known: DistributedSpec, exchanged: float, ranks: int) -> float:
+    def foreseen(self, asked: DistributedSpec) -> float:
+        """Seconds that a step takes at least where its microbatches are not traced yet, but two smaller ones; or 0.
+
+        Where ops are measured, or share threads, more rows may take less for each of them, and nothing is foreseen.
+        """
+        count, whole = parts(asked), self._undivided(asked)
+        traced = [key[1] for key in self.made if key[0] == "example"]
+        known = sorted(each for each in traced if isinstance(each, int) and each > count)[:2]
+        if count in traced or len(known) < 2 or self.spec.profile or self.device.threads_per_lane > 1:
+            return 0.0
+        more, fewer = known
+        reach = (1 / count - 1 / more) / (1 / more - 1 / fewer)
+        level = {op.name for op in self._example(whole, more).traced.graph.ops if op.target in LOOKUPS}
+        seconds = (self._op_seconds(whole, fewer), self._op_seconds(whole, more))
+        forward = self._once(("foreseen", count, more, fewer), lambda: line_through(*seconds, level, reach))
+        return self._least(asked, forward, self._memory(whole, more), 0.0, asked.mesh.tensor)
+
+    def _least(self, asked: DistributedSpec, forward: float, memory: Memory, exchanged: float, ranks: int) -> float:
         """Seconds at least, of what is known without the tensor axis, over so many ranks of it."""
-        forward, memory = self._seconds(known, parts(asked)), self._memory(known, parts(asked))
         again = forward if asked.recompute != "none" else 0.0
         work = (forward + backwards(forward, exchanged) + again) / ranks / asked.mesh.branch
         return max(least(forward, exchanged, memory, asked, self.cluster) / ranks, with_bubble(work, asked))
@@ -197,8 +227,13 @@ class Bench:
 
     def _seconds(self, asked: DistributedSpec, count: int) -> float:
         """Of one microbatch, forwards."""
+        return self._once(("seconds", count, asked.mesh.tensor), lambda: sum(self._op_seconds(asked, count).values()))
+
+    def _op_seconds(self, asked: DistributedSpec, count: int) -> dict[str, float]:
+        """Of each op of one microbatch, forwards."""
         costs, alone = self._costs(asked, count), replace(self.device, lanes=1)
-        return self._once(("seconds", count, asked.mesh.tensor), lambda: costs.time(costs.ops, alone, alone.threads_per_lane))
+        key = "op seconds", count, asked.mesh.tensor
+        return self._once(key, lambda: {op: costs.op_time(op, alone, alone.threads_per_lane) for op in costs.ops})
 
     def _costs(self, asked: DistributedSpec, count: int) -> Costs:
         return self._once(
@@ -239,13 +274,23 @@ class Bench:
         cut, traced = self._cut(asked, count), self._example(asked, count).traced
 
         def make() -> tuple[tuple[StageLoad, ...], ...]:
-            again, branch = asked.recompute != "none", asked.mesh.branch > 1
-            parts = [part_of(traced, cut, number) for number in range(cut.count)] if again or branch else []
-            segments = [segments_of(part.traced, asked, flying) for part in parts] if again else []
-            branches = [self._branches(part.traced, cut, asked, count) for part in parts] if branch else []
+            stages = [part_of(traced, cut, number).traced for number in range(cut.count)] if asked.mesh.branch > 1 else []
+            branches = [self._branches(each, cut, asked, count) for each in stages]
+            segments = self._segments(asked, count, flying) if asked.recompute != "none" else []
             return loads_of(cut, self._memory(asked, count), self._example(asked, count).differentiable, branches, segments)
 
-        return self._once(("loads", *self._cut_key(asked, count), asked.mesh.branch, asked.recompute, flying), make)
+        return self._once(("loads", id(cut), asked.mesh.branch, asked.recompute, flying), make)
+
+    def _segments(self, asked: DistributedSpec, count: int, flying: int) -> list[Segments]:
+        """The ops of each stage, by the segment in which a backward runs them again; no flying microbatch: in one."""
+        cut, traced = self._cut(asked, count), self._example(asked, count).traced
+        ops = stages_of(cut)
+        if asked.recompute != "segments":
+            return [[each] for each in ops]
+        state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+        rules = self._once(("rules", count, asked.mesh.tensor), lambda: sharing_a_stage(traced.graph, state))
+        ends = [ends_of(each, rules, flying) for each in ops]
+        return [[each[a:b] for a, b in pairwise([0, *row])] for each, row in zip(ops, ends, strict=True)]
 
     def _branches(self, traced: Traced, cut: Cut, asked: DistributedSpec, count: int) -> Branches:
         """A stage over the ranks of a branch axis, as `parallelize` shares it out."""

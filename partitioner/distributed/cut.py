@@ -21,13 +21,15 @@ from math import inf
 from typing import Any, Literal
 
 import networkx as nx
+import numpy as np
 import torch
 from networkx.utils import UnionFind
+from numpy.typing import NDArray
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
-from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.task import group
@@ -151,7 +153,7 @@ def cut_into(
     if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
         return _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
     found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds_of, count, answer.bound)
-    if memory is not None or found.balance < EVEN or len(cuts_between(graph, rules)) <= count:
+    if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
         return found
     row = _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
     return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
@@ -189,11 +191,11 @@ def can_pass(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not free_unbacked_symbols(value)
 
 
-def cuts_between(graph: Graph, rules: Constraints) -> list[int]:
-    """After how many ops a graph may be cut, so that no group of ops is on both sides; before all and behind all included."""
-    last = {group: place for place, group in enumerate(rules.group[op.name] for op in graph.ops)}
+def cuts_between(ops: Sequence[Op], rules: Constraints) -> list[int]:
+    """After how many ops a row of them may be cut, so that no group is on both sides; before all and behind all included."""
+    last = {group: place for place, group in enumerate(rules.group[op.name] for op in ops)}
     cuts, open_until = [0], 0
-    for place, op in enumerate(graph.ops):
+    for place, op in enumerate(ops):
         open_until = max(open_until, last[rules.group[op.name]])
         if open_until == place:
             cuts.append(place + 1)
@@ -202,7 +204,7 @@ def cuts_between(graph: Graph, rules: Constraints) -> list[int]:
 
 def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:
     """Stages of the ops in program order, none of them empty: the longest as short as it can be, by dynamic programming."""
-    cuts, sums = cuts_between(graph, rules), [0.0]
+    cuts, sums = cuts_between(graph.ops, rules), [0.0]
     for op in graph.ops:
         sums.append(sums[-1] + seconds[op.name])
     if len(cuts) <= count:
@@ -219,7 +221,7 @@ def _even_ends(sums: Sequence[float], count: int) -> list[int]:
     """Where each of ``count`` parts of a row ends, none of them empty: the longest as short as it can be.
 
     Dynamic programming over the parts. With more in front of the last part the rest gets longer and the last one shorter, so
-    the best border between them is where they are equal, and moves on as the row does.
+    the best border between them is where they are equal: there, or one piece before.
 
     Args:
         sums: of what is in front of each place between two pieces, before the first and behind the last included.
@@ -229,20 +231,18 @@ def _even_ends(sums: Sequence[float], count: int) -> list[int]:
         >>> _even_ends([0.0, 1.0, 2.0, 5.0, 6.0], 2)
         [2, 4]
     """
-    before: list[list[int]] = []
-    longest = list(sums)  # of the pieces in front of a place, in as many parts as there were rounds
-    for number in range(2, count + 1):
-        border, found, chosen = number - 1, [inf] * len(sums), [0] * len(sums)
-        for end in range(number, len(sums)):
-            while border < end - 1 and longest[border] < sums[end] - sums[border]:
-                border += 1
-            tried = [each for each in (border - 1, border) if each >= number - 1]
-            chosen[end] = min(tried, key=lambda each: max(longest[each], sums[end] - sums[each]))
-            found[end] = max(longest[chosen[end]], sums[end] - sums[chosen[end]])
-        longest, before = found, [*before, chosen]
+    row, places = np.asarray(sums, dtype=np.float64), np.arange(len(sums))
+    before: list[NDArray[np.int64]] = []
+    longest = row  # of the pieces in front of a place, in as many parts as there were rounds
+    for least in range(1, count):  # pieces in front of the last part
+        found = least + np.searchsorted(longest[least:] + row[least:], row)
+        late, early = (np.clip(each, least, np.maximum(places - 1, least)) for each in (found, found - 1))
+        after, ahead = (np.maximum(longest[each], row - row[each]) for each in (late, early))
+        before.append(np.where(ahead <= after, early, late))
+        longest = np.where(places > least, np.minimum(ahead, after), inf)
     ends = [len(sums) - 1]
     for chosen in reversed(before):
-        ends.append(chosen[ends[-1]])
+        ends.append(int(chosen[ends[-1]]))
     return ends[::-1]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from partitioner.distributed.batches import Batches
 from partitioner.distributed.example import Example
 from partitioner.distributed.ranks import Ranks, told
-from partitioner.distributed.step import Batches
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
 

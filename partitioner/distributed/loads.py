@@ -11,10 +11,12 @@ from functools import cached_property
 
 from partitioner.distributed.branchtimes import Branches
 from partitioner.distributed.cut import Cut
-from partitioner.distributed.part import Part
 from partitioner.ir.graph import Op
 from partitioner.ir.memory import Memory, Weight
 from partitioner.spec.distributed import DistributedSpec
+
+Segments = Sequence[Sequence[Op]]
+"""The ops of a stage, by the segment in which a backward runs them again."""
 
 BACKWARD = 2.0
 """How much longer a stage's backward is taken to last than its forward."""
@@ -73,7 +75,7 @@ def loads_of(
     memory: Memory,
     differentiable: Set[str],
     branches: Sequence[Branches] = (),
-    segments: Sequence[Sequence[Part]] = (),
+    segments: Sequence[Segments] = (),
 ) -> tuple[tuple[StageLoad, ...], ...]:
     """What each stage holds and moves: of each stage, what each rank of a branch axis does.
 
@@ -84,13 +86,18 @@ def loads_of(
         branches: of each stage, if there is a branch axis.
         segments: of each stage, if a backward runs them again.
     """
+    return tuple(
+        _of_stage(cut, number, ops, memory, differentiable, [*branches[number : number + 1]], [*segments[number : number + 1]])
+        for number, ops in enumerate(stages_of(cut))
+    )
+
+
+def stages_of(cut: Cut) -> list[list[Op]]:
+    """The ops of each stage, in order."""
     inside: list[list[Op]] = [[] for _ in range(cut.count)]
     for op in cut.graph.ops:
         inside[cut.stage[op.name]].append(op)
-    return tuple(
-        _of_stage(cut, number, ops, memory, differentiable, [*branches[number : number + 1]], [*segments[number : number + 1]])
-        for number, ops in enumerate(inside)
-    )
+    return inside
 
 
 def _of_stage(
@@ -100,7 +107,7 @@ def _of_stage(
     memory: Memory,
     differentiable: Set[str],
     branches: Sequence[Branches],
-    segments: Sequence[Sequence[Part]],
+    segments: Sequence[Segments],
 ) -> tuple[StageLoad, ...]:
     """One stage, by the rank of the branch axis."""
     border = cut.borders[number] if number < cut.count - 1 else ()
@@ -117,20 +124,37 @@ def _of_stage(
         kept, working = kept_of(memory, share), _working(memory, share)
         load = StageLoad(weights, kept, working, passed, returned, sum(op.exchange for op in share), *seconds, later=kept)
         for parts in segments:
-            load = _run_again(load, parts, memory, {op.name for op in share})
+            received = cut.borders[number - 1] if number else ()
+            left = {*border, *cut.graph.outputs}
+            load = _run_again(load, parts, received, left, memory, {op.name for op in share})
         found.append(load)
     return tuple(found)
 
 
-def _run_again(load: StageLoad, segments: Sequence[Part], memory: Memory, inside: Set[str]) -> StageLoad:
-    """A stage that keeps what passes into its segments, and the buffers that they write as these were."""
-    graphs = [part.graph for part in segments]
-    given = (name for graph in graphs for name in graph.arguments if name not in graph.states)
-    numbers = {number for name in given for number in memory.values.get(name, ())}
-    written = (graph.states.get(graph.arguments[place], "") for graph in graphs for place in graph.written_arguments)
-    kept = sum(memory.storages[number].bytes for number in numbers)
-    kept += sum(memory.state[key].bytes for key in written if key in memory.state)
-    shares = ([op for op in graph.ops if op.name in inside] for graph in graphs)
+def _run_again(
+    load: StageLoad, segments: Segments, received: Iterable[str], left: Set[str], memory: Memory, inside: Set[str]
+) -> StageLoad:
+    """A stage that keeps what passes into its segments, and the buffers that they write as these were.
+
+    Args:
+        load: where all is kept.
+        segments: of the stage.
+        received: what comes from the stage before.
+        left: what goes to the stage behind, or is a result.
+        memory: of its ops.
+        inside: those of one rank of a branch axis.
+    """
+    kept, names = 0, set(received)
+    for place, ops in enumerate(segments):
+        made = {op.name for op in ops}
+        names |= {name for op in ops for name in op.inputs} - made
+        names |= made & left if place + 1 < len(segments) else set()  # it passes through the segments behind
+        written = {access.resource for op in ops for access in op.accesses if access.write}
+        keys = {key for op in ops for key in op.state if f"self.{key}" in written and key in memory.state}
+        kept += sum(memory.state[key].bytes for key in keys)
+    numbers = {number for name in names for number in memory.values.get(name, ())}
+    kept += sum(memory.storages[number].bytes for number in numbers)
+    shares = ([op for op in ops if op.name in inside] for ops in segments)
     working = max((kept_of(memory, ops) + _working(memory, ops) for ops in shares), default=0)
     return replace(load, kept=kept, working=working, again=load.forward, later=kept + load.later)
 

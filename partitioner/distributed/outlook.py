@@ -71,9 +71,8 @@ def outlook(
 
 def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
     found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
-    return choose(
-        found, bench.cluster.ranks, Prospects(bench.room, bench.least, bench.closer, bench.of_job, bench.device.memory)
-    )
+    asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.after_cut, bench.of_job
+    return choose(found, bench.cluster.ranks, Prospects(*asks, bench.device.memory))
 
 
 @dataclass(frozen=True)

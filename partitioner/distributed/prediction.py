@@ -19,18 +19,18 @@ optimizer's step and the loss are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from partitioner.distributed.bounds import exchange, least
 from partitioner.distributed.choice import Choice
-from partitioner.distributed.communication import all_gather, all_reduce, message, reduce_scatter
+from partitioner.distributed.communication import all_reduce, message
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.loads import BACKWARD, StageLoad, backwards, held
 from partitioner.distributed.order import Action, order_of
 from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.timeline import StageTimes, Timeline, most_kept, played
 from partitioner.ir.cluster import Cluster
-from partitioner.ir.machine import Link
 from partitioner.ir.memory import Memory
 from partitioner.ir.units import format_duration, format_size
 from partitioner.spec.distributed import DistributedSpec
@@ -191,66 +191,11 @@ def predict(
     return Outlook(cut, asked, cluster, holds, sizes, cap, played(order, times), tied, bound, assumed)
 
 
-def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSpec, cluster: Cluster) -> float:
-    """Seconds that a step takes at least, whatever the schedule and the cut. It is the longest of three:
-
-    all work, shared out evenly; one microbatch's way through all stages and back, where some schedules leave gradients of
-    weights for later; and the gradients (under FSDP2 also the parameters) of one rank's even share, between copies.
-
-    Args:
-        forward: seconds of one microbatch.
-        exchanged: those of them in which ranks of a tensor axis pass on what they have.
-        memory: what is held.
-        asked: mesh, microbatches, wrapping.
-        cluster: hosts and links.
-    """
-    pipeline, copies = asked.mesh.pipeline, asked.mesh.data
-    later = pipeline > 1 and (copies == 1 or asked.wrap == "none")
-    backward, again = backwards(forward, exchanged), forward if asked.recompute != "none" else 0.0
-    through = forward + again + (backward / 2 if later else backward)
-    weights = {each.storage: each for each in memory.state.values()}.values()
-    parameters, gradients = sum(each.bytes for each in weights if each.parameter), sum(each.gradient for each in weights)
-    link = replace(cluster.ring(copies, pipeline * asked.mesh.inner), latency=0.0)
-    exchange = sum(_exchange(parameters / pipeline, gradients / pipeline, asked, link))
-    return max(asked.microbatches * (forward + again + backward) / pipeline, through, exchange) / asked.mesh.branch
-
-
-def with_bubble(work: float, asked: DistributedSpec) -> float:
-    """Seconds that a step takes at least where each rank has one stage, wherever the stages are cut.
-
-    The rank of stage r waits for one microbatch to pass the stages before, works on all m, and then the gradients of the last
-    one pass them: w_0 + .. + w_r-1 + m w_r seconds. The longest of these is least if all are equal, and then it is
-    W / (1 - (1 - 1 / m)^p) for p stages of W seconds together.
-
-    Args:
-        work: seconds of one microbatch, forwards and backwards, with what is run again.
-        asked: schedule, mesh, microbatches.
-
-    Example:
-        >>> with_bubble(6.0, DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=1))
-        6.0
-    """
-    kind = kind_of(asked)
-    if kind.several:
-        return asked.microbatches * work / asked.mesh.pipeline
-    return work / (1 - (1 - 1 / asked.microbatches) ** asked.mesh.pipeline)
-
-
-def _exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:
-    """Seconds in which copies gather parameters, and in which they sum gradients."""
-    copies = asked.mesh.data
-    if copies == 1 or asked.wrap == "none":
-        return 0.0, 0.0
-    if asked.wrap == "ddp":
-        return 0.0, all_reduce(gradients, copies, link) if gradients else 0.0
-    return all_gather(parameters, copies, link), reduce_scatter(gradients, copies, link) if gradients else 0.0
-
-
 def _times(stage: int, loads: Loads, holder: Mapping[int, int], asked: DistributedSpec, cluster: Cluster) -> StageTimes:
     """The seconds of a stage, and of what it sends; of the ranks of a branch axis, those of the one that exchanges most."""
     link = cluster.ring(asked.mesh.data, asked.mesh.pipeline * asked.mesh.inner)
     load = max(loads[stage], key=lambda each: each.gradients)
-    gathered, reduced = _exchange(load.parameters, load.gradients, asked, link)
+    gathered, reduced = exchange(load.parameters, load.gradients, asked, link)
     tail = reduced * min(1.0, BUCKET / load.gradients) if asked.wrap == "ddp" and load.gradients else reduced
     sent = _message(load.passed, stage, stage + 1, holder, asked, cluster)
     returned = _message(loads[stage - 1][0].returned, stage, stage - 1, holder, asked, cluster)

@@ -21,8 +21,9 @@ from partitioner.distributed.order import order_of
 from partitioner.distributed.part import Part, part_of
 from partitioner.distributed.timeline import most_kept
 from partitioner.frontend.analysis.build import Traced
-from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.graph import Op, StateMeta
 from partitioner.model.state import sizes
+from partitioner.planner.constraints import Constraints
 from partitioner.spec.distributed import DistributedSpec
 
 
@@ -68,7 +69,7 @@ def segments_of(traced: Traced, asked: DistributedSpec, flying: int) -> tuple[Pa
     if asked.recompute != "segments":
         return (whole,)
     state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    ends = _ends(graph, cuts_between(graph, sharing_a_stage(graph, state)), flying)
+    ends = ends_of(graph.ops, sharing_a_stage(graph, state), flying)
     if len(ends) == 1:
         return (whole,)
     number = {op.name: bisect_left(ends, place + 1) for place, op in enumerate(graph.ops)}
@@ -76,10 +77,17 @@ def segments_of(traced: Traced, asked: DistributedSpec, flying: int) -> tuple[Pa
     return tuple(part_of(traced, cut, each) for each in range(len(ends)))
 
 
-def _ends(graph: Graph, cuts: Sequence[int], flying: int) -> list[int]:
-    """After how many ops each segment ends: of the best for segments of half of all, a quarter, an eighth, the best."""
-    made = _made(graph, cuts)
-    width = [flying * size for size in _widths(graph, cuts)]
+def ends_of(ops: Sequence[Op], rules: Constraints, flying: int) -> list[int]:
+    """After how many ops each segment ends: of the best for segments of half of all, a quarter, an eighth, the best.
+
+    Args:
+        ops: of a stage, in order.
+        rules: which of them must share a segment, as from `sharing_a_stage`.
+        flying: as for `segments_of`.
+    """
+    cuts = cuts_between(ops, rules)
+    made = _made(ops, cuts)
+    width = [flying * size for size in _widths(ops, cuts)]
     best: tuple[float, list[int]] = made[-1], [len(cuts) - 1]
     most = made[-1] / 2
     while most > max(after - before for before, after in pairwise(made)) / 2:
@@ -90,21 +98,21 @@ def _ends(graph: Graph, cuts: Sequence[int], flying: int) -> list[int]:
     return [cuts[each] for each in best[1]]
 
 
-def _made(graph: Graph, cuts: Sequence[int]) -> list[float]:
+def _made(ops: Sequence[Op], cuts: Sequence[int]) -> list[float]:
     """Bytes of what the ops before each cut make, views left out."""
     sums = [0.0]
-    for op in graph.ops:
+    for op in ops:
         sums.append(sums[-1] + op.bytes * (op.name in op.storages))
     return [sums[cut] for cut in cuts]
 
 
-def _widths(graph: Graph, cuts: Sequence[int]) -> list[float]:
+def _widths(ops: Sequence[Op], cuts: Sequence[int]) -> list[float]:
     """Bytes of what ops before each cut make and ops behind it read."""
-    place = {op.name: number for number, op in enumerate(graph.ops)}
-    last = {name: number for number, op in enumerate(graph.ops) for name in op.inputs if name in place}
-    change = [0.0] * (len(graph.ops) + 1)
+    place = {op.name: number for number, op in enumerate(ops)}
+    last = {name: number for number, op in enumerate(ops) for name in op.inputs if name in place}
+    change = [0.0] * (len(ops) + 1)
     for name, reader in last.items():
-        size = graph.by_name[name].bytes
+        size = ops[place[name]].bytes
         change[place[name] + 1] += size
         change[reader + 1] -= size
     sums, total = [], 0.0

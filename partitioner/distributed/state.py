@@ -8,19 +8,25 @@ There is one tensor for each key, whichever of the rank's stages use it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from partitioner.distributed.cut import Cut
 from partitioner.distributed.part import Part
+from partitioner.distributed.ranks import here
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import SpecError
 from partitioner.model.state import all_state
 from partitioner.runtime.materialise import materialise
+
+_COPIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""The models of which this process holds parts, and whether one of these has copies of their tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +101,21 @@ def state_of(
             if known.get(key, tensor).is_meta:
                 raise SpecError(f"{key} is on the meta device and has no value; give weights=, a safetensors file or folder")
     return State(known, device, shards, read=weights is not None)
+
+
+def warn_of_copies(model: nn.Module, copied: bool) -> None:
+    """Tell that two parts of one model do not share values: what one of them learns, the other one never sees.
+
+    Args:
+        model: the whole model.
+        copied: whether the part that is made now has copies of its tensors, or shards.
+    """
+    before = _COPIED.get(model)
+    _COPIED[model] = copied or bool(before)
+    if before is not None and _COPIED[model] and here() == 0:
+        warnings.warn(
+            f"this {type(model).__name__} was shared out before, and the parts do not share values (so under a tensor axis, "
+            "fsdp2, or on another device than the model's): training one of them leaves the other as it was. To take over what "
+            "one has learnt: load(save(folder, part), other_part)",
+            stacklevel=4,
+        )

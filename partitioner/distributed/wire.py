@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.batches import Batches
 from partitioner.distributed.bench import staged, tensor_axis
 from partitioner.distributed.branches import branch_of, owners_of
 from partitioner.distributed.cut import Cut
@@ -33,6 +34,7 @@ from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.halves import SplitStage
 from partitioner.distributed.held import Ranked, held_of, start_alike
+from partitioner.distributed.loss import Loss
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage, part_of
@@ -40,8 +42,8 @@ from partitioner.distributed.planfile import read_job
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
 from partitioner.distributed.rerun import run_of
 from partitioner.distributed.schedules import Kind, kind_of, refuse_ties_within, schedule
-from partitioner.distributed.state import state_of
-from partitioner.distributed.step import Batches, Loss, Step
+from partitioner.distributed.state import state_of, warn_of_copies
+from partitioner.distributed.step import Step
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
 from partitioner.distributed.ties import Tie, ties_of
@@ -88,6 +90,7 @@ def parallelize(
         spec = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}}
         model, step = parallelize(model, x, spec, nn.functional.cross_entropy)
         loss = step((x, target))
+        step.clip_grad_norm_(1.0)  # of the whole model; torch's own sees what this rank holds
     """
     wired = stages(model, example_inputs, spec, weights, plan)
     loss = Loss(loss_fn, wired.batches)
@@ -97,7 +100,7 @@ def parallelize(
         batches=wired.batches,
         loss=loss,
         ties=wired.ties,
-        parameters=dict(wired.held.named_parameters()),
+        part=wired.held,
         last=wired.kind.holder(wired.held.cut.count - 1, wired.asked.mesh.pipeline),
         first_here=0 in wired.held.numbers,
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
@@ -227,6 +230,7 @@ def stages(
     holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
     ties = ties_of(ranks, holders)
     start_alike(modules, ties, ranks, state)
+    warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
     wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
     return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules, shards, ranks.device), shards)

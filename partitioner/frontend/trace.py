@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
-from partitioner.errors import DifferenceError, InputError, PartitionerError, TraceError
+from partitioner.errors import DifferenceError, TraceError
 from partitioner.frontend.analysis.build import Traced, build_graph
 from partitioner.frontend.analysis.view import view_graph
 from partitioner.frontend.capture.dynamo import Found, compiled
@@ -21,8 +21,6 @@ from partitioner.model.call import Call, Planned
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
-
-T = TypeVar("T")
 
 
 def view_of(model: nn.Module) -> Traced:
@@ -115,16 +113,3 @@ def hold_against_eager(
     difference = compare(model, call, run, plainly)
     if difference is not None:
         raise DifferenceError(f"the programs of {type(model).__name__} do not compute what it computes. {difference}")
-
-
-def on_examples(model: nn.Module, run: Callable[[], T]) -> T:
-    """What the model itself raises on its example inputs is the caller's to mend."""
-    try:
-        return run()
-    except PartitionerError:
-        raise
-    except Exception as error:
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        raise InputError(
-            f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {error}{notes}"
-        ) from error

@@ -1,4 +1,4 @@
-"""Depth, width, chains and critical path of a DAG.
+"""Depth, chains and critical path of a DAG.
 
 *Depth* is networkx's `topological_generations`: ops of one depth have no path between them, so they may run at the same
 time. A *chain* is maximal: each op is the only successor of the one before it and has no other predecessor.
@@ -25,11 +25,6 @@ def levels(dag: nx.DiGraph[N]) -> list[list[N]]:
     """Nodes by depth, in the order in which the DAG holds them."""
     position = {node: index for index, node in enumerate(dag)}
     return [sorted(generation, key=position.__getitem__) for generation in nx.topological_generations(dag)]
-
-
-def width(dag: nx.DiGraph[N]) -> int:
-    """The largest number of nodes of one depth."""
-    return max(map(len, levels(dag)), default=0)
 
 
 def chains(dag: nx.DiGraph[N]) -> list[list[N]]:
@@ -62,7 +57,9 @@ def quotient(dag: nx.DiGraph[N], groups: list[list[N]]) -> nx.DiGraph[int]:
     return result
 
 
-def upward_priority(dag: nx.DiGraph[N], time: Callable[[N], float], delay: Callable[[N, N], float]) -> dict[N, float]:
+def upward_priority(
+    dag: nx.DiGraph[N], time: Callable[[N], float], delay: Callable[[N, N], float] = lambda _one, _other: 0.0
+) -> dict[N, float]:
     """Longest time from the start of each node to the end of the program.
 
     Args:
@@ -81,7 +78,7 @@ def upward_priority(dag: nx.DiGraph[N], time: Callable[[N], float], delay: Calla
 
 def critical_path(dag: nx.DiGraph[N], time: Callable[[N], float]) -> tuple[float, list[N]]:
     """The longest path: its seconds, and its nodes in order."""
-    priority = upward_priority(dag, time, lambda _a, _b: 0.0)
+    priority = upward_priority(dag, time)
     if not priority:
         return 0.0, []
     node = max(priority, key=priority.__getitem__)

@@ -10,13 +10,13 @@ place of a matrix: Shazeer and Stern, "Adafactor: adaptive learning rates with s
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partitioner.errors import SpecError
 from partitioner.ir.units import quote
+from partitioner.ir.words import hint
 
 COUNTER = 4
 """Bytes of the float32 number of steps that most optimizers keep for each parameter."""
@@ -106,6 +106,4 @@ def optimizer_named(name: object) -> Optimizer:
     word = name.lower() if isinstance(name, str) else ""
     if word in OPTIMIZERS:
         return OPTIMIZERS[word]
-    close = difflib.get_close_matches(word, OPTIMIZERS, n=1)
-    hint = f'did you mean "{close[0]}"?' if close else f"there are {', '.join(OPTIMIZERS)}"
-    raise SpecError(f"{quote(name)} is no optimizer that is known; {hint}")
+    raise SpecError(f"{quote(name)} is no optimizer that is known{hint(name, OPTIMIZERS)}")

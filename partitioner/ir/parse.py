@@ -24,8 +24,11 @@ def parse(text: str) -> Program:
         text: what ``str(program)`` gave.
 
     Raises:
-        PartitionerError: a line is not an instruction or declaration; the message has its number and text.
+        PartitionerError: it does not begin as a program does, or a line is not an instruction or declaration; the message has
+            its number and text.
     """
+    if not isinstance(text, str) or text.split(maxsplit=1)[:1] != ["program"]:
+        raise PartitionerError("not a printed program, which begins with `program <name>`; a model's file ends in .py")
     name, found = "", _Parsed([], [], [], [], [])
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

@@ -89,13 +89,7 @@ FLOPS = Quantity(
 
 
 def parse_size(value: object) -> int:
-    """Bytes in ``value``; part of a byte is dropped, so that a cap is never raised.
-
-    Args:
-        value: bytes, or text such as ``"16GiB"`` or ``"512 MB"``.
-
-    Raises:
-        SpecError: ``value`` is not a size.
+    """Bytes in ``value``, as `Quantity.parse` reads it; part of a byte is dropped, so that a cap is never raised.
 
     >>> parse_size("16GiB"), parse_size("16GB"), parse_size(4096)
     (17179869184, 16000000000, 4096)
@@ -104,13 +98,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_bandwidth(value: object) -> float:
-    """Bytes per second in ``value``.
-
-    Args:
-        value: bytes/s, or text such as ``"900GB/s"``.
-
-    Raises:
-        SpecError: ``value`` is not a bandwidth.
+    """Bytes per second in ``value``, as `Quantity.parse` reads it.
 
     >>> parse_bandwidth("64GB/s")
     64000000000.0
@@ -119,13 +107,7 @@ def parse_bandwidth(value: object) -> float:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds in ``value``.
-
-    Args:
-        value: seconds, or text such as ``"10us"``, ``"1ms"`` or ``"0.1s"``.
-
-    Raises:
-        SpecError: ``value`` is not a duration.
+    """Seconds in ``value``, as `Quantity.parse` reads it.
 
     >>> parse_duration("10us")
     1e-05
@@ -134,13 +116,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_flops(value: object) -> float:
-    """FLOP/s in ``value``.
-
-    Args:
-        value: FLOP/s, or text such as ``"10TFLOP/s"`` or ``"10 TFLOPS"``.
-
-    Raises:
-        SpecError: ``value`` is not a compute rate.
+    """FLOP/s in ``value``, as `Quantity.parse` reads it.
 
     >>> parse_flops("10TFLOP/s")
     10000000000000.0

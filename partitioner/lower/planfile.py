@@ -54,8 +54,6 @@ def read_program(text: str) -> Program:
         content = _content(Path(text))
     except (OSError, ValueError) as error:
         raise ProgramError(f"{text}: cannot be read as text: {error}") from error
-    if not content.lstrip().startswith("program "):
-        raise ProgramError(f"{text}: not a printed program, which begins with `program <name>`; a model's file ends in .py")
     try:
         program = parse(content)
     except PartitionerError as error:
@@ -110,14 +108,16 @@ def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model
         if plan.machine != found[0].machine:
             raise SpecError("the plans are for different machines; save them in a file each")
     document = saved(found, model)
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = None
     try:
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
         part.write_text(document.text(), encoding="ascii", newline="\n")
         part.replace(target)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         with suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
+            if part is not None:
+                part.unlink(missing_ok=True)
         raise SpecError(f"{json.dumps(str(path))}: cannot be written: {error}") from error
     return document
 
@@ -153,7 +153,7 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     where = json.dumps(str(path))
     try:
         content = _content(Path(path))
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise SpecError(f"{where}: cannot be read as text: {error}") from error
     try:
         json.loads(content, object_pairs_hook=_mapping)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from partitioner.errors import PlacementError, VerifyError
+from partitioner.errors import PlacementError, SpecError, VerifyError
 from partitioner.ir.batch import resized
 from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
@@ -48,7 +48,10 @@ def verify(
 
     Raises:
         VerifyError: with every fault, and the program around each.
+        SpecError: it is no program.
     """
+    if not isinstance(program, Program):
+        raise SpecError(f"verify takes a Program, and this is a {type(program).__name__}; parse(text) reads a printed one")
     found = faults(Case(program, tasks, memory or {}, resident or {}))
     if found:
         raise _broken(program, tasks, found)

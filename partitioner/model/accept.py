@@ -1,17 +1,15 @@
-"""What can be partitioned, and what was meant: the first things that a user can get wrong."""
+"""What can be partitioned: the first thing that a user can get wrong."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from partitioner.errors import InputError, SpecError
+from partitioner.errors import InputError
 from partitioner.model.state import all_state
 
 
@@ -53,16 +51,3 @@ def accepted(model: Any, *, loaded: bool = True) -> nn.Module:
     if inner:
         warnings.warn(f"{inner[0]} was compiled by torch.compile; inside of programs its ops run as they are", stacklevel=3)
     return model
-
-
-def refuse_mistaken(names: Iterable[str], function: Callable[..., Any]) -> None:
-    """Tell a misspelt argument by its right name.
-
-    Raises:
-        SpecError: there is one.
-    """
-    for name in names:
-        known = [one for one in inspect.signature(function).parameters if one != "mistaken"]
-        close = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
-        raise SpecError(f"{function.__name__}() has no argument {name}; {hint}")

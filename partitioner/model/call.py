@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from partitioner.errors import InputError
+from partitioner.errors import InputError, PartitionerError
 from partitioner.model.keep import state_kept
 from partitioner.model.storage import storage_key, storage_span
 
@@ -170,16 +171,26 @@ def _reaching_forward(model: nn.Module, call: Call) -> Call:
         raise Planned
 
     args, kwargs = call.fill([tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors])
-    with state_kept(model, args, kwargs):
+    with state_kept(model, args, kwargs), suppress(Planned), on_examples(model):
         vars(model)["forward"] = forward
-        try:
-            model(*args, **kwargs)
-        except Planned:
-            pass
-        except Exception as error:
-            name = type(model).__name__
-            raise InputError(f"{name} fails on the example inputs. {type(error).__name__}: {error}") from error
+        model(*args, **kwargs)
     return made[-1]
+
+
+@contextmanager
+def on_examples(model: nn.Module) -> Iterator[None]:
+    """A block in which the model runs on its example inputs: what it raises is the caller's to mend.
+
+    Raises:
+        InputError: it raises anything that is no error of this package.
+    """
+    try:
+        yield
+    except PartitionerError:
+        raise
+    except Exception as error:
+        text = "".join([str(error), *(f" ({note})" for note in getattr(error, "__notes__", ()))])
+        raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {text}") from error
 
 
 def repeatable(call: Call) -> Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,30 +12,16 @@ from partitioner.errors import InputError
 from partitioner.model.storage import storage_bytes, storage_key, tensor_bytes
 
 
-def attribute(root: nn.Module, path: str) -> Any:
+def attribute(root: object, path: str, *default: Any) -> Any:
     """The attribute of a module, or of a module in it, by qualified name.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: there is none, and no default.
     """
     value: Any = root
     for part in path.split("."):
-        value = getattr(value, part)
+        value = getattr(value, part, *default)
     return value
-
-
-def lookup(root: nn.Module, path: str) -> object:
-    """The attribute of a module, or of a module in it, by qualified name; ``None`` if there is none."""
-    value: object = root
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def state_tensors(module: nn.Module, names: Iterable[str], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors among the parameters, buffers and constants of the given names, by qualified name."""
-    values = ((name, constants[name] if name in constants else lookup(module, name)) for name in names)
-    return {name: value for name, value in values if isinstance(value, torch.Tensor)}
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, int, int, int]:

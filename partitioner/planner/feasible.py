@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
 
@@ -152,3 +153,43 @@ def returns(problem: Problem, homes: Sequence[int]) -> Iterator[int]:
                 left[task] |= left[source] | (1 << homes[source] if homes[source] != here else 0)
         if left[task] >> here & 1:
             yield task
+
+
+def between(problem: Problem, group_of: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of groups that contiguity joins: a task of the second lies on a path between two tasks of the first.
+
+    Args:
+        problem: whose tasks they are; paths go over forward tasks alone.
+        group_of: the group of each task.
+
+    Example:
+        >>> from partitioner.ir.problem import ORDER, Kind, Processor
+        >>> row, edges = Kind("gpu", {1: [1.0] * 3}), [(0, 1, ORDER), (1, 2, ORDER)]
+        >>> list(between(Problem("chain", ("a", "b", "c"), (row,), (Processor("x", 0),), edges), [0, 1, 0]))
+        [(0, 1)]
+    """
+    large = [group for group, count in Counter(group_of).items() if count > 1]
+    if not large:
+        return
+    bit = {group: 1 << number for number, group in enumerate(large)}
+    below, above = _met(problem, group_of, bit, False), _met(problem, group_of, bit, True)
+    for task, group in enumerate(group_of):
+        both = below[task] & above[task] & ~bit.get(group, 0)
+        while both:
+            low = both & -both
+            yield large[low.bit_length() - 1], group
+            both ^= low
+
+
+def _met(problem: Problem, group_of: Sequence[int], bit: dict[int, int], upward: bool) -> list[int]:
+    """The large groups, as bits, that paths of forward tasks to each task have met; or that paths from it will meet."""
+    met = [0 if task in problem.backward else bit.get(group, 0) for task, group in enumerate(group_of)]
+    for task in reversed(range(len(met))) if upward else range(len(met)):
+        if task not in problem.backward:
+            for source, _ in problem.before[task]:
+                if source not in problem.backward:
+                    if upward:
+                        met[source] |= met[task]
+                    else:
+                        met[task] |= met[source]
+    return met

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from partitioner.ir.cost import Costs
+from partitioner.ir.dag import upward_priority
 from partitioner.ir.graph import Graph
 
 COVER = 0.95
@@ -52,26 +53,9 @@ def cover(seconds: Mapping[str, float], share: float) -> set[str]:
 
 
 def longest_paths(graph: Graph, time: Callable[[str], float]) -> dict[str, float]:
-    """Seconds of the longest path through each op: its upward rank and its downward rank, which both count the op, less itself.
-
-    Source: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing",
-    IEEE TPDS 13(3), 2002, for the ranks.
-    """
-    names = [op.name for op in graph.ops]
-    before: dict[str, list[str]] = {name: [] for name in names}
-    after: dict[str, list[str]] = {name: [] for name in names}
-    for source, target in graph.edges:
-        before[target].append(source)
-        after[source].append(target)
-    down, up = _ranks(names, before, time), _ranks(names[::-1], after, time)
-    return {name: down[name] + up[name] - time(name) for name in names}
-
-
-def _ranks(names: Sequence[str], before: Mapping[str, Iterable[str]], time: Callable[[str], float]) -> dict[str, float]:
-    ranks: dict[str, float] = {}
-    for name in names:
-        ranks[name] = time(name) + max((ranks[source] for source in before[name]), default=0.0)
-    return ranks
+    """Seconds of the longest path through each op: its upward and its downward rank, which both count it, less itself."""
+    up, down = upward_priority(graph.dag, time), upward_priority(graph.dag.reverse(copy=False), time)
+    return {name: up[name] + down[name] - time(name) for name in up}
 
 
 def _computes(costs: Costs, op: str) -> bool:

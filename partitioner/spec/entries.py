@@ -10,21 +10,18 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from numbers import Real
 from typing import TypeVar
 
 from partitioner.errors import SpecError
 from partitioner.ir.units import quote
+from partitioner.ir.words import hint
 
 MOST_FAULTS = 50
-MOST_COMPARED = 2_000
-MOST_LISTED = 12
 
 Answer = TypeVar("Answer")
 
@@ -106,9 +103,14 @@ class Faults:
             SpecError: there is a fault.
         """
         if self.count:
-            more = [f"... and {self.count - MOST_FAULTS} more"] if self.count > MOST_FAULTS else []
-            title = f"{self.where}: {self.count} fault{'s' if self.count > 1 else ''}"
-            raise SpecError("\n  ".join([title, *self.lines, *more]))
+            raise listed(self.where, self.lines, self.count)
+
+
+def listed(where: str, lines: Sequence[str], count: int = 0) -> SpecError:
+    """The error that lists the first faults of a document, of which there may be more than are told."""
+    count = count or len(lines)
+    more = [f"... and {count - MOST_FAULTS} more"] if count > MOST_FAULTS else []
+    return SpecError("\n  ".join([f"{where}: {count} fault{'s' if count > 1 else ''}", *lines[:MOST_FAULTS], *more]))
 
 
 @contextmanager
@@ -136,43 +138,6 @@ def below(path: str, key: object) -> str:
     """
     word = isinstance(key, str) and re.fullmatch(r"\w{1,60}", key)
     return f"{path}.{key}".removeprefix(".") if word else f"{path}[{quote(key)}]"
-
-
-def hint(word: object, words: Collection[str]) -> str:
-    """How to go on from a word that is not known: the one that was probably meant, or all of them if they are few.
-
-    One slip leaves the first or the second half of a word as it was, so only words that share one of them are compared.
-
-    >>> hint("laod", ["load", "store"]), hint("x", ["load", "store"])
-    ('; did you mean "load"?', '; there are load, store')
-    """
-    if isinstance(word, str):
-        likely = words if len(words) <= MOST_COMPARED else islice(_alike(word, words), MOST_COMPARED)
-        close = difflib.get_close_matches(word[:200], list(likely), n=1)
-        same = [each for each in (words if len(words) <= MOST_COMPARED else ()) if each.lower() == word.lower()]
-        for best in (*same, *close):
-            return f"; did you mean {quote(best)}?"
-    return f"; there are {', '.join(words)}" if 0 < len(words) <= MOST_LISTED else ""
-
-
-def _alike(word: str, words: Collection[str]) -> list[str]:
-    half, length = max(1, (len(word) - 1) // 2), len(word)
-    head, tail = word[:half], word[-half:]
-    return [each for each in words if -2 < len(each) - length < 2 and (each.startswith(head) or each.endswith(tail))]
-
-
-def one_of(what: str, word: object, words: Collection[str]) -> str:
-    """``word``, if it is one of ``words``.
-
-    Raises:
-        SpecError: it is not; with a hint.
-
-    >>> one_of("objective", "latency", ("latency", "throughput"))
-    'latency'
-    """
-    if not isinstance(word, str) or word not in words:
-        raise SpecError(f"{what}: {quote(word)} is not known{hint(word, words)}")
-    return word
 
 
 def _plain(value: Real) -> object:

@@ -8,8 +8,6 @@ A line is the path in the document, what is there, and how to go on::
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +17,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from partitioner.errors import SpecError
 from partitioner.ir.units import quote
+from partitioner.ir.words import hint
 from partitioner.spec.devices import parse_device
+from partitioner.spec.entries import below, listed
 
 Model = type[BaseModel]
 
@@ -40,7 +40,7 @@ def disagreements(document: Mapping[str, object]) -> Iterator[InitErrorDetails]:
             for end in ends:
                 text = _get(entry, end)
                 if complete and isinstance(text, str) and _resolve(text, known) is None:
-                    yield _fault((key, index, end), text, f"is no device of this spec{_hint(text, known)}")
+                    yield _fault((key, index, end), text, f"is no device of this spec{hint(text, known)}")
     yield from _bad_links(document, known)
     yield from _bad_caps(document, known if complete else {})
 
@@ -84,7 +84,7 @@ def _bad_caps(document: Mapping[str, object], known: Mapping[str, str]) -> Itera
     for word in caps if isinstance(caps, Mapping) else ():
         device = _resolve(word, known) or _canonical(word) if isinstance(word, str) else None
         if isinstance(word, str) and known and _resolve(word, known) is None:
-            yield _fault(("max_memory", word), word, f"is no device of this spec{_hint(word, known)}")
+            yield _fault(("max_memory", word), word, f"is no device of this spec{hint(word, known)}")
         elif device is not None and seen.setdefault(device, word) != word:
             yield _fault(("max_memory", word), word, f"is {quote(seen[device])} again; keep one")
 
@@ -123,11 +123,6 @@ def _resolve(text: str, known: Mapping[str, str]) -> str | None:
     return known.get(text) or known.get(_canonical(text) or "")
 
 
-def _hint(word: str, words: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f'; did you mean "{close[0]}"?' if close else f"; there are {', '.join(words)}"
-
-
 # As text --------------------------------------------------------------------------------------------------------------
 
 _SHOULD = {
@@ -147,10 +142,13 @@ _SHOULD = {
 }
 
 
-def fault_lines(error: ValidationError, document: Mapping[str, object], root: Model, models: Mapping[str, Model]) -> list[str]:
-    """One line per fault. The names are compared here too: pydantic stops before that when a field is wrong.
+def faults_of(
+    where: str, error: ValidationError, document: Mapping[str, object], root: Model, models: Mapping[str, Model]
+) -> SpecError:
+    """Every fault as one line. The names are compared here too: pydantic stops before that when a field is wrong.
 
     Args:
+        where: the document, as the error names it.
         error: what pydantic found.
         document: what it was found in.
         root: the model of the whole document.
@@ -161,7 +159,7 @@ def fault_lines(error: ValidationError, document: Mapping[str, object], root: Mo
         names = list(disagreements(document))
         found += ValidationError.from_exception_data("Spec", names).errors(include_url=False) if names else []
     lines = [_line(fault, root, models) for fault in found if fault["type"] != "default_factory_not_called"]
-    return list(dict.fromkeys(lines))
+    return listed(where, list(dict.fromkeys(lines)))
 
 
 def _line(fault: dict[str, Any], root: Model, models: Mapping[str, Model]) -> str:
@@ -180,7 +178,7 @@ def _text(fault: dict[str, Any], key: str, says: Mapping[str, str]) -> str:
         case "disagreement":
             return str(fault["msg"])
         case "extra_forbidden":
-            return f"is no key here{_hint(key, says)}"
+            return f"is no key here{hint(key, says)}"
         case "missing":
             return f"is missing ({key}: {says[key]})"
         case kind:
@@ -189,7 +187,8 @@ def _text(fault: dict[str, Any], key: str, says: Mapping[str, str]) -> str:
 
 
 def _path(path: tuple[str | int, ...]) -> str:
-    """``devices[1].memory``; keys that are no words are quoted, so that a fault stays one line."""
-    parts = [f".{part}" if re.fullmatch(r"\w{1,60}", str(part)) else f"[{quote(part)}]" for part in path]
-    indexed = [f"[{part}]" if isinstance(part, int) else text for part, text in zip(path, parts, strict=True)]
-    return "".join(indexed).removeprefix(".")
+    """``devices[1].memory``."""
+    text = ""
+    for part in path:
+        text = f"{text}[{part}]" if isinstance(part, int) else below(text, part)
+    return text

@@ -8,12 +8,13 @@ torch sums.
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from partitioner.errors import SpecError
 from partitioner.ir.units import quote
+from partitioner.ir.words import hint
 
 REACHED = {"flops": 0.7, "bandwidth": 0.85, "link": 0.8}
 """The part of a data sheet's figures that large ops and copies reach: the efficiency factors of this table."""
@@ -70,130 +71,48 @@ _HOPPER = _tera(float64=34, float32=67, tf32=494.7, half=989.4, float8_e4m3fn=19
 _A100 = _tera(float64=9.7, float32=19.5, tf32=156, half=312, int8=624)
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9
 
+
+def _sheet(product: str, note: str = "", page: str = "") -> str:
+    """The source of a line: NVIDIA's data sheet of a product."""
+    return f"NVIDIA {product} data sheet (nvidia.com/en-us/data-center/{page or product.split()[0].lower()}){note}"
+
+
+_L4 = _tera(float32=30.3, tf32=60, half=121, float8_e4m3fn=242.5, float8_e5m2=242.5, int8=242.5)
+_L40S = _tera(float32=91.6, tf32=183, half=362.05, float8_e4m3fn=733, float8_e5m2=733, int8=733)
+_ADA = _tera(float32=82.6, tf32=82.6, half=165.2, float8_e4m3fn=330.3, float8_e5m2=330.3, int8=660.6)
+_AMPERE = _tera(float32=35.6, tf32=35.6, half=71, int8=284)
+_VOLTA = _tera(float64=7.8, float32=15.7, float16=125)
+_H100_PCIE = _tera(float64=26, float32=51, tf32=378, half=756, float8_e4m3fn=1513, float8_e5m2=1513, int8=1513)
+_CDNA3 = _tera(
+    float64=163.4, float32=163.4, tf32=653.7, half=1307.4, float8_e4m3fnuz=2614.9, float8_e5m2fnuz=2614.9, int8=2614.9
+)
+_A40, _A80 = _sheet("A100 Tensor Core GPU", ", 40 GB SXM"), _sheet("A100 Tensor Core GPU", ", 80 GB SXM")
+_SXM5 = _sheet("H100 Tensor Core GPU", ", SXM5; H100 white paper, table 3")
+_BRIDGED = _sheet("H100 Tensor Core GPU", ", PCIe; NVLink bridges two of them")
+_WHITE_PAPER = "NVIDIA {} GPU Architecture white paper, GeForce RTX {}"
+_AMD = "AMD Instinct MI300X accelerator data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
+_COUNTED = "arithmetic, no data sheet: 3 GHz, two AVX2 units of eight float32 that multiply and add; a share of memory channels"
+
 _ROWS = (
     Hardware(
-        "H200",
-        "NVIDIA H200 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/h200), SXM",
-        141 * _GB,
-        4.8e12,
-        _HOPPER,
-        _PCIE5,
-        peer=450e9,
-        other_names=("H200-SXM",),
+        "H200", _sheet("H200 Tensor Core GPU", ", SXM"), 141 * _GB, 4.8e12, _HOPPER, _PCIE5, 450e9, other_names=("H200-SXM",)
     ),
-    Hardware(
-        "H100",
-        "NVIDIA H100 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/h100), SXM5; H100 white paper, table 3",
-        80 * _GB,
-        3.35e12,
-        _HOPPER,
-        _PCIE5,
-        peer=450e9,
-        other_names=("H100-SXM", "H100-SXM5"),
-    ),
-    Hardware(
-        "H100-PCIe",
-        "NVIDIA H100 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/h100), PCIe; NVLink bridges two of them",
-        80 * _GB,
-        2e12,
-        _tera(float64=26, float32=51, tf32=378, half=756, float8_e4m3fn=1513, float8_e5m2=1513, int8=1513),
-        _PCIE5,
-        peer=300e9,
-    ),
-    Hardware(
-        "A100-40GB",
-        "NVIDIA A100 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/a100), 40 GB SXM",
-        40 * _GB,
-        1.555e12,
-        _A100,
-        _PCIE4,
-        peer=300e9,
-    ),
-    Hardware(
-        "A100-80GB",
-        "NVIDIA A100 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/a100), 80 GB SXM",
-        80 * _GB,
-        2.039e12,
-        _A100,
-        _PCIE4,
-        peer=300e9,
-        other_names=("A100",),
-    ),
-    Hardware(
-        "L4",
-        "NVIDIA L4 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/l4), its sparse rates halved",
-        24 * _GB,
-        300e9,
-        _tera(float32=30.3, tf32=60, half=121, float8_e4m3fn=242.5, float8_e5m2=242.5, int8=242.5),
-        _PCIE4,
-    ),
-    Hardware(
-        "L40S",
-        "NVIDIA L40S GPU data sheet (nvidia.com/en-us/data-center/l40s)",
-        48 * _GB,
-        864e9,
-        _tera(float32=91.6, tf32=183, half=362.05, float8_e4m3fn=733, float8_e5m2=733, int8=733),
-        _PCIE4,
-    ),
-    Hardware(
-        "RTX-4090",
-        "NVIDIA Ada GPU Architecture white paper, GeForce RTX 4090",
-        24 * _GB,
-        1008e9,
-        _tera(float32=82.6, tf32=82.6, half=165.2, float8_e4m3fn=330.3, float8_e5m2=330.3, int8=660.6),
-        _PCIE4,
-    ),
-    Hardware(
-        "RTX-3090",
-        "NVIDIA Ampere GA102 GPU Architecture white paper, GeForce RTX 3090",
-        24 * _GB,
-        936e9,
-        _tera(float32=35.6, tf32=35.6, half=71, int8=284),
-        _PCIE4,
-    ),
-    Hardware(
-        "V100",
-        "NVIDIA V100 Tensor Core GPU data sheet (nvidia.com/en-us/data-center/v100), 32 GB SXM2",
-        32 * _GB,
-        900e9,
-        _tera(float64=7.8, float32=15.7, float16=125),
-        _PCIE3,
-        peer=150e9,
-    ),
-    Hardware(
-        "T4",
-        "NVIDIA T4 data sheet (nvidia.com/en-us/data-center/tesla-t4)",
-        16 * _GB,
-        300e9,
-        _tera(float32=8.1, float16=65, int8=130),
-        _PCIE3,
-    ),
-    Hardware(
-        "MI300X",
-        "AMD Instinct MI300X accelerator data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)",
-        192 * _GB,
-        5.3e12,
-        _tera(
-            float64=163.4, float32=163.4, tf32=653.7, half=1307.4, float8_e4m3fnuz=2614.9, float8_e5m2fnuz=2614.9, int8=2614.9
-        ),
-        _PCIE5,
-        peer=448e9,
-    ),
-    Hardware(
-        "CPU-core",
-        "arithmetic, no data sheet: 3 GHz, two AVX2 units of eight float32 that multiply and add; a share of memory channels",
-        None,
-        12e9,
-        _tera(float32=0.096, float64=0.048),
-        _PCIE4,
-        kind="cpu",
-    ),
+    Hardware("H100", _SXM5, 80 * _GB, 3.35e12, _HOPPER, _PCIE5, 450e9, other_names=("H100-SXM", "H100-SXM5")),
+    Hardware("H100-PCIe", _BRIDGED, 80 * _GB, 2e12, _H100_PCIE, _PCIE5, 300e9),
+    Hardware("A100-40GB", _A40, 40 * _GB, 1.555e12, _A100, _PCIE4, 300e9),
+    Hardware("A100-80GB", _A80, 80 * _GB, 2.039e12, _A100, _PCIE4, 300e9, other_names=("A100",)),
+    Hardware("L4", _sheet("L4 Tensor Core GPU", ", its sparse rates halved"), 24 * _GB, 300e9, _L4, _PCIE4),
+    Hardware("L40S", _sheet("L40S GPU"), 48 * _GB, 864e9, _L40S, _PCIE4),
+    Hardware("RTX-4090", _WHITE_PAPER.format("Ada", 4090), 24 * _GB, 1008e9, _ADA, _PCIE4),
+    Hardware("RTX-3090", _WHITE_PAPER.format("Ampere GA102", 3090), 24 * _GB, 936e9, _AMPERE, _PCIE4),
+    Hardware("V100", _sheet("V100 Tensor Core GPU", ", 32 GB SXM2"), 32 * _GB, 900e9, _VOLTA, _PCIE3, 150e9),
+    Hardware("T4", _sheet("T4", page="tesla-t4"), 16 * _GB, 300e9, _tera(float32=8.1, float16=65, int8=130), _PCIE3),
+    Hardware("MI300X", _AMD, 192 * _GB, 5.3e12, _CDNA3, _PCIE5, 448e9),
+    Hardware("CPU-core", _COUNTED, None, 12e9, _tera(float32=0.096, float64=0.048), _PCIE4, kind="cpu"),
 )
 
 HARDWARE: dict[str, Hardware] = {row.name: row for row in _ROWS}
 """What can be named, by its name."""
-
-_WORDS = {"".join(word.split("-")).casefold(): row for row in _ROWS for word in (row.name, *row.other_names)}
 
 
 def hardware_named(text: object) -> Hardware:
@@ -205,14 +124,18 @@ def hardware_named(text: object) -> Hardware:
     >>> hardware_named("NVIDIA RTX 4090").name, hardware_named("h100").name
     ('RTX-4090', 'H100')
     """
-    word = "".join(str(text).casefold().replace("-", " ").replace("_", " ").split()) if isinstance(text, str) else ""
+    word = _bare(text)
     for vendor in ("nvidia", "amd", "geforce", "instinct", "tesla"):
         word = word.removeprefix(vendor)
-    if word in _WORDS:
-        return _WORDS[word]
-    close = difflib.get_close_matches(word, _WORDS, n=1)
-    hint = f"did you mean {quote(_WORDS[close[0]].name)}?" if close else f"there are {', '.join(HARDWARE)}"
-    raise SpecError(f"{quote(text)} is no hardware that is known here; {hint}")
+    for row in _ROWS:
+        if word in map(_bare, (row.name, *row.other_names)):
+            return row
+    raise SpecError(f"{quote(text)} is no hardware that is known here{hint(word, HARDWARE)}")
+
+
+def _bare(text: object) -> str:
+    """A name without case and what stands between its parts; ``""`` of what is no text."""
+    return re.sub(r"[\s_-]+", "", text).casefold() if isinstance(text, str) else ""
 
 
 @dataclass(frozen=True)
@@ -265,13 +188,10 @@ def network_named(text: object) -> Network:
     >>> network_named("infiniband ndr").name
     'InfiniBand-NDR'
     """
-    words = {name.replace("-", "").casefold(): name for name in NETWORKS}
-    word = "".join(str(text).casefold().replace("-", " ").replace("_", " ").split())
-    if word in words:
-        return NETWORKS[words[word]]
-    close = difflib.get_close_matches(word, words, n=1)
-    hint = f"did you mean {quote(words[close[0]])}?" if close else f"there are {', '.join(NETWORKS)}"
-    raise SpecError(f"{quote(text)} is no network that is known here; {hint}")
+    for name, network in NETWORKS.items():
+        if _bare(name) == _bare(text):
+            return network
+    raise SpecError(f"{quote(text)} is no network that is known here{hint(text, NETWORKS)}")
 
 
 def link_between(one: Hardware | None, other: Hardware | None) -> float | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -36,11 +36,9 @@ from partitioner.ir.units import quote
 from partitioner.spec.devices import parse_device
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.document import read_document
-from partitioner.spec.faults import disagreements, fault_lines
+from partitioner.spec.faults import disagreements, faults_of
 from partitioner.spec.hardware import HARDWARE, hardware_named
 from partitioner.spec.quantities import Bandwidth, Duration, Flops, Size
-
-MOST_FAULTS = 50
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
@@ -280,21 +278,4 @@ def load_spec(source: Spec | Mapping[str, object] | str | Path | None = None, **
     try:
         return Spec.model_validate(document)
     except ValidationError as error:
-        faults = fault_lines(error, document, Spec, _MODELS)
-    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    title = f"{where}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
-    raise SpecError("\n  ".join([title, *faults[:MOST_FAULTS], *more]))
-
-
-T = TypeVar("T")
-
-
-def choice(what: str, name: str, registry: Mapping[str, T]) -> T:
-    """Look a name up in a registry.
-
-    Raises:
-        SpecError: it is not there.
-    """
-    if name not in registry:
-        raise SpecError(f"{what} {name!r} is not known. Known: {', '.join(sorted(registry))}.")
-    return registry[name]
+        raise faults_of(where, error, document, Spec, _MODELS) from None

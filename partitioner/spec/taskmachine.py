@@ -21,8 +21,9 @@ from typing import Any
 from partitioner.errors import SpecError
 from partitioner.ir.problem import Channel, Processor
 from partitioner.ir.units import SIZE, parse_bandwidth, parse_duration, quote
+from partitioner.ir.words import hint
 from partitioner.spec.document import read_document
-from partitioner.spec.entries import Faults, below, hint
+from partitioner.spec.entries import Faults, below
 
 LEAST_BANDWIDTH = 1e-6
 """bytes/s under which the largest size would take longer than a float can say."""

@@ -13,7 +13,8 @@ from math import inf
 from typing import Any
 
 from partitioner.ir.units import DURATION, SIZE, Quantity, quote
-from partitioner.spec.entries import Faults, below, hint
+from partitioner.ir.words import hint
+from partitioner.spec.entries import Faults, below
 
 LIKE = 0.75
 """How alike, from 0 to 1, a kind that no device has is to one that a device has, when it is taken for a misspelling."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import linecache
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import SpecError
+from ..ir.words import hint
 from . import layers, reads, writes  # noqa: F401  (each registers its kinds)
 from .recipe import INPUT_NAMES, OUTPUTS, Recipe
 from .registry import REGISTRY
@@ -141,8 +141,7 @@ def written(recipe: Recipe) -> Writer:
     writer = Writer(recipe)
     for step in recipe.steps:
         if step.kind not in REGISTRY:
-            near = difflib.get_close_matches(step.kind, KINDS)
-            raise SpecError(f"no kind of step is called {step.kind!r}; near it are {near}, and all are in KINDS")
+            raise SpecError(f"no kind of step is called {step.kind!r}{hint(step.kind, KINDS)}, and all are in KINDS")
         writer.do(f"# {step.kind}")
         REGISTRY[step.kind](writer, step)
     return writer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import partitioner.distributed.ranks
-from partitioner.distributed import parallelize
+from partitioner.distributed import inference, parallelize
 
 DRAW = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
@@ -103,6 +104,43 @@ def later(batch: Any, inputs: Any = X, **spec: Any) -> None:
     step(batch)
 
 
+def changed(change: Callable[[nn.Module], Any], before: Callable[[nn.Module], Any] = lambda model: None) -> None:
+    """A right step, and then one of a part that the user has done something to; before, to the whole model."""
+    model = Layers()
+    before(model)
+    part, step = parallelize(model, X, {"distributed": PIPELINE}, nn.functional.mse_loss)
+    step((X, TARGET))
+    change(part)
+    step((X, TARGET))
+
+
+def evaluated(told: bool, **spec: Any) -> None:
+    """A part for training and one for evaluation; values that they do not share are told of, by the first rank."""
+    model = Layers()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        part, step = parallelize(model, X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+        _, forward = inference(model.eval(), X, {"distributed": PIPELINE | spec | {"wrap": "ddp"}})
+    said = sum("the parts do not share values" in str(each.message) for each in caught)
+    assert said == (told and dist.get_rank() == 0), [str(each.message) for each in caught]
+    before, loss = forward(X), step((X, TARGET))
+    torch.optim.SGD(part.parameters(), lr=0.5).step()
+    after = forward(X)
+    assert loss > 0 and (before is None or torch.equal(before, after) == told), "told of what is not so"
+
+
+def without_gradients() -> None:
+    step = ask()
+    with torch.no_grad():
+        step((X, TARGET))
+
+
+def ends_frozen(model: nn.Module) -> None:
+    """A layer of each rank."""
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(not key.startswith(("layers.0", "layers.2")))
+
+
 def on_one(rank: int, wrong: Any, right: Any) -> Any:
     return wrong if dist.get_rank() == rank else right
 
@@ -136,6 +174,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "no pair later": lambda: later(X),
     "three later": lambda: later((X, TARGET, TARGET)),
     "target of a microbatch's rows": lambda: later((X, TARGET[:4])),
+    "eval mode later": lambda: changed(nn.Module.eval),
+    "train mode later": lambda: changed(nn.Module.train, nn.Module.eval),
+    "unfrozen later": lambda: changed(lambda part: part.requires_grad_(True), ends_frozen),
+    "without gradients": without_gradients,
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
 }
@@ -143,6 +185,11 @@ CASES: dict[str, Callable[[], Any]] = {
 
 TAKEN: dict[str, Callable[[], Any]] = {
     "a right step": lambda: later((X, TARGET)),
+    "frozen later": lambda: changed(ends_frozen),
+    "evaluated beside the step": lambda: evaluated(False),
+    "evaluated beside a tensor axis": lambda: evaluated(True, mesh={"tensor": 2}),
+    "evaluated beside fsdp2": lambda: evaluated(True, mesh={"data": 2}, wrap="fsdp2"),
+    "the same mode again": lambda: changed(nn.Module.train),
     "an int": lambda: ask(Scaled(), (X, 3))(((X, 3), TARGET)),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
 }

@@ -18,7 +18,6 @@ from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
 from partitioner.frontend.rewrite.regions import run_region, with_regions
-from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.mode import Mode
 from partitioner.model.call import memory
@@ -108,7 +107,7 @@ def _name(
             held[node.name] = key, value
         else:
             path = _path(node, found.paths) if node.op.startswith("call_") else ""
-            node.name = names.create_name(f"{path}_{_target(node)}" if path else node.name, node)
+            node.name = names.create_name(f"{path}_{target_of(node)}" if path else node.name, node)
     return held
 
 
@@ -159,16 +158,12 @@ def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
 
 
 def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:
-    touched = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
-    touched |= dict.fromkeys(effect.writes, True)
-    if node.name in effect.storages:
-        touched[node.name] = True  # it makes that storage
     used = [source for source in node.all_input_nodes if source.op != "get_attr"]
     return Op(
         name=node.name,
-        target=_target(node),
+        target=target_of(node),
         inputs=tuple(source.name for source in used if source.name not in states),
-        accesses=tuple(Access(resource, write) for resource, write in sorted(touched.items())),
+        accesses=effect.accesses(node.name),
         storages=tuple(sorted(effect.storages)) if effect.tensor else (),
         state=tuple(dict.fromkeys(states[source.name] for source in used if source.name in states)),
         path=_path(node, paths),
@@ -180,7 +175,8 @@ def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: M
     )
 
 
-def _target(node: torch.fx.Node) -> str:
+def target_of(node: torch.fx.Node) -> str:
+    """What a node calls, as a name."""
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target).removeprefix("aten.")
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from partitioner.frontend.analysis.static import draws_nothing, mutated_arguments
 from partitioner.model.node import call_node, fill
+from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
 
 
@@ -146,7 +147,4 @@ def value_of(node: torch.fx.Node) -> Any:
     """What a node stands for: a fake tensor, or the body of an op."""
     if node.op != "get_attr":
         return node.meta.get("example_value")
-    value: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
+    return attribute(node.graph.owning_module, str(node.target))

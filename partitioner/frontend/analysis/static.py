@@ -21,7 +21,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.nn import functional
 
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
-from partitioner.ir.access import ANY, RNG
+from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta
 
 
@@ -42,6 +42,11 @@ class Effect:
     outputs: tuple[TensorMeta, ...] = ()
     flops: int | None = None
     tensor: bool = True
+
+    def accesses(self, name: str) -> tuple[Access, ...]:
+        """What the node called ``name`` reads and writes; it writes a storage that it makes."""
+        written = self.writes | ({name} & self.storages)
+        return tuple(Access(resource, resource in written) for resource in sorted(self.storages | self.reads | written))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.build import Traced, target_of
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.frontend.capture.symbolic import View
-from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
-from partitioner.model.state import attribute, lookup
+from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
 
 
@@ -38,7 +37,7 @@ def view_graph(view: View, module: nn.Module) -> Traced:
         arguments=tuple(inputs),
         tracer="symbolic_trace",
     )
-    values = {name: view.constants.get(name, lookup(module, name)) for op in ops for name in op.state}
+    values = {name: view.constants.get(name, attribute(module, name, None)) for op in ops for name in op.state}
     return Traced(graph, {name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
 
 
@@ -50,15 +49,11 @@ def is_op(node: torch.fx.Node) -> bool:
 
 
 def _op(node: torch.fx.Node, effect: Effect, view: View, state: Sequence[str]) -> Op:
-    modes = {**dict.fromkeys(effect.storages, False), **dict.fromkeys(effect.reads, False)}
-    modes |= dict.fromkeys(effect.writes, True)
-    if node.name in effect.storages:
-        modes[node.name] = True  # it makes that storage
     return Op(
         name=node.name,
-        target=node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target)),
+        target=target_of(node),
         inputs=tuple(source.name for source in node.all_input_nodes if source.op != "get_attr" or is_op(source)),
-        accesses=tuple(Access(resource, write) for resource, write in sorted(modes.items())),
+        accesses=effect.accesses(node.name),
         storages=tuple(sorted(effect.storages)) if effect.tensor else (),
         state=tuple(state),
         path=view.paths.get(node.name, ""),

@@ -32,5 +32,5 @@ def _may_pad(tx: Any) -> bool:
     """Whether it is an encoder's forward that asks, and no gradient of its weights is wanted, which would rule the path out."""
     if tx.f_code is not nn.TransformerEncoder.forward.__code__:
         return False
-    encoder = getattr(tx.symbolic_locals.get("self"), "value", None)
+    encoder: nn.Module = tx.symbolic_locals["self"].value
     return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())

@@ -29,6 +29,7 @@ from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.caches import caches_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.fastpaths import fast_paths_kept
+from partitioner.frontend.capture.functions import marks_kept
 from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.lookups import lookups_guarded
@@ -47,6 +48,7 @@ SETTINGS: Mapping[str, Any] = {
     "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
     "use_recursive_dict_tags_for_guards": False,  # torch 2.11 takes them for a sign that nothing has changed
     "skip_guards_on_constant_func_defaults": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,  # so does it here: a tensor changes and its dictionary does not
     "skip_no_tensor_aliasing_guards_on_parameters": False,  # weights that are tied later are seen
     "record_runtime_overhead": False,
     "suppress_errors": False,
@@ -192,6 +194,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
         with (
             values_kept(),
             fast_paths_kept(),
+            marks_kept(),
             lookups_guarded(),
             comparisons_seen(),
             nullcontext() if home is None else fakes_at(torch.device(home)),

@@ -66,7 +66,7 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | N
 
 def may_be_the_models(error: Exception) -> bool:
     """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
-    raises = ("Observed exception", "Data-dependent assertion failed")
+    raises = ("Observed exception", "Data-dependent assertion failed", "failed to bind arguments", "TypeError when making")
     return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
 
 

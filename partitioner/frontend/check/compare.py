@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from partitioner.errors import InputError, PartitionerError
-from partitioner.model.call import Call
+from partitioner.errors import PartitionerError
+from partitioner.model.call import Call, on_examples
 from partitioner.model.keep import state_kept
 
 Run = Callable[..., Any]
@@ -116,10 +116,8 @@ def eager(module: nn.Module, call: Call, draws: Sequence[Sequence[torch.Tensor]]
     Raises:
         InputError: it fails on the first draw, the example inputs; that is the caller's to mend.
     """
-    try:
+    with on_examples(module):
         return _calls(module, call, [module.forward] * len(draws), draws)
-    except Exception as error:
-        raise InputError(f"{type(module).__name__} fails on the example inputs. {type(error).__name__}: {error}") from error
 
 
 def is_meta(module: nn.Module, call: Call) -> bool:

@@ -14,7 +14,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-Body = Callable[..., Any]
+from partitioner.frontend.rewrite.own_functions import own_function
+
+Body = torch.fx.GraphModule
+"""Its ``forward`` is called: as a module, it would print its code if an op in it fails."""
 
 
 def recompute(body: Body, *args: Any, state: frozenset[int] = frozenset(), **kwargs: Any) -> Any:
@@ -32,14 +35,14 @@ def recompute(body: Body, *args: Any, state: frozenset[int] = frozenset(), **kwa
 
     def run(*again: Any) -> Any:
         following = iter(again)
-        return body(*(arg if number in state else next(following) for number, arg in enumerate(args)))
+        return body.forward(*(arg if number in state else next(following) for number, arg in enumerate(args)))
 
     return checkpoint(run, *given, **kwargs, **({} if context is None else {"context_fn": context}))
 
 
 def branch(condition: Any, on_true: Body, on_false: Body, operands: tuple[Any, ...] = ()) -> Any:
     """Run one of two bodies, as `torch.cond` does: what only the other one uses gets a gradient of zeros."""
-    return _reaching(on_true(*operands) if condition else on_false(*operands), operands)
+    return _reaching(on_true.forward(*operands) if condition else on_false.forward(*operands), operands)
 
 
 def _reaching(results: Any, operands: Collection[Any]) -> Any:
@@ -70,19 +73,19 @@ class _Reaching(torch.autograd.Function):
 def loop(condition: Body, body: Body, carried: tuple[Any, ...], others: tuple[Any, ...] = ()) -> Any:
     """Run ``body`` on what it gave as long as ``condition`` holds, as `torch.while_loop` does."""
     operands = (*carried, *others)
-    while condition(*carried, *others):
-        carried = tuple(body(*carried, *others))
+    while condition.forward(*carried, *others):
+        carried = tuple(body.forward(*carried, *others))
     return _reaching(carried, operands)
 
 
 def inline(body: Body, *args: Any, **_options: Any) -> Any:
     """Run ``body``."""
-    return body(*args)
+    return body.forward(*args)
 
 
 def subgraph(body: Body, _name: str, *operands: Any) -> Any:
     """Run the body of a region that compilers share."""
-    return body(*operands)
+    return body.forward(*operands)
 
 
 PLAIN: dict[str, Callable[..., Any]] = {
@@ -91,10 +94,11 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "while_loop": loop,
     "wrap": inline,
     "invoke_subgraph": subgraph,
+    "autograd_function_apply": own_function,
 }
 """What runs in the place of a higher-order op, by its name."""
 
-BESIDE_OTHERS = frozenset({"autograd_function_apply", "flex_attention"})
+BESIDE_OTHERS = frozenset({"flex_attention"})
 """Higher-order ops that run as they lie, and may on any lane. Others trace their bodies in each call, one at a time."""
 
 
@@ -102,7 +106,7 @@ def draws_in_backward(node: torch.fx.Node) -> bool:
     """Whether an op whose bodies draw random numbers draws others in backward."""
     if node.target is recompute:
         return not node.kwargs.get("preserve_rng_state", True)
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return node.target is own_function or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def runs_alone(node: torch.fx.Node) -> bool:

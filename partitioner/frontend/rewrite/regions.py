@@ -93,9 +93,9 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
     """
     depth, modes, nesting = get_dynamic_layer_stack_depth(), modes_here(), _autocast_nesting()
     deterministic, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    dtype, kernels = torch.get_default_dtype(), _cur_sdpa_kernel_backends()
+    dtype, kernels, refused = torch.get_default_dtype(), _cur_sdpa_kernel_backends(), _hooks_refused()
     try:
-        return body(*inputs)
+        return body.forward(*inputs)  # called as a module, it would print a page of its own code if an op fails
     except BaseException:
         with suppress(RuntimeError):  # torch 2.11 complains of having popped the last one
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
@@ -104,6 +104,7 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
         torch.set_default_dtype(dtype)
         _sdpa_kernel(kernels)
+        _refuse_hooks(refused)
         raise
     finally:
         take_over(modes[0], *modes[2:])
@@ -114,3 +115,16 @@ def _autocast_nesting() -> int:
     nesting: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return nesting
+
+
+def _hooks_refused() -> str | None:
+    """What torch says to hooks for saved tensors, if they are refused here, as within `torch.func.grad`."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def _refuse_hooks(message: str | None) -> None:
+    """Have such hooks refused, or taken."""
+    if message is None:
+        torch._C._autograd._saved_tensors_hooks_enable()
+    else:
+        torch._C._autograd._saved_tensors_hooks_disable(message)

@@ -17,7 +17,7 @@ from networkx.utils import UnionFind
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
-from partitioner.planner.feasible import Feasible
+from partitioner.planner.feasible import Feasible, between
 from partitioner.planner.latency.packing import certificate
 
 T = TypeVar("T")
@@ -137,28 +137,4 @@ def _forced(problem: Problem) -> Iterator[tuple[int, int]]:
         able = problem.able[group]
         if len(able) == 1 and only.setdefault(able[0], group) != group:
             yield only[able[0]], group
-    large = [group for group, tasks in problem.members.items() if len(tasks) > 1]
-    if not large:
-        return
-    bit = {group: 1 << number for number, group in enumerate(large)}
-    below, above = _met(problem, bit, False), _met(problem, bit, True)
-    for task, group in enumerate(problem.group_of):
-        both = below[task] & above[task] & ~bit.get(group, 0)
-        while both:
-            low = both & -both
-            yield large[low.bit_length() - 1], group
-            both ^= low
-
-
-def _met(problem: Problem, bit: dict[int, int], upward: bool) -> list[int]:
-    """The large groups, as bits, that paths of forward tasks to each task have met; or that paths from it will meet."""
-    met = [0 if task in problem.backward else bit.get(group, 0) for task, group in enumerate(problem.group_of)]
-    for task in reversed(range(len(met))) if upward else range(len(met)):
-        if task not in problem.backward:
-            for source, _ in problem.before[task]:
-                if source not in problem.backward:
-                    if upward:
-                        met[source] |= met[task]
-                    else:
-                        met[task] |= met[source]
-    return met
+    yield from between(problem, problem.group_of)

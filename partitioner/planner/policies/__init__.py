@@ -9,7 +9,6 @@ ByLevel()
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import entry_points
@@ -17,10 +16,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from partitioner.errors import SpecError
+from partitioner.errors import PartitionerError, SpecError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_duration, parse_duration, quote
+from partitioner.ir.words import hint, one_of
 from partitioner.planner.bounded import bounded
 from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.by_level import ByLevel
@@ -67,19 +67,21 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
     """
     if callable(asked):
         return asked
+    if not isinstance(asked, str | Mapping):
+        raise SpecError(f"{quote(asked)} is no policy; give a name, a mapping with a name and options, or a function")
     options: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
     name = str(options.pop("name", ""))
-    make = POLICIES.get(name) or _offered(name)
+    make = _named(name)
     if not (isinstance(make, type) and is_dataclass(make)):
         if options:
             raise SpecError(f"policy {quote(name)} has no options, and was given {', '.join(options)}")
-        return make  # type: ignore[return-value]
+        return make
     known = {field.name: field.type for field in fields(make)}
     for option, value in options.items():
         if option not in known:
-            there = f"its options are {', '.join(known)}" if known else "it has none"
-            raise SpecError(f"policy {quote(name)} has no option {quote(option)}; {there}{_hint(option, known)}")
-        if isinstance(value, str) and known[option] == "float":
+            there = hint(option, known) or "; it has none"
+            raise SpecError(f"policy {quote(name)} has no option {quote(option)}{there}")
+        if known[option] == "float":
             options[option] = parse_duration(value)
     try:
         made: Any = TypeAdapter(make).validate_python(options)
@@ -89,17 +91,12 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
     return OrSerial(made)
 
 
-def _offered(name: str) -> Callable[..., Any]:
-    """The policy of this name that another package offers."""
-    for each in entry_points(group=ENTRY_POINTS, name=name):
+def _named(name: str) -> Callable[..., Any]:
+    """The policy of this name, which may be one that another package offers."""
+    for each in entry_points(group=ENTRY_POINTS, name=name) if name not in POLICIES else ():
         found: Callable[..., Any] = each.load()
         return found
-    raise SpecError(f"policy {name!r} is not known. Known: {', '.join(sorted(POLICIES))}.{_hint(name, POLICIES)}")
-
-
-def _hint(word: str, words: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    return POLICIES[one_of("policy", name, POLICIES)]
 
 
 def decided(problem: Problem, policy: Policy) -> Assignment:
@@ -110,12 +107,22 @@ def decided(problem: Problem, policy: Policy) -> Assignment:
     Raises:
         PlacementError: the policy found no answer.
         VerifyError: its answer breaks a rule; a policy may be anybody's.
+        SpecError: one that is not of this package fails.
     """
     if problem.objective == "memory":
         policy = Fit()
     if isinstance(policy, OrSerial):  # which asks here for each of its two
         return policy(problem)
-    return bounded(problem, widened(problem, verified(problem, policy(problem))))
+    try:
+        answer = verified(problem, policy(problem))
+    except PartitionerError:
+        raise
+    except Exception as error:  # whoever wrote the policy is told; the tracer would take it for a graph that cannot be planned
+        if str(policy.__module__).startswith("partitioner."):
+            raise
+        name = getattr(policy, "__name__", type(policy).__name__)
+        raise SpecError(f"policy {name} fails on {problem.name}: {type(error).__name__}: {error}") from error
+    return bounded(problem, widened(problem, answer))
 
 
 @dataclass(frozen=True)

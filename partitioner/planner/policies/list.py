@@ -16,17 +16,20 @@ TPDS 13(3), 2002 (upward rank, insertion); Arabnejad and Barbosa, IEEE TPDS 25(3
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
+from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
-from partitioner.planner.latency.loads import evened
 from partitioner.planner.latency.tries import best_of
+from partitioner.planner.throughput.first import evened, fillings
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
@@ -64,10 +67,23 @@ class List:
         ruled = closed(problem)
         homes = Homes(ruled)
         if problem.objective == "throughput":
-            return placed(problem, "list", homes.run(lambda rules: evened(ruled, rules)))
+            return placed(problem, "list", _evenest(ruled, homes))
         count, bound = max(1, len(problem.tasks)), makespan_bound(ruled)
         found = best_of(ruled, homes, max(1, min(self.tries, TASKS_IN_ALL // count)))
         if self.tries > 1 and count <= MOST_MOVED and found.seconds > bound * (1 + CLOSE):
             found = improved(ruled, found, bound, inf, seed=0, most=MOVED_IN_ALL // count)
         bound = min(bound, found.seconds)
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
+
+
+def _evenest(problem: Problem, homes: Homes) -> list[int]:
+    """Of several placements, the one whose largest load is smallest.
+
+    Raises:
+        PlacementError: none was found.
+    """
+    found = [homes.run(lambda rules: evened(problem, rules))]
+    for full in fillings(problem):
+        with suppress(PlacementError):
+            found.append(homes.run(partial(evened, problem, full=full)))
+    return min(found)[1]

@@ -5,6 +5,6 @@ groups     stages   moves       CP-SAT, where it is installed
 """
 
 from partitioner.planner.throughput.bound import load_bound
-from partitioner.planner.throughput.solve import balanced, contiguous, spread, stages
+from partitioner.planner.throughput.solve import balanced, stages
 
-__all__ = ["balanced", "contiguous", "load_bound", "spread", "stages"]
+__all__ = ["balanced", "load_bound", "stages"]

@@ -86,8 +86,7 @@ class Branching:
             if self.loads.used[there] + self.loads.memory[unit] > self.caps[there] or not self._closed(unit, there):
                 continue
             deltas = self.loads.deltas(unit, there)
-            highest = max(self.loads.slots[slot] + change for slot, change in deltas.items())
-            if highest < below:
+            if (highest := self.loads.highest(deltas)) < below:
                 found.append((highest, there))
         return [there for _, there in sorted(found, reverse=True)]
 

@@ -1,19 +1,26 @@
-"""A first placement, to compare with stages: the largest units first, each where it hurts least."""
+"""First placements: each unit, in turn, to the processor on which the largest load stays smallest.
+
+Source: the longest-first rule of Graham, "Bounds on multiprocessing timing anomalies", SIAM Journal on Applied Mathematics
+17(2), 1969, with groups in the place of jobs and what they move counted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.feasible import Feasible
+from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.loads import Loads
-from partitioner.planner.throughput.prices import Park
+from partitioner.planner.throughput.prices import Park, park_of
 
 MOST_PAIRS = 400_000
 """Units times processors up to which every pair is weighed."""
 
 
 def greedy(park: Park) -> list[int] | None:
-    """Largest first, each unit to the processor that makes the largest load smallest; ``None`` if memory runs out.
-
-    Contiguity is not looked at.
-    """
+    """Largest first; ``None`` if memory runs out. Contiguity is not looked at."""
     units, caps = park.units, [each.memory for each in park.units.problem.processors]
     if units.count * len(caps) > MOST_PAIRS:
         return None
@@ -22,14 +29,58 @@ def greedy(park: Park) -> list[int] | None:
         room = [each for each in units.able[unit] if loads.used[each] + loads.memory[unit] <= caps[each]]
         if not room:
             return None
-        trials = [(loads.deltas(unit, there), there) for there in room]
-        deltas, there = min(trials, key=lambda trial: (_highest(loads, trial[0]), sum(trial[0].values())))
-        loads.move(unit, there, deltas)
+        _put(loads, unit, room)
     return loads.home
 
 
-def _highest(loads: Loads, deltas: dict[int, float]) -> float:
-    return max(loads.slots[slot] + change for slot, change in deltas.items())
+def evened(problem: Problem, rules: Feasible, full: float = 0.0) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task: largest groups first, or in topological order if contiguous.
+
+    Args:
+        problem: what is placed.
+        rules: where a task may go.
+        full: processors are filled up to so many seconds, one after the other; 0: all of them evenly.
+
+    Raises:
+        PlacementError: a task fits nowhere any more.
+    """
+    units = units_of(problem, contiguous=False)
+    loads, unit_of = Loads(park_of(units), [-1] * units.count), units.unit_of
+    order: Sequence[int] = range(len(problem.tasks))
+    if not problem.contiguous:
+        most = [max((row[task] for row in problem.seconds if row[task] < inf), default=0.0) for task in order]
+        size = [sum(most[task] for task in tasks) for tasks in units.members]
+        order = sorted(order, key=lambda task: (-size[unit_of[task]], unit_of[task]))
+    for task in order:
+        unit, ways = unit_of[task], rules.processors(task)
+        if loads.home[unit] < 0:
+            _put(loads, unit, ways, full)
+        rules.assign(task, loads.home[unit])
+    return loads.largest, units.spread_over(loads.home)
+
+
+def fillings(problem: Problem) -> list[float]:
+    """Seconds to which processors may be filled one after the other, where parts must be contiguous; none for large problems.
+
+    From what each would have if work could be cut anywhere to twice as much.
+    """
+    if not problem.contiguous or len(problem.tasks) * len(problem.processors) > MOST_PAIRS:
+        return []
+    rates = [(row, processor.lanes) for row, processor in zip(problem.seconds, problem.processors, strict=True)]
+    least = sum(min(row[task] / lanes for row, lanes in rates) for task in range(len(problem.tasks)))
+    return [least / len(rates) * part for part in (1.0, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)]
+
+
+def _put(loads: Loads, unit: int, ways: Sequence[int], full: float = 0.0) -> None:
+    """Place a unit where the largest load that grows stays smallest, or on the first processor that it does not overfill."""
+
+    def cost(trial: tuple[dict[int, float], int]) -> tuple[float, float]:
+        deltas, there = trial
+        highest = loads.highest(deltas)
+        return (max(highest, full), there) if full else (highest, sum(deltas.values()))
+
+    deltas, there = min(((loads.deltas(unit, each), each) for each in ways), key=cost)
+    loads.move(unit, there, deltas)
 
 
 def by_size(park: Park) -> list[int]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from networkx.utils import UnionFind
+
 from partitioner.ir.problem import Problem
+from partitioner.planner.feasible import between
 from partitioner.planner.throughput.blocks import blocks, numbered
-from partitioner.planner.throughput.units import Reach, Units, bits
+from partitioner.planner.throughput.units import Reach, Units
 
 MOST_FOR_CLOSURE = 12_000
 """Tasks of a problem for which who reaches whom is held as bits: a bit for each pair, and twice that."""
@@ -35,7 +38,7 @@ def units_of(problem: Problem, contiguous: bool) -> Units:
     if len(problem.tasks) > MOST_FOR_CLOSURE:
         return blocks(Units(problem, True, groups))
     after, before = _closure(problem)
-    groups = numbered(_hulls(problem, groups, after, before))
+    groups = _hulls(problem, groups)
     return Units(problem, True, groups, _reach(problem, groups, after, before))
 
 
@@ -54,28 +57,14 @@ def _closure(problem: Problem) -> tuple[list[int], list[int]]:
     return after, before
 
 
-def _hulls(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> list[int]:
+def _hulls(problem: Problem, groups: Sequence[int]) -> list[int]:
     """Groups grown by what lies between their tasks, until nothing does."""
-    label = list(groups)
-    tasks: dict[int, set[int]] = {}
-    for task, group in enumerate(label):
-        tasks.setdefault(group, set()).add(task)
-    waiting = [group for group, members in tasks.items() if len(members) > 1]
-    while waiting:
-        group = waiting.pop()
-        if group not in tasks:
-            continue
-        own = leads = led = 0
-        for task in tasks[group] - problem.backward:
-            own, leads, led = own | 1 << task, leads | after[task], led | before[task]
-        between = leads & led & ~own
-        for other in {label[task] for task in bits(between)} - {group}:
-            for task in tasks[other]:
-                label[task] = group
-            tasks[group] |= tasks.pop(other)
-        if between:
-            waiting.append(group)
-    return label
+    while pairs := list(between(problem, groups)):
+        together: UnionFind[int] = UnionFind(groups)
+        for pair in pairs:
+            together.union(*pair)
+        groups = [together[group] for group in groups]
+    return numbered(groups)
 
 
 def _reach(problem: Problem, groups: Sequence[int], after: Sequence[int], before: Sequence[int]) -> Reach:

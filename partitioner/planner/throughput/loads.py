@@ -41,6 +41,10 @@ class Loads:
         """What the objective makes small."""
         return max(self.slots, default=0.0)
 
+    def highest(self, deltas: Mapping[int, float]) -> float:
+        """Seconds of the fullest of the slots to which something would be added."""
+        return max(self.slots[slot] + change for slot, change in deltas.items())
+
     def deltas(self, unit: int, there: int) -> dict[int, float]:
         """What would be added to which slots if a unit went to another processor."""
         here, charges = self.home[unit], self.prices.charges

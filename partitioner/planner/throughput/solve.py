@@ -20,7 +20,6 @@ from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import ORDERS, staged
-from partitioner.planner.throughput.units import Units
 
 MOST_IDEALS = 4_000
 """Down-closed sets of units up to which the best contiguous stages are found."""
@@ -41,19 +40,14 @@ CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
 
 
-def balanced(problem: Problem, seconds: float, seed: int = 0) -> tuple[list[int], float]:
-    """`contiguous` or `spread`, as the problem asks."""
-    return _best(units_of(problem, contiguous=problem.contiguous), seconds, seed)
-
-
-def contiguous(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
-    """The best placement found in which no path leaves a processor and comes back.
+def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
+    """The best placement found.
 
     Begins with the best contiguous stages (Tarnawski et al., NeurIPS 2020), then moves units between them, with CP-SAT where it
     is installed. Two processors may each lead to the other, so an answer may be better than all stages.
 
     Args:
-        problem: what is placed; contiguity is asked for, whatever ``problem.contiguous`` says.
+        problem: what is placed; contiguous if it asks for that.
         seconds: of time.
         seed: of all that is left to chance.
 
@@ -65,27 +59,21 @@ def contiguous(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> cpu = Kind("cpu", {1: [3.0, 1.0, 2.0]})
-    >>> contiguous(Problem("chain", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, [(0, 1, -1), (1, 2, -1)]))[0]
+    >>> balanced(Problem("chain", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, [(0, 1, -1), (1, 2, -1)]))[0]
     [0, 1, 1]
     """
-    return _best(units_of(problem, contiguous=True), seconds, seed)
-
-
-def spread(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
-    """The best placement found, contiguous or not: `contiguous` without its rule.
-
-    Args:
-        problem: what is placed.
-        seconds: of time.
-        seed: of all that is left to chance.
-
-    Returns:
-        The processor of each task, and seconds that no placement's largest load can be below.
-
-    Raises:
-        PlacementError: none was found that fits.
-    """
-    return _best(units_of(problem, contiguous=False), seconds, seed)
+    units = units_of(problem, contiguous=problem.contiguous)
+    if not units.count:
+        return [], 0.0
+    began, park = monotonic(), park_of(units)
+    until = began + seconds
+    bound = bound_of(park)
+    search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
+    search.run(began + seconds / 2, ROUNDS, max(400, min(200 * units.count, 20_000)), enough=bound)
+    if search.least > bound * (1 + CLOSE):
+        prove = _proven if model.installed() and model.suits(park) else _branched
+        bound = max(bound, prove(search, bound, until))
+    return units.spread_over(search.best), min(bound, search.least)
 
 
 def stages(
@@ -116,20 +104,6 @@ def stages(
     search = Annealing(park, _fitting(park, until) if homes is None else homes)
     search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
     return units.spread_over(search.best)
-
-
-def _best(units: Units, seconds: float, seed: int) -> tuple[list[int], float]:
-    if not units.count:
-        return [], 0.0
-    began, park = monotonic(), park_of(units)
-    until = began + seconds
-    bound = bound_of(park)
-    search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
-    search.run(began + seconds / 2, ROUNDS, max(400, min(200 * units.count, 20_000)), enough=bound)
-    if search.least > bound * (1 + CLOSE):
-        prove = _proven if model.installed() and model.suits(park) else _branched
-        bound = max(bound, prove(search, bound, until))
-    return units.spread_over(search.best), min(bound, search.least)
 
 
 def _branched(search: Annealing, bound: float, until: float) -> float:

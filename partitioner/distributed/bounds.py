@@ -1,0 +1,128 @@
+"""What a step of a job takes at least, from ever more that is known of it: what ``mesh: auto`` leaves ways out by.
+
+traced at two sizes       line_through    what ops take at a third one
+traced                    least           the work, one microbatch's way and the exchange of gradients, shared out evenly
+                          with_bubble     and the waits of a pipeline, wherever it is cut
+cut                       with_waits      and as it is cut
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import accumulate
+
+from partitioner.distributed.communication import all_gather, all_reduce, reduce_scatter
+from partitioner.distributed.loads import backwards
+from partitioner.distributed.schedules import kind_of
+from partitioner.ir.cluster import Cluster
+from partitioner.ir.machine import Link
+from partitioner.ir.memory import Memory
+from partitioner.spec.distributed import DistributedSpec
+
+
+def line_through(fewer: Mapping[str, float], more: Mapping[str, float], level: Set[str], reach: float) -> float:
+    """Seconds that ops take at least with still more rows, from what they took with fewer and with more.
+
+    What an op computes and moves grows as steadily as before or faster, and so does the larger of both; so a line through two
+    points is below it further on.
+
+    Args:
+        fewer, more: seconds of each op.
+        level: ops that may stop to grow, as lookups do that read a table no more than once.
+        reach: the rows beyond ``more``, in steps as large as that from ``fewer``.
+
+    Returns:
+        The seconds; 0 where the ops are not the same ones.
+
+    Example:
+        >>> line_through({"linear": 3.0, "embedding": 1.0}, {"linear": 4.0, "embedding": 2.0}, {"embedding"}, reach=2.0)
+        8.0
+    """
+    if fewer.keys() != more.keys():
+        return 0.0
+    return sum(after + (0.0 if name in level else reach * (after - fewer[name])) for name, after in more.items())
+
+
+def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSpec, cluster: Cluster) -> float:
+    """Seconds that a step takes at least, whatever the schedule and the cut. It is the longest of three:
+
+    all work, shared out evenly; one microbatch's way through all stages and back, where some schedules leave gradients of
+    weights for later; and the gradients (under FSDP2 also the parameters) of one rank's even share, between copies.
+
+    Args:
+        forward: seconds of one microbatch.
+        exchanged: those of them in which ranks of a tensor axis pass on what they have.
+        memory: what is held.
+        asked: mesh, microbatches, wrapping.
+        cluster: hosts and links.
+    """
+    pipeline, copies = asked.mesh.pipeline, asked.mesh.data
+    later = pipeline > 1 and (copies == 1 or asked.wrap == "none")
+    backward, again = backwards(forward, exchanged), forward if asked.recompute != "none" else 0.0
+    through = forward + again + (backward / 2 if later else backward)
+    weights = {each.storage: each for each in memory.state.values()}.values()
+    parameters, gradients = sum(each.bytes for each in weights if each.parameter), sum(each.gradient for each in weights)
+    link = replace(cluster.ring(copies, pipeline * asked.mesh.inner), latency=0.0)
+    sums = sum(exchange(parameters / pipeline, gradients / pipeline, asked, link))
+    return max(asked.microbatches * (forward + again + backward) / pipeline, through, sums) / asked.mesh.branch
+
+
+def with_bubble(work: float, asked: DistributedSpec) -> float:
+    """Seconds that a step takes at least, wherever the stages are cut.
+
+    Stage r waits for one microbatch to pass the stages before, works on all m, and then the gradients of the last one pass
+    them: w_0 + .. + w_r-1 + m w_r seconds. The longest of these is least if all are equal, and then it is
+    W / (1 - (1 - 1 / m)^s) for s stages of W seconds together. Where gradients of weights may come later, only work counts.
+
+    Args:
+        work: seconds of one microbatch, forwards and backwards, with what is run again.
+        asked: schedule, mesh, microbatches.
+
+    Example:
+        >>> with_bubble(6.0, DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=1))
+        6.0
+    """
+    even = asked.microbatches * work / asked.mesh.pipeline
+    if kind_of(asked).split:
+        return even
+    return max(even, work / (1 - (1 - 1 / asked.microbatches) ** (asked.mesh.pipeline * asked.stages_per_rank)))
+
+
+def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: DistributedSpec) -> float:
+    """Seconds that a step takes at least with these stages, messages and exchanges of gradients left out.
+
+    A rank begins with a stage once one microbatch has passed all stages before, and when it is done with it and with those of
+    its stages that are behind, gradients still have to pass the stages before; but not where those of weights may come later.
+
+    Args:
+        forwards: of one microbatch, by stage.
+        exchanged: those seconds of them in which ranks of a tensor axis pass on what they have.
+        asked: schedule, mesh, microbatches.
+
+    Example:
+        >>> asked = DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=4)
+        >>> with_waits([1.0, 1.0], [0.0, 0.0], asked)  # (4 + 2 - 1) times 3 seconds
+        15.0
+    """
+    kind, ranks = kind_of(asked), asked.mesh.pipeline
+    runs = 0 if asked.recompute == "none" else 2 if kind.split else 1
+    works = [one + runs * one + backwards(one, sent) for one, sent in zip(forwards, exchanged, strict=True)]
+    passed = [0.0, *accumulate(forwards if kind.split else works)]
+    longest = 0.0
+    for rank in range(ranks):
+        behind = 0.0
+        for stage in reversed(kind.stages_of(rank, ranks, asked.stages_per_rank)):
+            behind += works[stage]
+            longest = max(longest, passed[stage] + asked.microbatches * behind)
+    return longest
+
+
+def exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:
+    """Seconds in which copies gather parameters, and in which they sum gradients."""
+    copies = asked.mesh.data
+    if copies == 1 or asked.wrap == "none":
+        return 0.0, 0.0
+    if asked.wrap == "ddp":
+        return 0.0, all_reduce(gradients, copies, link) if gradients else 0.0
+    return all_gather(parameters, copies, link), reduce_scatter(gradients, copies, link) if gradients else 0.0

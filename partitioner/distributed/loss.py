@@ -1,0 +1,86 @@
+"""A user's loss function as the schedules of a job call it: for one microbatch after the other, scaled if need be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from partitioner.distributed.batches import Batches
+from partitioner.errors import InputError
+
+
+class Scaler(Protocol):
+    """What scales a loss, so that small gradients do not vanish in half precision."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """A loss, scaled."""
+
+    def get_scale(self) -> float:
+        """By how much."""
+
+
+@dataclass(eq=False)
+class Loss:
+    """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
+
+    What it gives is divided by the number of microbatches, so that their sum is the mean over all of them.
+
+    Args:
+        function: of the model's output, and of a target if it takes two arguments.
+        batches: which know the targets.
+        scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/scaler.py`.
+    """
+
+    function: Callable[..., torch.Tensor]
+    batches: Batches
+    scaler: Scaler | None = None
+
+    @cached_property
+    def takes_target(self) -> bool:
+        """Whether the function has a second argument that must be given."""
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):
+            return True
+        needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
+        return len(needed) > 1 or any(each.kind == each.VAR_POSITIONAL for each in parameters)
+
+    def divided(self, batch: Any) -> tuple[Any, Any]:
+        """A batch's inputs and its target.
+
+        Raises:
+            InputError: it should be a pair, and is none.
+        """
+        if not self.takes_target:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(
+                "loss_fn takes an output and a target, so a batch is a pair (inputs, target); this one is a "
+                f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+            )
+        return batch[0], batch[1]
+
+    def __call__(self, results: Any, number: torch.Tensor) -> torch.Tensor:
+        """The part of one microbatch in the loss.
+
+        Raises:
+            InputError: it is no scalar.
+        """
+        flat, _ = tree_flatten(results)
+        output = self.batches.example.output(flat)
+        target = self.batches.targets[int(number)]
+        found = self.function(output, target) if self.takes_target else self.function(output)
+        if not isinstance(found, torch.Tensor) or found.dim():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise InputError(
+                f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch. What else is wanted of a "
+                "batch, let loss_fn put aside, detached"
+            )
+        part = found / self.batches.count
+        return part if self.scaler is None else self.scaler.scale(part)

@@ -1,0 +1,66 @@
+"""Words that are not known: which one was probably meant.
+
+Knows no torch, and documents of a million names are told their slips as fast as others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any
+
+from partitioner.errors import SpecError
+from partitioner.ir.units import quote
+
+MOST_COMPARED = 2_000
+MOST_LISTED = 24
+
+
+def hint(word: object, words: Collection[str]) -> str:
+    """How to go on from a word that is not known: the one that was probably meant, or all of them if they are few.
+
+    Case does not count. One slip leaves the first or the second half of a word as it was, so where words are many, only those
+    that share one of them are compared.
+
+    >>> hint("Laod", ["load", "store"]), hint("x", ["load", "store"])
+    ('; did you mean "load"?', '; there are load, store')
+    """
+    if isinstance(word, str):
+        likely = words if len(words) <= MOST_COMPARED else islice(_alike(word, words), MOST_COMPARED)
+        by_fold = {each.casefold(): each for each in likely}
+        for best in get_close_matches(word[:200].casefold(), by_fold, n=1):
+            return f"; did you mean {quote(by_fold[best])}?"
+    return f"; there are {', '.join(words)}" if 0 < len(words) <= MOST_LISTED else ""
+
+
+def _alike(word: str, words: Collection[str]) -> list[str]:
+    half, length = max(1, (len(word) - 1) // 2), len(word)
+    head, tail = word[:half], word[-half:]
+    return [each for each in words if -2 < len(each) - length < 2 and (each.startswith(head) or each.endswith(tail))]
+
+
+def one_of(what: str, word: object, words: Collection[str]) -> str:
+    """``word``, if it is one of ``words``.
+
+    Raises:
+        SpecError: it is not; with a hint.
+
+    >>> one_of("objective", "latency", ("latency", "throughput"))
+    'latency'
+    """
+    if not isinstance(word, str) or word not in words:
+        raise SpecError(f"{what}: {quote(word)} is not known{hint(word, words)}")
+    return word
+
+
+def refuse_mistaken(names: Iterable[str], function: Callable[..., Any]) -> None:
+    """Tell a misspelt argument of ``function`` by its right name.
+
+    Raises:
+        SpecError: there is one.
+    """
+    known = [one for one in inspect.signature(function).parameters if one != "mistaken"]
+    for name in names:
+        raise SpecError(f"{function.__name__}() has no argument {name}{hint(name, known)}")
