@@ -45,6 +45,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for item in items:
+        if (file := item.path.stem).startswith("test_distributed"):
+            item.add_marker(pytest.mark.xdist_group(file))  # its tests share a job, which each worker would run again
 
 
 def pytest_collection_finish() -> None:

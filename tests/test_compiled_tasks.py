@@ -78,7 +78,7 @@ def test_a_lane_calls_one_function_between_two_hand_offs() -> None:
     assert f"compiled: {len(compiled_ops(parallel))} of {len(each.plan.graph.ops)} ops" in str(parallel)
 
 
-@pytest.mark.parametrize("how", ["torchscript", "inductor"])
+@pytest.mark.parametrize("how", ["torchscript", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_training_is_eager_s(how: str) -> None:
     model = Towers()
     parallel = spread(model, X, lanes=2, copy=True, compile_tasks=how)

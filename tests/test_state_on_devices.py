@@ -172,6 +172,29 @@ def test_later_programs_take_state_where_it_is(lanes: dict[str, int]) -> None:
     assert_same(model.total, parallel.total.cpu())
 
 
+class Cooled(Habits):
+    """Divided by a number that a schedule changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.temperature
+
+
+@EACH
+def test_a_number_that_changes_is_no_tensor_of_the_hosts(lanes: dict[str, int]) -> None:
+    """The tracer passes it as one, and that was refused where there is no host: "temperature lies on cpu"."""
+    model = Cooled().eval()
+    parallel = spread(model, (X,), lanes, copy=True)
+    for model.temperature in (2.0, 1.5, 0.5, 0.1):
+        parallel.temperature = model.temperature
+        with torch.no_grad():
+            assert_same(eager(model, X), eager(parallel, X))
+    assert len(parallel._partitioner_programs.pieces) == 2
+
+
 def test_one_program_serves_all_batch_sizes() -> None:
     """The first other size opens the dimension, also where state is spread."""
     model = Towers()

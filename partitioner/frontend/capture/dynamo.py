@@ -30,6 +30,7 @@ from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
+from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import refusal
 from partitioner.frontend.capture.sameness import watched
 
@@ -181,7 +182,8 @@ class _Backend:
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
         caught = code is owner.entry.__code__ and may_catch()
-        return owner.receive(Found(module, tuple(inputs), HERE.paths, code.co_name, reason, caught))
+        numbers, given = as_numbers(module, inputs)
+        return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, caught)), numbers)
 
 
 def _entry(name: str, method: str) -> FunctionType:
