@@ -6,7 +6,9 @@ torch.compile's guards watch them. Whatever is changed afterwards, a call gives 
 from __future__ import annotations
 
 import copy
+import time
 import types
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -351,6 +353,24 @@ def test_weights_that_a_hook_computes() -> None:
     with torch.no_grad():
         model.left.linear.weight_g.mul_(2)
     assert_as_eager(module)
+
+
+class Timed(Model):
+    """Asks for the time, which is a function that no tracer sees into."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 if time.time() > 0 else 2)
+
+
+def test_the_tracer_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    """It warned of functions in C, on the user's terminal; the summary says where a graph ends."""
+    torch._dynamo.utils.warn_once_cache.clear()
+    module = partition(Timed(), ["cpu:0", "cpu:1"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert_as_eager(module)
+    assert [str(warning.message) for warning in recwarn] == []
+    assert "time.time" in str(module)
 
 
 class Options:

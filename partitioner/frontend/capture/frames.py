@@ -30,7 +30,7 @@ from partitioner.frontend.capture.caches import caches_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.fastpaths import fast_paths_kept
 from partitioner.frontend.capture.functions import marks_kept
-from partitioner.frontend.capture.here import HERE, explain
+from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.sameness import check
@@ -192,6 +192,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with (
+            warnings_kept_back(),
             values_kept(),
             fast_paths_kept(),
             marks_kept(),

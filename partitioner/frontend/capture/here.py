@@ -6,12 +6,15 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
 
 import torch
+from torch._dynamo import utils
 from torch._guards import TracingContext
 
+from partitioner.frontend.capture.amended import amended
 from partitioner.model.source import is_user_code
 
 Watched = tuple[Callable[[dict[str, Any]], bool], ...]
@@ -49,6 +52,11 @@ class _Silence(logging.Filter):
 _TALKING = ("torch._dynamo", "torch._subclasses", "torch.fx.experimental", "torch._guards", "torch._logging")
 for _name in [name for name in logging.root.manager.loggerDict if name.startswith(_TALKING)]:
     logging.getLogger(_name).addFilter(_Silence())
+
+
+def warnings_kept_back() -> AbstractContextManager[None]:
+    """While a frame is traced: torch does not warn of what it cannot trace. The summary of a module says it."""
+    return amended(utils, warn_once=lambda *_args, **_kwargs: None)
 
 
 def explain(error: BaseException) -> str:
