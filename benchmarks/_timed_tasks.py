@@ -66,7 +66,7 @@ class Profiled:
 
     Args:
         policy: who decides.
-        seconds: of each op, by name; 0 for any other.
+        seconds: of each op, by name; any other takes what the roofline says.
     """
 
     policy: Callable[[Problem], Assignment]
@@ -75,8 +75,11 @@ class Profiled:
     def __call__(self, problem: Problem) -> Assignment:
         """What the policy answers to the same problem with these seconds."""
         known = [sum(self.seconds.get(op, 0.0) for op in label.split()) for label in problem.labels]
-        kinds = tuple(replace(kind, seconds=dict.fromkeys(kind.seconds, known), share=None) for kind in problem.kinds)
-        return self.policy(replace(problem, kinds=kinds))
+        kinds = []
+        for kind in problem.kinds:
+            seconds = {threads: list(map(max, known, row)) for threads, row in kind.seconds.items()}
+            kinds.append(replace(kind, seconds=seconds, share=None))
+        return self.policy(replace(problem, kinds=tuple(kinds)))
 
 
 @dataclass(frozen=True)

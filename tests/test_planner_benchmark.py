@@ -307,7 +307,9 @@ def test_a_profile_and_its_limit() -> None:
 
 
 def test_layers_that_sleep_run_side_by_side() -> None:
-    found = _timed_tasks.executed(_workloads.profile_of("fork", TEXT), 2, List(), scale=1.0, rounds=1)
+    """One takes no time at all: it was promised none either, less than any op takes, and the answer was refused."""
+    idle = "node5 -- Idle -- forward_compute_time=0.0, activation_size=1\n\tnode1 -- node5\n\tnode5 -- node4\n"
+    found = _timed_tasks.executed(_workloads.profile_of("fork", TEXT + idle), 2, List(), scale=1.0, rounds=1)
     assert found.predicted == pytest.approx(220 / 120, rel=0.01)
     assert found.serial[0] >= 0.220
     assert found.lanes[0] >= 0.120

@@ -397,7 +397,7 @@ FOUND = {
         "len of a class",
     ),
     *("item of a class", "equality of a class", "defaultdict that grows", "counter", "ordered dictionary", "list in a tuple"),
-    *("random.Random", "method of tensors"),
+    *("random.Random", "method of tensors", "range"),
 }
 """Where a change was not seen, or the trial of a plan changed something: these are tried quickly."""
 

@@ -54,17 +54,14 @@ def distinct(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bo
         if one and other and first is not second and _has_identity(first) and _has_identity(second):
             yield _are_different([one, other])
     effects = InstructionTranslator.current_tx().output.side_effects
-    known, written = defaultdict[type, list[CodeType]](list), set[type]()
-    for variable in effects.id_to_variable.values():
-        code, value = (None, None) if variable.source is None else found_at(name_of(variable.source), scope)
-        if code is None:
-            continue  # made by the frame itself
-        known[type(value)].append(code)
-        if effects.is_modified(variable):
-            written.add(type(value))
-    for kind, codes in known.items():
-        if kind in written and len(codes) > 1:
-            yield _are_different(codes)
+    outside = [variable for variable in effects.id_to_variable.values() if variable.source is not None]
+    known = defaultdict[type, list[CodeType]](list)
+    if written := {type(found_at(name_of(each.source), scope)[1]) for each in outside if effects.is_modified(each)}:
+        for variable in outside:
+            code, value = found_at(name_of(variable.source), scope)
+            if code and type(value) in written:
+                known[type(value)].append(code)
+    yield from (_are_different(codes) for codes in known.values() if len(codes) > 1)
 
 
 def _has_identity(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It takes a generator of random
 numbers, a `random.Random`, to be for good in the state in which it is found. Where such a value is used the graph ends, and
-Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is.
+Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a
+number has changed it cannot take in: here each range is one constant.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
 from partitioner.frontend.capture.amended import amended
@@ -32,6 +34,9 @@ def values_kept() -> AbstractContextManager[None]:
             if value.maxlen is not None:
                 raise Unsupported(f"a deque of at most {value.maxlen} items is used")
             install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+        if type(value) is range:
+            install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
+            return RangeVariable([ConstantVariable.create(each) for each in (value.start, value.stop, value.step)])
         if type(value) is MethodDescriptorType:
             install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
         return plain(self, value)
