@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from partitioner import compile as flow
 from partitioner import partition
+from partitioner.backends import BACKENDS
 from partitioner.frontend.analysis import build
 from partitioner.lower import room
 from partitioner.runtime.pieces import Piece
@@ -163,8 +164,8 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
         stack.enter_context(mock.patch.object(Piece, "of", staticmethod(timed("all", Piece.of))))
         lowerings = tuple(timed(lowering.__name__, lowering) for lowering in flow.LOWERINGS)
         stack.enter_context(mock.patch.object(flow, "LOWERINGS", lowerings))
-        made = {name: timed("emit", function) for name, function in flow.BACKENDS.items()}
-        stack.enter_context(mock.patch.dict(flow.BACKENDS, made))
+        made = {name: timed("emit", function) for name, function in BACKENDS.items()}
+        stack.enter_context(mock.patch.dict(BACKENDS, made))
         yield
 
 
