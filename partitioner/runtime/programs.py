@@ -13,13 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import nn
+from torch._C import _get_function_stack_at, _get_tracing_state, _len_torch_function_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_exporting
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._device import DeviceContext
 
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import Planned
+from partitioner.model.overriding import has_own_rules
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
 from partitioner.runtime.summary import summary
 
@@ -64,6 +68,7 @@ class Programs:
     ) -> None:
         self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, of_twin
         self.devices = {device.torch_device for device in machine.devices}
+        self.on_one = len(self.devices) == 1
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
         self.pieces: list[Piece] = []
@@ -81,7 +86,7 @@ class Programs:
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
-        if _is_traced() or (len(self.devices) == 1 and (_is_transformed() or any(map(_has_own_rules, args)))):
+        if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
             return getattr(self.original, name)(*args, **kwargs)
         if self.place is not None:
             self.settle(args, kwargs)
@@ -98,7 +103,7 @@ class Programs:
             return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
-            if raised is not error or len(self.devices) > 1:
+            if raised is not error or not self.on_one:
                 raise
         return getattr(self.original, name)(*args, **kwargs)
 
@@ -188,24 +193,12 @@ def _is_transformed() -> bool:
 
     That is a functorch transform, or a function mode of the caller's own; ``with torch.device(...)`` is none of those.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None:
         return True
-    modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
-    return any(type(mode) is not DeviceContext for mode in modes)
-
-
-def _has_own_rules(value: Any) -> bool:
-    """Whether an argument is of a class of tensors that overrides functions, which Dynamo does not call."""
-    kind = type(value)
-    if kind is torch.Tensor or not isinstance(value, torch.Tensor):
-        return False
-    return kind.__torch_function__ not in (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    modes = _len_torch_function_stack()
+    return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
 
 
 def _is_traced() -> bool:
     """Whether this thread traces for somebody else, who is to see the model itself: torch.fx, torch.jit, torch.export."""
-    return bool(
-        torch.fx._symbolic_trace.is_fx_symbolic_tracing()
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_exporting()
-    )
+    return is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()

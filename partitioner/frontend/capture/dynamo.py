@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import reset_code
+from torch._C._dynamo.eval_frame import reset_code, set_eval_frame
+from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
 from torch._dynamo import convert_frame
-from torch._dynamo.eval_frame import cached_backends
+from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 
 from partitioner.frontend.capture.fakes import forget
@@ -116,7 +117,7 @@ class Compiled:
     def _start(self) -> None:
         """Start without programs."""
         self.forked = False
-        self.functions: dict[_Backend, Callable[..., Any]] = {}
+        self.callbacks: dict[_Backend, Any] = {}
         self.entry = _entry(type(self.root).__name__, self.method)
         self.backend = self._new_backend()
         weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
@@ -127,29 +128,46 @@ class Compiled:
         context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
         context.callback = Callback(Convert(self, backend), context.callback.hooks)
-        context.enter_exit_hooks = []  # what they prepare for other backends costs time in each call
-        self.functions[backend] = context(self.entry)
+        context(self.entry)  # so that torch does not skip its code, wherever it stands
+        self.callbacks[backend] = context.callback
         return backend
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method, through what was made of its graphs."""
+        """Call the method, through what was made of its graphs.
+
+        This is what torch.compile puts around a function, without its questions that were asked already (`Programs`) or that
+        other backends need: those take three times as long as this.
+        """
         if self.forked:
             self._start()
         backend = self.backend
         if not backend.fits():
-            backend = self.backend = next((one for one in list(self.functions) if one.fits()), None) or self._new_backend()
+            backend = self.backend = next((one for one in list(self.callbacks) if one.fits()), None) or self._new_backend()
+        callback, depth = _callback_from_stance(self.callbacks[backend]), get_dynamic_layer_stack_depth()
+        before = set_eval_frame(None)
         try:
-            result = self.functions[backend](self.root, *args, **kwargs)
-        except Untraceable as refused:
-            raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), refused.error, self.home) from None
-        finally:
-            pending, self.pending = self.pending, {}
-        for code, reason in pending.items():  # eager could do what the tracer could not
+            set_eval_frame(callback)
+            result = self.entry(self.root, *args, **kwargs)
+        except BaseException as error:
+            set_eval_frame(before)
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            self.pending = {}
+            if isinstance(error, Untraceable):
+                raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), error.error, self.home) from None
+            raise
+        set_eval_frame(before)
+        if self.pending:
+            self._note_reasons()
+        return result
+
+    def _note_reasons(self) -> None:
+        """What the tracer could not do went well as it is: note why, and after some tries leave that code alone."""
+        pending, self.pending = self.pending, {}
+        for code, reason in pending.items():
             self.reasons[code] = reason
             self.tries[code] += 1
             if self.tries[code] >= TRIES:
                 self.failures[code] = reason
-        return result
 
 
 class _Backend:

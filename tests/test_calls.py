@@ -1,0 +1,96 @@
+"""What lies between a call and its program: however a call ends, the thread is left as torch.compile would leave it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.nn import functional as F
+
+from partitioner import Parallel, TraceError, partition
+from partitioner.frontend.capture.dynamo import compiled
+
+ROWS = torch.tensor([1, 2])
+
+
+class Looks(nn.Module):
+    """Looks rows up, which fails for one that there is not; and if it is asked to, it decides on data."""
+
+    def __init__(self, decides: bool = False) -> None:
+        super().__init__()
+        self.table, self.decides = nn.Embedding(4, 3), decides
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found = self.table(rows)
+        if self.decides and bool(found.sum() > 1e9):
+            return rows
+        return F.dropout(found, 0.5, self.training)
+
+
+def on_lanes(model: nn.Module) -> Parallel:
+    return partition(model, ["cpu", "cpu"], example_inputs=(ROWS,), copy=True)
+
+
+def returns(model: nn.Module) -> None:
+    on_lanes(model)(ROWS)
+
+
+def raises(model: nn.Module) -> None:
+    with pytest.raises(IndexError):
+        on_lanes(model)(torch.tensor([1, 9]))
+
+
+def is_refused(model: nn.Module) -> None:
+    model.decides = True
+    with pytest.raises(TraceError):
+        compiled(model, lambda found: found.module.forward, whole=True)(ROWS)
+
+
+@pytest.mark.parametrize("ends", [returns, raises, is_refused])
+def test_after_a_call_nothing_is_traced(ends: Callable[[nn.Module], None]) -> None:
+    ends(Looks())
+    assert get_eval_frame_callback() is None
+
+
+def test_inside_of_torch_compile_its_tracer_goes_on() -> None:
+    parallel, seen = on_lanes(Looks().eval()), []
+
+    def around(rows: torch.Tensor) -> torch.Tensor:
+        found = parallel(rows)
+        return found * 2
+
+    def backend(module: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        seen.append(module)
+        return module.forward
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.compile(around, backend=backend)(ROWS)
+    assert torch.equal(found, parallel(ROWS) * 2)
+    assert seen, "what comes after it is traced"
+
+
+def test_torch_is_told_to_run_everything_as_it_is() -> None:
+    """`torch.compiler.set_stance` is asked in each call, as torch.compile asks it."""
+    parallel = on_lanes(Looks().eval())
+    programs = parallel._partitioner_programs.pieces
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(parallel(torch.tensor([0, 1, 2])), parallel.table.weight[:3])
+    assert len(programs) == 1
+    parallel(torch.tensor([0, 1, 2]))
+    assert len(programs) == 2
+
+
+def test_dropout_is_called_without_its_wrapper() -> None:
+    """`F.dropout` looks its op up in Python, which takes longer than the op in eval mode; the numbers drawn are the same."""
+    model = Looks()
+    parallel = on_lanes(model)
+    assert "torch_dropout(" in parallel.code
+    torch.manual_seed(0)
+    found = parallel(ROWS)
+    torch.manual_seed(0)
+    assert torch.equal(found, model(ROWS))
