@@ -39,12 +39,14 @@ from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
 from partitioner.ir.memory import Memory
+from partitioner.ir.mode import Mode
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.ir.units import quote
 from partitioner.lower import LOWERINGS
 from partitioner.lower.backward import backward
 from partitioner.lower.fuse import fused
+from partitioner.lower.modes import with_autocast
 from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
@@ -159,7 +161,9 @@ def planned_again(plan: Plan, spec: Spec) -> Plan:
         PlacementError, SpecError: what the spec does not allow.
     """
     constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {})
-    return _placed(plan, constraints, spec)
+    made = _placed(plan, constraints, spec)
+    several = len({device.torch_device for device in plan.machine.devices}) > 1
+    return with_autocast(made, Mode(*modes_here())) if several else made
 
 
 class Known(NamedTuple):

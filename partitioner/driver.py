@@ -121,11 +121,11 @@ def partition(
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
-            that one and the serial one once more with compiled tasks, ``"torchscript"`` and ``"batched"``. For lanes of one
-            device. ``print(parallel)`` tells what ran. ``None``: where there is an example, and nobody says how to plan, the
-            plan is run beside the serial ones and has to be the fastest; ``"auto"`` looks for more where the predicted gain is
-            too small to rely on. What is run is graphs on copies of what they write: nothing of the model's is called.
-            ``False``: predictions decide.
+            that one and the serial one once more with compiled tasks, ``"torchscript"`` and ``"batched"``. On several devices
+            plans that want state elsewhere read copies, if memory caps leave room, and the kept plan's state moves at the end.
+            ``None``: on lanes of one device, where there is an example and nobody says how to plan, the plan is run beside
+            the serial ones and has to be the fastest; ``"auto"`` looks for more where the predicted gain is small. What is run
+            is graphs on copies of what they write: nothing of the model's is called. ``False``: predictions decide.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -167,26 +167,29 @@ def partition(
     call = example_call(model, example_inputs, example_kwargs)
     refuse_missing(machine)
     model = copied(model) if copy else model
+    if tune:
+        refuse_untunable(call, weights)
     if weights is not None:
         return parallel_of(_loaded(model, call, machine, document, weights, check))
-    if tune:
-        refuse_untunable(machine, call)
-    programs = _programs(model, machine, document)
+    origin, programs = only_device(model), _programs(model, machine, document)
     if call is None:
         programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
     copy_context().run(_prepare, programs, call, document, check)
     if tune or (tune is None and len(programs.devices) == 1 and len(machine.lanes) > 1 and not is_insisted_on(document)):
-        programs = copy_context().run(_tuned, programs, call, document, tune, check)
+        programs = copy_context().run(_tuned, programs, call, document, tune, check, origin)
     return parallel_of(programs)
 
 
-def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check: bool) -> Programs:
+def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check: bool, origin: str | None) -> Programs:
     """The programs of the plan that is measured to be the fastest; those that are there, if it is theirs."""
-    chosen, tried = tuned(programs, spec, call, tune)
+    chosen, tried, plan = tuned(programs, spec, call, tune)
     if chosen is not spec:
-        programs = _programs(programs.original, programs.machine, chosen)
-        _prepare(programs, call, chosen, check)
+        programs = _programs(programs.original, programs.machine, chosen, origin)
+        if len(programs.devices) > 1:  # its graph has been held against eager, and state lies where it wants it
+            programs.provisional, programs.place = plan, None
+        else:
+            _prepare(programs, call, chosen, check)
     programs.tried = tried
     return programs
 

@@ -2,6 +2,9 @@
 
 Predictions rank plans; they are wrong where nothing is known of an op but its size. So a plan that nobody has insisted on is
 held against the serial ones before it is kept, and ``tune=True`` looks for better ones, too.
+
+On several devices that is done for ``tune=True`` alone, for it takes memory: state stays where the plan that was asked for
+wants it, the others read copies, and once one is kept its state moves.
 """
 
 from __future__ import annotations
@@ -13,20 +16,22 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from partitioner.backends.compiled import Compiled
 from partitioner.compile import executable_of, for_this_call, planned_again
 from partitioner.errors import SpecError
-from partitioner.ir.machine import Machine
-from partitioner.ir.plan import Plan, Tried
+from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
+from partitioner.model.state import all_state
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
+from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
 from partitioner.runtime.programs import Programs
-from partitioner.runtime.standins import can_be_repeated, repeatable
+from partitioner.runtime.standins import Spares, can_be_repeated, repeatable
 from partitioner.runtime.tuning import measured
 from partitioner.spec.spec import Spec
 
@@ -67,20 +72,20 @@ DOUBTFUL = 1.5
 """A predicted gain, or loss, up to this factor may be an error of the prediction."""
 
 
-def refuse_untunable(machine: Machine, call: Call | None) -> None:
-    """Raise a SpecError if nothing can be tuned: there is no example call, or the machine has several devices."""
+def refuse_untunable(call: Call | None, weights: object = None) -> None:
+    """Raise a SpecError if nothing can be tuned: there is no example call, or no values yet."""
     if call is None:
         raise SpecError("tune=True runs plans on an example call; give example_inputs")
-    if len({device.torch_device for device in machine.devices}) > 1:
-        names = ", ".join(device.name for device in machine.devices)
-        raise SpecError(f"tune=True compares plans whose state lies in one place, and the devices are {names}; name one device")
+    if weights is not None:
+        raise SpecError("tune=True runs plans on values, and weights= reads those once a plan is made; leave one of them out")
 
 
-def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tuple[Spec, tuple[Tried, ...]]:
-    """The spec whose plan is the fastest on a call, and all that ran.
+def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tuple[Spec, tuple[Tried, ...], Plan | None]:
+    """The spec whose plan is the fastest on a call, all that ran, and that plan, of the first graph.
 
     Args:
-        programs: those of the call under ``spec``, on lanes of one device; left as they are.
+        programs: those of the call under ``spec``, whose state lies where they want it; left as they are, but that of several
+            devices, state moves to where the fastest plan wants it.
         spec: what was asked for.
         call: the example.
         tune: whether better plans are looked for than the one asked for. ``None``: only where nobody insists on it, which is
@@ -91,18 +96,17 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     """
     plan = programs.plan
     if plan is None:
-        return spec, ()
+        return spec, (), None
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
     wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE) | {asked: ASKED}
     with state_kept(programs.original):
         graphs = programs.graphs_of(*call.fill(call.tensors))
     if not graphs or not all(can_be_repeated(*each, strangers=bool(tune)) for each in graphs):
-        return spec, ()
+        return spec, (), None
     if not tune and sum(len(piece.plan.graph.ops) for piece, _ in graphs) > LARGEST:
-        return spec, ()
+        return spec, (), None
     race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
-    devices = [device.torch_device for device in programs.machine.devices if device.kind != "cpu"]
-    with state_kept(programs.original, tensors=False), torch.random.fork_rng(devices):
+    with state_kept(programs.original, tensors=False), torch.random.fork_rng(race.accelerators):
         race.run(wanted)
         if tune and spec.compile_tasks is None and spec.backward == "autograd" and programs.machine.lanes[0].kind == "cpu":
             ahead = {SERIAL, race.best()} if race.seconds else set(race.choices)
@@ -110,9 +114,21 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
             ways = itertools.product(kept.items(), COMPILED.items())
             race.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
     if len(race.seconds) < 2:
-        return spec, ()
-    choices = race.choices[race.best()]
-    return (spec.model_copy(update=choices) if choices else spec), race.tried()
+        return spec, (), None
+    choices, plan = race.choices[race.best()], race.plans[race.best()][0]
+    if choices and len(programs.devices) > 1:
+        race.give_back()
+        _move(programs, *graphs[0], plan)
+    return (spec.model_copy(update=choices) if choices else spec), race.tried(), plan
+
+
+def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:
+    """Bring state to where a plan wants it."""
+    named = zip(piece.plan.graph.arguments, arguments, strict=True)
+    names = piece.plan.graph.states
+    state = {names[name]: value for name, value in named if name in names and isinstance(value, Tensor)}
+    with torch.inference_mode(False):
+        move_state({**state, **all_state(programs.original)}, state_devices(plan), plan.machine.lanes[0].torch_device)
 
 
 def is_insisted_on(spec: Spec) -> bool:
@@ -134,10 +150,18 @@ class _Race:
 
     def __init__(self, graphs: Sequence[tuple[Piece, Sequence[Any]]], spec: Spec, backward: bool) -> None:
         self.graphs, self.spec, self.backward = graphs, spec, backward
+        self.spares = [Spares(arguments) for _, arguments in graphs]
         self.choices: dict[str, Choices] = {}
         self.plans: dict[str, list[Plan]] = {}
         self.ways: dict[str, Callable[[], None]] = {}
         self.seconds: dict[str, float] = {}
+
+    @property
+    def accelerators(self) -> list[str]:
+        """The torch devices, of those that plans are made for, that are accelerators of this machine."""
+        kind = getattr(torch.accelerator.current_accelerator(), "type", None)
+        devices = (device for piece, _ in self.graphs[:1] for device in piece.plan.machine.devices)
+        return [device.torch_device for device in devices if device.kind == kind]
 
     def run(self, candidates: Mapping[str, Choices]) -> None:
         """Run the plans of some candidates in turns. Two that are the same are one; one that cannot be made is none."""
@@ -147,7 +171,7 @@ class _Race:
                     self._add(name, candidates[name])
         entered = {name: self.ways[name] for name in candidates if name in self.ways}
         if len(entered) > 1:
-            self.seconds |= measured(entered)
+            self.seconds |= measured(entered, self.accelerators)
 
     def _add(self, name: str, choices: Choices) -> None:
         spec = self.spec.model_copy(update=choices)
@@ -161,10 +185,19 @@ class _Race:
         )
         if "compile_tasks" in choices and not any(isinstance(each, Compiled) and each.bodies for each in executables):
             return  # nothing of it can be compiled
-        made = zip(executables, self.graphs, strict=True)
-        runs = [repeatable(piece, executable, given, self.backward) for executable, (piece, given) in made]
-        _all(runs)  # what fails is no candidate: a backward from all results may, of ops that write what others keep
+        made = zip(self.graphs, self.spares, plans, executables, strict=True)
+        try:
+            runs = [repeatable(piece, run, spares.enter(plan), self.backward) for (piece, _), spares, plan, run in made]
+            _all(runs)  # what fails is no candidate: a backward from all results may, of ops that write what others keep
+        except Exception:
+            for spares, plan in zip(self.spares, plans, strict=True):
+                spares.leave(plan)
+            raise
         self.choices[name], self.plans[name], self.ways[name] = choices, plans, partial(_all, runs)
+
+    def give_back(self) -> None:
+        """Let go of all copies: nothing more is run."""
+        self.ways, self.spares = {}, []
 
     def best(self) -> str:
         """The fastest so far. The serial plan is taken unless another one is clearly faster."""

@@ -82,14 +82,14 @@ def towers() -> nn.Module:
 
 
 def _bert() -> nn.Module:
-    import transformers
+    transformers: Any = zoo.import_transformers()
 
     size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     return transformers.BertModel(transformers.BertConfig(vocab_size=500, **size))
 
 
 def _gpt2() -> nn.Module:
-    import transformers
+    transformers: Any = zoo.import_transformers()
 
     tokens = {"vocab_size": 500, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
     config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, use_cache=False, **tokens)

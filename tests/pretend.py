@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -513,16 +513,22 @@ def _makes(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and made and not any(isinstance(value, Tensor) for value in given)
 
 
+def history_kept(tensor: Tensor) -> AbstractContextManager[object]:
+    """Real devices have the very tensor, so whatever is made of it here has its history, under the caller's no_grad too."""
+    return torch.enable_grad() if tensor.requires_grad else nullcontext()
+
+
 def lent(tensor: Tensor, world: World) -> Tensor:
     """A caller's tensor as programs see it."""
     place = str(tensor.device)
     _watch(world, [tensor], place)
-    return _tagged(tensor.as_subclass(Placed), place, world)  # type: ignore[no-any-return]
+    with history_kept(tensor):
+        return _tagged(tensor.as_subclass(Placed), place, world)  # type: ignore[no-any-return]
 
 
 def taken(tensor: Tensor, world: World) -> Tensor:
     """A program's tensor as callers see it."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), history_kept(tensor):
         given = tensor.as_subclass(Tensor)
     given.place = str(tensor.device)  # type: ignore[attr-defined]
     _watch(world, [given], given.place)  # type: ignore[attr-defined]

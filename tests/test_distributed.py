@@ -7,6 +7,7 @@ Jobs are started by torchrun, as users start them; one job makes several trainin
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def case(
     tensor: int = 1,
     branch: int = 1,
     every: int = 1,
+    order: float = 2.0,
     **options: Any,
 ) -> Case:
     mesh = {"data": data, "pipeline": pipeline, "branch": branch, "tensor": tensor}
@@ -40,6 +42,7 @@ def case(
         "net": net,
         "clip": clip,
         "every": every,
+        "order": order,
         "distributed": {"mesh": mesh, "schedule": schedule, "microbatches": 4, **options},
     }
 
@@ -71,7 +74,7 @@ def alone(case: Case) -> tuple[list[float], list[float], nn.Module]:
         if number % case["every"]:
             continue
         if case["clip"]:
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), case["clip"]).item())
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), case["clip"], case["order"]).item())
         optimizer.step()
         optimizer.zero_grad()
     return losses, norms, model
@@ -108,21 +111,21 @@ SLOW = {"within": {"bandwidth": "10MB/s", "latency": "1us"}}  # so that no logit
 SEVERAL = {"stages_per_rank": 2}
 PAIRS = {
     "gpipe": case("tied", "gpipe"),
-    "1f1b": case("tied", "1f1b"),
-    "interleaved_1f1b": case("tied", "interleaved_1f1b", **SEVERAL),
+    "1f1b": case("shared", "1f1b"),
+    "interleaved_1f1b": case("shared", "interleaved_1f1b", **SEVERAL),
     "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
     "interleaved_zero_bubble": case("tied", "interleaved_zero_bubble", **SEVERAL),
-    "zbv_zero_bubble": case("tied", "zbv_zero_bubble", **SEVERAL),
+    "zbv_zero_bubble": case("shared", "zbv_zero_bubble", **SEVERAL),
     "three stages a rank": case("tied", "interleaved_1f1b", stages_per_rank=3),
-    "one microbatch": case("tied", "gpipe", microbatches=1),
+    "one microbatch": case("shared", "gpipe", microbatches=1, order=1.0, clip=5.0),
     "two steps for one of the optimizer": case("tied", "1f1b", every=2),
     "gates and frozen stages": case("routed", "zbv_zero_bubble", clip=0.1, **SEVERAL),
     "complex numbers, branches": case("waves", "gpipe", clip=0.01, pipeline=1, branch=2),
     "complex numbers, tensor": case("waves", "gpipe", clip=0.01, pipeline=1, tensor=2),
     "complex numbers, four stages": case("waves", "interleaved_1f1b", clip=0.01, **SEVERAL),
     "data, ddp": case("tied", "gpipe", data=2, pipeline=1),
-    "data, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
-    "tensor": case("tied", "gpipe", pipeline=1, tensor=2),
+    "data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, wrap="fsdp2", order=math.inf, clip=0.02),
+    "tensor": case("shared", "gpipe", pipeline=1, tensor=2, order=3.0, clip=0.1),
     "tensor, u-net": case("unet", "gpipe", clip=0.05, pipeline=1, tensor=2),
     "values that layers keep": case("keeping", "1f1b"),
     "values that layers keep, zbv": case("keeping", "zbv_zero_bubble", **SEVERAL),
@@ -130,7 +133,7 @@ PAIRS = {
     "a stage without parameters": case("tailed", "1f1b"),
     "a branch without parameters": case("tailed", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
-    "again": case("tied", "1f1b", recompute="segments"),
+    "again": case("shared", "1f1b", recompute="segments"),
     "again, tensor": case("tied", "gpipe", pipeline=1, tensor=2, recompute="segments"),
     "again, branches": case("towers", "gpipe", pipeline=1, branch=2, recompute="stage"),
     "u-net": case("unet", "1f1b", clip=0.05),
@@ -147,9 +150,9 @@ BITWISE = {
 FOURS = {
     "four stages": case("tied", "1f1b", pipeline=4),
     "2x2, ddp": case("tied", "1f1b", data=2),
-    "2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2"),
+    "2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
-    "two steps for one, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", every=2),
+    "two steps for one, 2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2", every=2),
     "data only": case("tied", "gpipe", data=4, pipeline=1),
     "2x2, fsdp2, without parameters": case("tailed", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
@@ -158,7 +161,7 @@ FOURS = {
     "again, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", recompute="segments"),
     "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
-    "tensor x data, ddp": case("tied", "gpipe", data=2, pipeline=1, tensor=2),
+    "tensor x data, ddp": case("shared", "gpipe", data=2, pipeline=1, tensor=2),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
 AGAIN = {

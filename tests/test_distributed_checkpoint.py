@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs.checkpoint_net import build, optimizer_of, train
+from jobs.checkpoint_net import build, momentum_of, optimizer_of, train
 from jobs.torchrun import start
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -177,6 +177,28 @@ def test_four_ranks(two: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     model = build()
     optimizer = optimizer_of(model)
     assert load(mid, model, optimizer).step == 7
+    assert train(model, optimizer, range(7, 10)) == pytest.approx(wanted[7:], abs=CLOSE)
+
+
+@pytest.mark.slow
+def test_momentum_goes_on_in_any_layout(tmp_path: Path) -> None:
+    """From two stages to parts, from those to shards, from those to two stages and to one process."""
+    sgd: dict[str, Any] = {"momentum": True, "end": 10, "folder": tmp_path}
+    on = {**sgd, "extra": {"best": 0.5}}
+    runs = [
+        {**sgd, "name": "stages", "mesh": TWO_STAGES, "save": [3]},
+        {**on, "name": "parts", "mesh": SHARED, "load": tmp_path / "step-3", "save": [5]},
+        {**on, "name": "shards", "mesh": {"data": 2}, "wrap": "fsdp2", "load": tmp_path / "step-5", "save": [7]},
+        {**on, "name": "stages again", "mesh": TWO_STAGES, "load": tmp_path / "step-7"},
+    ]
+    losses = layouts(2, tmp_path, runs)
+    model = build()
+    optimizer = momentum_of(model)
+    wanted = train(model, optimizer, range(10))
+    assert losses["stages"] == pytest.approx(wanted, abs=CLOSE)
+    for name, start_of in (("parts", 3), ("shards", 5), ("stages again", 7)):
+        assert losses[name] == pytest.approx(wanted[start_of:], abs=CLOSE), name
+    assert load(tmp_path / "step-7", model, optimizer).step == 7
     assert train(model, optimizer, range(7, 10)) == pytest.approx(wanted[7:], abs=CLOSE)
 
 

@@ -21,13 +21,13 @@ JOBS = Path(__file__).parent / "jobs"
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def killed(folder: Path, moment: float) -> None:
+def killed(folder: Path, moment: float, how: str) -> None:
     """Start the job that saves without end, and kill both of its ranks in a save."""
     pids = folder / "pids"
     shutil.rmtree(pids, ignore_errors=True)
     pids.mkdir()
     job = subprocess.Popen(
-        command(2, JOBS / "checkpoint_kill.py", folder / "run", pids),
+        command(2, JOBS / "checkpoint_kill.py", folder / "run", pids, how),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -58,15 +58,17 @@ def seen_whole(folder: Path) -> int:
 
 
 def test_a_kill_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
-    killed(tmp_path, 0.005)
+    """Written while the numbers become others."""
+    killed(tmp_path, 0.005, "asynchronous")
     assert seen_whole(tmp_path / "run") >= 1
 
 
 @pytest.mark.slow
-def test_kills_at_many_moments_leave_the_last_checkpoint_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["waiting", "asynchronous"])
+def test_kills_at_many_moments_leave_the_last_checkpoint_whole(how: str, tmp_path: Path) -> None:
     last, torn = 0, 0
     for number in range(12):
-        killed(tmp_path, 0.004 * number)
+        killed(tmp_path, 0.004 * number, how)
         torn += bool(list((tmp_path / "run").glob("*.unfinished")))
         now = seen_whole(tmp_path / "run")
         assert now > last

@@ -221,7 +221,8 @@ def arrivals_fit(problem: Problem, answer: Assignment, home: tuple[int, ...]) ->
                 if (value, channel) not in begins:
                     begins[value, channel] = begin = model.new_int_var(0, last, "")
                     interval = model.new_fixed_size_interval_var(begin, length, "")
-                    taken.setdefault(("channel", channel), []).append(interval)
+                    if length:  # what takes no time waits for nothing
+                        taken.setdefault(("channel", channel), []).append(interval)
                     if not problem.overlap and length:
                         for lane, where in enumerate(problem.lanes):
                             if where in problem.channels[channel].ends:

@@ -708,3 +708,30 @@ def test_a_first_call_that_fails_places_nothing() -> None:
         parallel(numbers(4, 5))
     assert set(homes(parallel).values()) == {"cpu"}
     assert parallel(X).shape == (4, 6) and set(homes(parallel).values()) == set(TWO)
+
+
+class Recorded(nn.Module):
+    """Records gradients whatever its caller does, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return self.second(self.first(x).relu())
+
+
+@EACH
+def test_gradients_that_forward_asks_for_cross_devices(lanes: dict[str, int]) -> None:
+    """A copy under the caller's no_grad would have no history, and the first layer no gradient, without a word."""
+    model = Recorded()
+    one, other = lanes
+    pins = {"pins": [{"match": "first", "device": one}, {"match": "second", "device": other}]}
+    parallel = partition(copy.deepcopy(model), example_inputs=(X,), spec=spec(lanes) | pins)
+    x, same = X.clone().requires_grad_(), X.clone().requires_grad_()
+    with torch.no_grad():
+        mine, theirs = model(x), parallel(same)
+    mine.sum().backward(), theirs.sum().backward()
+    assert model.first.weight.grad is not None and x.grad is not None
+    assert_same((model.first.weight.grad, x.grad), (parallel.first.weight.grad, same.grad))

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner import Spec, SpecError, partition, tuning
-from partitioner.model.call import Call
+from partitioner import SpecError, partition, tuning
 from partitioner.runtime.tuning import measured
-from partitioner.spec.discover import build_machine
-from partitioner.tuning import MATTERS, refuse_untunable
+from partitioner.tuning import MATTERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +75,7 @@ def test_auto_with_examples_tunes_where_it_cannot_tell(monkeypatch: pytest.Monke
         def forward(self, x: Tensor) -> Tensor:
             return x.sin().cos() + x.cos().sin()
 
-    monkeypatch.setattr(tuning, "measured", lambda ways: {name: 1.0 if name == "spread finely" else 2.0 for name in ways})
+    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1.0 if name == "spread finely" else 2.0 for name in ways})
     auto = {"name": "auto", "time_limit": "1s"}
     found = partition(Small().eval(), LANES, example_inputs=X, policy=auto)
     assert len(lanes_of(found)) == 2
@@ -116,9 +114,8 @@ def test_a_backward_that_cannot_be_is_no_error() -> None:
 def test_what_cannot_be_tuned_is_refused() -> None:
     with pytest.raises(SpecError, match="give example_inputs"):
         partition(Sleepers(0.0), LANES, tune=True)
-    two = build_machine(Spec(), ["cuda:0", "cuda:1"])
-    with pytest.raises(SpecError, match="the devices are cuda:0, cuda:1; name one device"):
-        refuse_untunable(two, Call.of((X,), {}))
+    with pytest.raises(SpecError, match="weights= reads those once a plan is made"):
+        partition(Sleepers(0.0), LANES, example_inputs=X, weights="nowhere", tune=True)
 
 
 def test_the_median_of_turns_counts() -> None:

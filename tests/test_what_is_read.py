@@ -152,6 +152,14 @@ class Other(Holder):
         return 5.0
 
 
+class Meta(type):
+    number = 1.0
+
+
+class Metered(metaclass=Meta):
+    pass
+
+
 class Slots:
     __slots__ = ("number", "other")
 
@@ -258,6 +266,13 @@ READS: dict[str, Read] = {
         lambda s: 1.0 if isinstance(s.c, Other) else 2.0,
         lambda s, m: setattr(s.c, "__class__", Other),
         lambda: {"c": Holder(1.0)},
+    ),
+    "builtin that a global hides": Read(
+        lambda s: len([1.0, 2.0]), lambda s, m: m.setattr(HERE, "len", lambda _: 7.0, raising=False)
+    ),
+    "attribute of a metaclass": Read(lambda s: Metered.number, lambda s, m: m.setattr(Meta, "number", 3.0)),
+    "attribute that hides one of a metaclass": Read(
+        lambda s: Metered.number, lambda s, m: m.setattr(Metered, "number", 3.0, raising=False)
     ),
     "slot": Read(lambda s: s.c.number, lambda s, m: setattr(s.c, "number", 5.0), lambda: {"c": Slots()}),
     "slot that is gone": Read(
@@ -397,7 +412,8 @@ FOUND = {
         "len of a class",
     ),
     *("item of a class", "equality of a class", "defaultdict that grows", "counter", "ordered dictionary", "list in a tuple"),
-    *("random.Random", "method of tensors", "range"),
+    *("random.Random", "method of tensors", "range", "builtin that a global hides", "attribute of a metaclass"),
+    "attribute that hides one of a metaclass",
 }
 """Where a change was not seen, or the trial of a plan changed something: these are tried quickly."""
 

@@ -183,7 +183,7 @@ class _Host:
                 self._run(index, item)
             case Copy(lane=lane, source=source, target=target):
                 self._use(lane)
-                self._mode(None)  # a copy under no_grad would have no history, whoever reads it
+                self._mode(self.context.plan.graph.recorded.get(source.partition("@")[0]))  # or it would have no history
                 self.lines.add(f"{variable(target)} = S.copy({self.context.reference(source, self.host)}, {lane})")
             case Record(lane=lane, event=event) if self.context.needs_event(event):
                 self.lines.add(f"S.record({event}, {lane})")

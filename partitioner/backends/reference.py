@@ -7,15 +7,14 @@ tensors on devices that are not there can be sent through it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget, write_back
+from partitioner.backends.nodes import bodies_for, in_mode, move, op_devices, results, retarget, write_back
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
-from partitioner.model.modes import casts_kept, under
+from partitioner.model.modes import casts_kept
 from partitioner.model.node import call_target, fill
 
 
@@ -53,7 +52,8 @@ class Reference:
             if isinstance(item, Run):
                 values.update(self._run(item, state, values))
             elif isinstance(item, Copy):
-                values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
+                with in_mode(graph.recorded.get(item.source.partition("@")[0])):
+                    values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
         write_back(arguments, [inputs.get(name, given[name]) for name in graph.arguments], graph.written_arguments)
@@ -75,6 +75,5 @@ class Reference:
             (raw_args, raw_kwargs), lambda source: local[str(source.target) if source.op == "get_attr" else source.name]
         )
         kind = "call_method" if isinstance(target, str) else "call_function"
-        mode = self.plan.graph.by_name[node.name].mode
-        with nullcontext() if mode is None else under(*mode.flags):
+        with in_mode(self.plan.graph.by_name[node.name].mode):
             return call_target(kind, target, args, kwargs)

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
-from partitioner.backends.nodes import move, write_back
+from partitioner.backends.nodes import in_mode, move, write_back
 from partitioner.backends.probe import pair_works
 from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
@@ -236,14 +236,17 @@ class Streams(Threads):
         super().__init__(plan, compiled)
         self.hardware = hardware
         values = plan.program.by_name
-        homes = ((number, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values)
-        self.homes = tuple((number, home) for number, home in homes if home)
+        homes = (
+            (number, name, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values
+        )
+        self.homes = tuple((number, home, plan.graph.recorded.get(name)) for number, name, home in homes if home)
 
     def __call__(self, arguments: Sequence[Any], *, in_order: bool = False) -> list[Any]:
         """Run the program; the graph's results. Inputs may lie anywhere."""
         moved = list(arguments)
-        for position, home in self.homes:
-            moved[position] = move(arguments[position], home)
+        for position, home, mode in self.homes:
+            with in_mode(mode):
+                moved[position] = move(arguments[position], home)
         result = super().__call__(moved, in_order=in_order)
         write_back(arguments, moved, self.plan.graph.written_arguments)
         return result

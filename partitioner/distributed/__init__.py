@@ -12,6 +12,7 @@ collectives pass what ranks share. What is done here is to trace the model, shar
 go wrong without a word.
 """
 
+from partitioner.distributed.background import Saving
 from partitioner.distributed.checkpoint import Progress, latest, load, save
 from partitioner.distributed.cut import Cut, cut_into
 from partitioner.distributed.forward import Forward
@@ -33,6 +34,7 @@ __all__ = [
     "Outlook",
     "Progress",
     "Ranked",
+    "Saving",
     "Step",
     "Wired",
     "cut_into",

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner.distributed.example import Example
+from partitioner.distributed.watch import Watch
 from partitioner.errors import InputError
 from partitioner.model.call import Call, example_call
 
@@ -24,12 +25,14 @@ class Batches:
         example: a call with a microbatch, as it was traced.
         count: microbatches of a step.
         device: where they are wanted.
+        watch: sees what was done to the model since its stages were made, if there are stages yet.
     """
 
     model: nn.Module
     example: Example
     count: int
     device: torch.device
+    watch: Watch | None = None
     inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
 
@@ -41,8 +44,10 @@ class Batches:
         """Divide a batch.
 
         Raises:
-            InputError: it is not like the example, or does not divide.
+            InputError: it is not like the example, or does not divide; or the model is not as it was.
         """
+        if self.watch is not None:
+            self.watch.refuse_changes()
         call = example_call(self.model, inputs, None)
         assert call is not None
         if call.spec != self.example.call.spec:

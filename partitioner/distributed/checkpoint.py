@@ -18,10 +18,11 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
+from partitioner.distributed.background import Saving, begun, own_group, wait
 from partitioner.distributed.kept import MODEL, Kept, go_on, random_states
 from partitioner.distributed.ranks import gathered, here, together
 from partitioner.errors import CheckpointError
@@ -51,13 +53,39 @@ class Progress(NamedTuple):
     extra: Any
 
 
+@overload
 def save(
     folder: str | Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     step: int = 0,
     extra: Any = None,
-) -> Path:
+    *,
+    asynchronous: Literal[False] = False,
+) -> Path: ...
+
+
+@overload
+def save(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    step: int = 0,
+    extra: Any = None,
+    *,
+    asynchronous: Literal[True],
+) -> Saving: ...
+
+
+def save(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    step: int = 0,
+    extra: Any = None,
+    *,
+    asynchronous: bool = False,
+) -> Path | Saving:
     """Write a checkpoint, a new folder ``step-<n>``, which has its name only once all of it is on the disk.
 
     Every rank calls it, with the part of the model that `parallelize` gave; a plain model in one process is saved alike. Kept
@@ -70,12 +98,14 @@ def save(
         optimizer: of its parameters.
         step: how many were made.
         extra: whatever else is wanted, of what JSON can say, such as a scheduler's ``state_dict()``. The first rank's is kept.
+        asynchronous: whether to return once all is copied, and write while training goes on. Its ``result()`` waits.
 
     Returns:
-        The checkpoint.
+        The checkpoint; or what is being written, with ``result()`` and ``done()``.
 
     Raises:
-        CheckpointError: there is one of this step already, or it cannot be written; on the first rank, the others end.
+        CheckpointError: there is one of this step already, or it, or the one before that was written while training went on,
+            cannot be written; on the first rank, the others end.
 
     Example:
         >>> import tempfile
@@ -83,9 +113,10 @@ def save(
         ...     save(run, nn.Linear(2, 2), step=5).name
         'step-5'
     """
+    wait()
     final = Path(folder) / f"step-{step}"
     unfinished = final.with_name(f"{final.name}.unfinished")
-    kept = together(lambda: Kept(model, optimizer))
+    kept = together(lambda: Kept(model, optimizer, copied=asynchronous, saving=True))
     options = gathered(kept.options())
     about = {
         "step": step,
@@ -98,12 +129,20 @@ def save(
     together(lambda: _see(unfinished))
     _warn_of_differences(kept)
     content = {**kept.tensors(), **kept.states(), **random_states(here())}
+    if not asynchronous:
+        _write(final, unfinished, content, None)
+        return final
+    return begun(final, partial(_write, final, unfinished, content, own_group()))
+
+
+def _write(final: Path, unfinished: Path, content: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Write the files of all ranks, and give the whole its name."""
     writer = FileSystemWriter(unfinished)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    job = dist.is_initialized()
     with _explained(f"{final} could not be written"):
-        state_dict_saver.save(content, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
-    together(lambda: _finish(final, unfinished) if here() == 0 else None)
-    return final
+        state_dict_saver.save(content, storage_writer=writer, planner=planner, process_group=group, no_dist=not job)
+    together(lambda: _finish(final, unfinished) if here() == 0 else None, group)
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
@@ -253,8 +292,9 @@ def _explained(doing: str) -> Iterator[None]:
         CheckpointError: on the first rank; the others end.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        with nullcontext() if dist.is_initialized() else warnings.catch_warnings():  # which is for all threads
+            if not dist.is_initialized():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])

@@ -9,19 +9,21 @@ Arguments and results are told by what they are: the tensor that the tracer was 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from partitioner.errors import InputError, TraceError
+from partitioner.errors import InputError, PartitionerError, TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of
 from partitioner.ir.graph import Graph, TensorMeta
+from partitioner.ir.saving import saved_graph
 from partitioner.model.call import Call, example_call
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
@@ -40,6 +42,7 @@ class Example:
         leaves: of what it returns: ``(name, None)`` of a value of the graph, or ``("", value)`` of anything else.
         differentiable: the values of the graph that need a gradient.
         by_rows: of each of the call's tensors, whether a batch has a row of it for each of its own rows.
+        is_current: whether the model would still be traced to the same graph; asks the tracer's guards, and no op runs.
     """
 
     traced: Traced
@@ -49,6 +52,7 @@ class Example:
     leaves: tuple[tuple[str, Any], ...]
     differentiable: frozenset[str]
     by_rows: tuple[bool, ...]
+    is_current: Callable[[], bool] = field(default=lambda: True)
 
     @property
     def rows(self) -> int:
@@ -114,22 +118,10 @@ def example_of(model: nn.Module, call: Call) -> Example:
             an attribute another value.
         InputError: the graph reads a number of the call that is no tensor.
     """
-    graphs: list[tuple[Traced, Found, list[Any]]] = []
-
-    def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = graph_of(model, found)
-        results: list[Any] = []
-        graphs.append((traced, found, results))
-
-        def run(*arguments: Any) -> Sequence[Any]:
-            results[:] = interpret(traced.graph, arguments)
-            return results
-
-        return run
-
+    traces = _Traces(model)
     if any(tensor.is_meta for tensor in all_state(model).values()):
         call = call.on("meta")
-    method = compiled(model, receive, whole=True)
+    method = compiled(model, traces.receive, whole=True)
     args, kwargs = call.fill(call.tensors)
     with state_kept(model) as changed:
         returned = method(*args, **kwargs)
@@ -138,14 +130,14 @@ def example_of(model: nn.Module, call: Call) -> Example:
             f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
             "the example; let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
         )
-    if len(graphs) != 1:
+    if len(traces.found) != 1:
         raise TraceError(
-            f"{type(model).__name__} has no ops to share out" if not graphs else "the call was traced more than once"
+            f"{type(model).__name__} has no ops to share out" if not traces.found else "the call was traced more than once"
         )
-    traced, found, results = graphs[0]
+    traced, found = traces.found[0]
     leaves, structure = tree_flatten(returned)
     places = _places(traced.graph, found, call)
-    names = _names(traced.graph, results, call, places)
+    names = _names(traced.graph, traces.end(), call, places)
     return Example(
         traced,
         call,
@@ -154,7 +146,63 @@ def example_of(model: nn.Module, call: Call) -> Example:
         tuple(_leaf(leaf, names) for leaf in leaves),
         differentiable(traced.graph),
         _by_rows(call),
+        partial(traces.again, partial(method, *args, **kwargs), traced.graph),
     )
+
+
+class _Traces:
+    """Receives what the tracer finds in a call: runs the first graph once, and later only tells of which graph a call would be.
+
+    Args:
+        model: whose call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.ended = model, False
+        self.found: list[tuple[Traced, Found]] = []
+        self.results: list[Any] = []
+        self.last: Graph | None = None
+
+    def receive(self, found: Found) -> Callable[..., Sequence[Any]]:
+        """What the tracer calls with a graph; gives what runs it."""
+        traced = graph_of(self.model, found)
+        if not self.ended:
+            self.found.append((traced, found))
+
+        def run(*arguments: Any) -> Sequence[Any]:
+            self.last = traced.graph
+            if self.ended:
+                return _without_storage(traced.graph)
+            self.results = interpret(traced.graph, arguments)
+            return self.results
+
+        return run
+
+    def end(self) -> list[Any]:
+        """The results of the call, which are not kept; from now on nothing runs."""
+        results, self.results, self.found, self.ended = self.results, [], [], True
+        return results
+
+    def again(self, method: Callable[[], Any], first: Graph) -> bool:
+        """Whether the call would be of the same graph as the first time."""
+        self.last = None
+        try:
+            method()
+        except PartitionerError:
+            return False
+        return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))
+
+
+def _facts(graph: Graph) -> tuple[str, list[Any]]:
+    """What tells a graph from others."""
+    return saved_graph(graph).digest(), [op.mode for op in graph.ops]
+
+
+def _without_storage(graph: Graph) -> list[Any]:
+    """Tensors like a graph's results."""
+    nodes: Any = graph.fx.output_node().args[0]
+    metas = (graph.metas.get(node.name) for node in nodes)
+    return [None if meta is None else torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in metas]
 
 
 def _places(graph: Graph, found: Found, call: Call) -> dict[str, int]:

@@ -80,7 +80,6 @@ def held_of(
     left = unused(model, cut) if 0 in numbers else set()
     first = {id(tensor): key for key, tensor in reversed(all_state(model).items())}
     held = Ranked(cut, numbers, None if shards is None else shards.under_all_keys(model), device)
-    held.training = model.training
     for key, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor):  # a module's extra state
             continue
@@ -89,6 +88,8 @@ def held_of(
             register(held, key, here[known])
         elif key in left:
             register(held, key, tensor)
+    for path, module in held.named_modules():
+        module.training = model.get_submodule(path).training
     return held
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from partitioner.distributed.held import Ranked
+from partitioner.distributed.stale import stale
 from partitioner.distributed.tensor.portion import Portion
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import CheckpointError
@@ -34,13 +35,22 @@ class Kept:
     Args:
         model: a plain module, or a rank's part.
         optimizer: of parameters of that model.
+        saving: whether it is to be written.
+        copied: whether what is given are copies, which training does not change; in host memory, where they are not sharded.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
+    copied: bool = False
+    saving: bool = False
     keys: Mapping[int, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.saving and (key := stale(self.model)):
+            raise CheckpointError(
+                f"this is the whole {type(self.model).__name__}, of which ranks train parts, and {key} is as it was: save the "
+                "part that parallelize gave"
+            )
         keys: dict[int, tuple[str, ...]] = {}
         for key, tensor in self._own():
             keys[id(tensor)] = (*keys.get(id(tensor), ()), key)
@@ -68,7 +78,13 @@ class Kept:
 
     def _portion(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as part of a whole, where ranks of a tensor axis share that."""
+        tensor = self._copy(tensor)
         return tensor if self._shards is None else self._shards.portion(key, tensor)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.copied:
+            return tensor
+        return tensor.clone() if hasattr(tensor, "to_local") else tensor.to("cpu", copy=True)
 
     @property
     def _shards(self) -> Shards | None:
@@ -94,7 +110,7 @@ class Kept:
         """The optimizer's tensors, by name."""
         return {
             f"{STATE}{(key := self.keys[id(parameter)][0])}.{name}": (
-                self._portion(key, value) if value.shape == parameter.shape else value
+                self._portion(key, value) if value.shape == parameter.shape else self._copy(value)
             )
             for _, parameter in self._trained()
             for name, value in self._state(parameter).items()

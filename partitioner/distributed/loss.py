@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from partitioner.distributed.batches import Batches
@@ -35,17 +36,20 @@ class Loss:
         function: of the model's output, and of a target if it takes two arguments.
         batches: which know the targets.
         scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/scaler.py`.
+        own: parameters that the function may read beside the output: where each rank has all of them, and DDP averages.
     """
 
     function: Callable[..., torch.Tensor]
     batches: Batches
     scaler: Scaler | None = None
+    own: Iterable[torch.Tensor] = ()
 
     @cached_property
     def takes_target(self) -> bool:
         """Whether the function has a second argument that must be given."""
         try:
-            parameters = inspect.signature(self.function).parameters.values()
+            called = self.function.forward if isinstance(self.function, nn.Module) else self.function
+            parameters = inspect.signature(called).parameters.values()
         except (TypeError, ValueError):
             return True
         needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
@@ -66,6 +70,21 @@ class Loss:
             )
         return batch[0], batch[1]
 
+    def _refuse_foreign(self, loss: torch.Tensor, results: Iterable[Any]) -> None:
+        """Refuse a loss of parameters that it does not get from the model: no other rank would know of their gradients.
+
+        Raises:
+            InputError: names one.
+        """
+        known = {id(each) for each in self.own}
+        foreign = [each for each in _leaves(loss, results) if id(each) not in known]
+        if foreign:
+            raise InputError(
+                f"loss_fn reads a parameter of shape {tuple(foreign[0].shape)} by itself, not from the model's output, and "
+                "other ranks would know nothing of it. Let the model's forward read it and return what the loss needs: a layer "
+                "of the loss as one of the model, a penalty as an output; or take weight_decay of the optimizer"
+            )
+
     def __call__(self, results: Any, number: torch.Tensor) -> torch.Tensor:
         """The part of one microbatch in the loss.
 
@@ -82,5 +101,22 @@ class Loss:
                 f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch. What else is wanted of a "
                 "batch, let loss_fn put aside, detached"
             )
+        self._refuse_foreign(found, flat)
         part = found / self.batches.count
         return part if self.scaler is None else self.scaler.scale(part)
+
+
+def _leaves(loss: torch.Tensor, results: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors from which a loss is made and which are trained, but for those that a model's results are made of."""
+    given = [each for each in results if isinstance(each, torch.Tensor)]
+    inside, own = {each.grad_fn for each in given}, {id(each) for each in given}
+    seen, waiting = set(inside), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [behind for behind, _ in node.next_functions]
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in own:
+            yield variable

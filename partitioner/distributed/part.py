@@ -146,6 +146,11 @@ class Stage(nn.Module):
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
         return tuple(_sendable(known[name], name in part.copied) for name in part.passed)
 
+    @property
+    def graph(self) -> Graph:
+        """What it runs."""
+        return self._partitioner.part.graph
+
     def train(self, mode: bool = True) -> Stage:
         """Stay in the mode in which the model was traced.
 

@@ -149,11 +149,12 @@ def first_speaks() -> Iterator[None]:
         raise
 
 
-def together(build: Callable[[], T]) -> T:
+def together(build: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """What ``build`` gives, if it succeeds on every rank.
 
     Args:
         build: asks no other rank for anything. In a program that is no job it is called, and that is all.
+        group: of all ranks, for a thread beside the one that trains.
 
     Raises:
         PartitionerError: on the first rank, what the first rank that failed says; the others end.
@@ -166,7 +167,7 @@ def together(build: Callable[[], T]) -> T:
         made.append(build())
     except Exception as error:  # the others wait for what this rank says, whatever it is
         fault = error
-    said = gathered(None if fault is None else f"{type(fault).__name__}: {fault}")
+    said = gathered(None if fault is None else f"{type(fault).__name__}: {fault}", group)
     if fault is not None and (dist.get_rank() == 0 or not isinstance(fault, PartitionerError)):
         raise fault
     failed = [(rank, each) for rank, each in enumerate(said) if each is not None]
@@ -206,13 +207,13 @@ def here() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gathered(value: T) -> list[T]:
-    """What each rank gives, by rank; in a program that is no job, what this one gives."""
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What each rank gives, by rank; in a program that is no job, what this one gives. As for `together`."""
     if not dist.is_initialized():
         return [value]
     said: list[T] = [value] * dist.get_world_size()
     with told(None, "asking the others what they were asked"):
-        dist.all_gather_object(said, value)
+        dist.all_gather_object(said, value, group=group)
     return said
 
 

@@ -21,9 +21,11 @@ from torch import nn
 
 from partitioner.distributed.batches import Batches
 from partitioner.distributed.loss import Loss
+from partitioner.distributed.norms import scale_gradients, total_norm
 from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.stale import train_begins
 from partitioner.distributed.tensor.shards import Shards
-from partitioner.distributed.ties import Tie, clip_gradients, gradients_summed
+from partitioner.distributed.ties import Tie, gradients_summed
 from partitioner.errors import InputError
 
 WATCHED_STEPS = 2
@@ -52,7 +54,7 @@ class Step:
 
     Attributes:
         parameters: this rank's, by key.
-        training: the mode in which its stages were made.
+        modes: the mode, train or not, in which each layer was when the stages were made, by its name in the part.
         frozen: the keys of the parameters that were not trained then.
     """
 
@@ -68,11 +70,13 @@ class Step:
     shards: Shards | None = None
     steps: int = 0
     parameters: Mapping[str, nn.Parameter] = field(init=False)
-    training: bool = field(init=False)
+    modes: Mapping[str, bool] = field(init=False)
     frozen: Set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parameters, self.training = dict(self.part.named_parameters()), self.part.training
+        self.parameters, self.modes = dict(self.part.named_parameters()), _modes(self.part)
+        if not self.sharded and not self.ranks.wide("pipeline", "branch", "tensor"):
+            self.loss.own = [*self.parameters.values()]
         self.frozen = {key for key, each in self.parameters.items() if not each.requires_grad}
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -89,22 +93,46 @@ class Step:
             self._refuse_changes()
             inputs, target = self.loss.divided(batch)
             self.batches.fill(inputs, target)
+            train_begins(self.batches.model, self.part)
         with told(self.ranks, "in a training step"):
             self._see_one_batch()
             if self.shards is not None:
                 self.shards.start_step()
-            with gradients_summed(self.ties, self.ranks, self.parameters):
+            with gradients_summed(self.ties, self.ranks, self.parameters, sharded=self.sharded):
                 losses = self._run()
             return self._shared(losses)
 
-    def clip_grad_norm_(self, most: float) -> torch.Tensor:
-        """Scale the gradients of the whole model so that their norm is at most ``most``; the norm before, on every rank.
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
+        """Scale the gradients of the whole model so that their norm is at most ``max_norm``; called on every rank.
 
         `torch.nn.utils.clip_grad_norm_` sees what one rank holds, and would scale the parts of a model differently.
+
+        Args:
+            max_norm, norm_type, error_if_nonfinite, foreach: as of torch's.
+
+        Returns:
+            The norm before, on every rank.
+
+        Raises:
+            RuntimeError: it is inf or nan, and ``error_if_nonfinite``; on every rank, and no gradient is changed.
+            InputError: ``norm_type`` is 0.
+
+        Example:
+            loss = step((x, target))
+            norm = step.clip_grad_norm_(1.0)
         """
         with told(self.ranks, "clipping gradients"):
             parts = self.shards.forms if self.shards is not None else ()
-            return clip_gradients(self.ranks, self.ties, self.parameters, most, self.sharded, parts)
+            norm = total_norm(self.ranks, self.ties, self.parameters, float(norm_type), self.sharded, parts)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"the norm of order {norm_type} of the model's gradients is {norm.item()}, so they cannot be clipped: skip the "
+                "step, or set error_if_nonfinite=False"
+            )
+        scale_gradients(self.parameters, float(max_norm), norm, foreach=foreach is not False)
+        return norm
 
     def _refuse_changes(self) -> None:
         """Refuse a step that is none, or of a model that is used otherwise than when its stages were made.
@@ -117,18 +145,28 @@ class Step:
                 "a step has a backward, and gradients are off here: call it outside of torch.no_grad(); for outputs alone, "
                 "make an inference of the model beside it"
             )
-        if self.part.training != self.training:
-            now, then = ("train" if each else "eval" for each in (self.part.training, self.training))
-            raise InputError(
-                f"the model is in {now} mode, and its stages were made in {then} mode: call model.{then}() before the next "
-                "step; to evaluate, make an inference of the model in eval mode beside the step"
-            )
+        self._refuse_modes()
         learnt = [key for key in self.frozen if self.parameters[key].requires_grad]
         if learnt:
             raise InputError(
                 "more is to be trained than when the stages were made, and other ranks know nothing of it:\n"
                 f"  {min(learnt)} requires a gradient now. Parallelize the model again, with all in it that will be trained; "
                 "what is not to be trained yet, freeze after that"
+            )
+
+    def _refuse_modes(self) -> None:
+        for name, mode in _modes(self.part).items():
+            if mode == self.modes[name]:
+                continue
+            now, then = ("train" if each else "eval" for each in (mode, self.modes[name]))
+            if not name:
+                raise InputError(
+                    f"the model is in {now} mode, and its stages were made in {then} mode: call model.{then}() before the next "
+                    "step; to evaluate, make an inference of the model in eval mode beside the step"
+                )
+            raise InputError(
+                f"{name} is in {now} mode, and the stages were made with it in {then} mode: call "
+                f"part.get_submodule({name!r}).{then}() before the next step, or switch it before parallelize"
             )
 
     def _run(self) -> list[torch.Tensor]:
@@ -175,3 +213,8 @@ class Step:
             dist.all_reduce(mean, group=mesh.get_group("data"))
             mean /= mesh["data"].size()
         return mean
+
+
+def _modes(part: nn.Module) -> dict[str, bool]:
+    """Whether each layer is in train mode."""
+    return {name: module.training for name, module in part.named_modules()}

@@ -1,4 +1,4 @@
-"""What several stages share: a weight that is tied over ranks has one value and one gradient, and norms count it once.
+"""What several stages share: a weight that is tied over ranks has one value and one gradient.
 
     embedding on rank 0    gradient g0       both have g0 + g3 before the optimizer's step
     head on rank 3         gradient g3
@@ -8,7 +8,7 @@ Nothing in torch does that for stages: each rank would train its own copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from partitioner.distributed.ranks import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Tie:
-    """A parameter that several ranks hold.
+    """A parameter or buffer that several ranks hold.
 
     Args:
         key: in the model.
@@ -55,17 +55,31 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
 
 
 @contextmanager
-def gradients_summed(ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+def gradients_summed(
+    ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str, nn.Parameter], *, sharded: bool = False
+) -> Iterator[None]:
     """Around forwards and backwards: after, every holder of a tied parameter has the sum of all gradients of it.
 
     What there is from steps before, all holders have alike; it stays with the first, so that it counts once.
+
+    Args:
+        ties: what other stages hold, too.
+        ranks: this rank.
+        parameters: this rank's, by key.
+        sharded: whether FSDP2 shards them; gradients of numbers, which it cannot, are averaged here.
     """
-    for tie in ties:
+    trained = [(tie, parameters[tie.key]) for tie in ties if tie.key in parameters]  # buffers have values alone
+    for tie, parameter in trained:
         if tie.ranks[0] != ranks.pipeline:
-            parameters[tie.key].grad = None
+            parameter.grad = None
+    numbers = [each for each in parameters.values() if sharded and not each.dim() and each.requires_grad]
+    before = [each.grad for each in numbers]
+    for each in numbers:
+        each.grad = None
     yield
-    for tie in ties:
-        parameter = parameters[tie.key]
+    for each, grad in zip(numbers, before, strict=True):
+        each.grad = _averaged(each, ranks) if grad is None else grad + _averaged(each, ranks)
+    for tie, parameter in trained:
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
@@ -73,42 +87,14 @@ def gradients_summed(ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str,
         dist.all_reduce(local(parameter.grad), group=tie.group)
 
 
+def _averaged(parameter: nn.Parameter, ranks: Ranks) -> torch.Tensor:
+    """The mean gradient of the copies of a parameter."""
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    dist.all_reduce(grad, group=ranks.mesh.get_group("data"))
+    return grad / ranks.mesh["data"].size()
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a sharded tensor; of any other, the tensor itself."""
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
-
-
-def clip_gradients(
-    ranks: Ranks,
-    ties: Sequence[Tie],
-    parameters: Mapping[str, nn.Parameter],
-    most: float,
-    sharded: bool,
-    parts: Collection[str] = (),
-) -> torch.Tensor:
-    """Scale all gradients of the model, wherever they lie, so that their norm is at most ``most``.
-
-    Args:
-        ranks: this rank.
-        ties: what other stages hold, too.
-        parameters: this rank's.
-        most: the norm after.
-        sharded: whether parameters are sharded along the data axis.
-        parts: the keys of those of which ranks of the tensor axis have a part each; of all others each has the whole.
-
-    Returns:
-        The norm before.
-    """
-    elsewhere = {tie.key for tie in ties if tie.ranks[0] != ranks.pipeline}
-    elsewhere |= {key for key in parameters if key not in parts and ranks.tensor > 0}
-    gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
-    squares = [local(grad).float().square().sum() for key, grad in gradients.items() if key not in elsewhere]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), device=ranks.device)
-    for axis in ranks.wide("pipeline", "branch", "tensor", *(["data"] if sharded else [])):
-        dist.all_reduce(total, group=ranks.mesh.get_group(axis))
-    norm = total.sqrt()
-    scale = torch.clamp(most / (norm + 1e-6), max=1.0)
-    for grad in gradients.values():
-        local(grad).mul_(scale)
-    return norm

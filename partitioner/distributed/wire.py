@@ -36,6 +36,7 @@ from partitioner.distributed.halves import SplitStage
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.loss import Loss
 from partitioner.distributed.offmeta import off_meta
+from partitioner.distributed.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.planfile import read_job
@@ -47,13 +48,15 @@ from partitioner.distributed.step import Step
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
 from partitioner.distributed.ties import Tie, ties_of
-from partitioner.distributed.wrap import refuse_hook, wrapped_for
+from partitioner.distributed.watch import Watch
+from partitioner.distributed.wrap import refuse_hook, refuse_parameters, wrapped_for
 from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
 from partitioner.ir.machine import Device
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Axis
+from partitioner.model.state import all_state
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
@@ -182,6 +185,7 @@ def stages(
     Raises:
         As `parallelize`.
     """
+    before = all_state(model)
     with first_speaks():
         whole, wished = distributed_in(spec)
         saved = None if plan is None else read_job(plan)
@@ -228,12 +232,18 @@ def stages(
     runs = together(lambda: [run_of(part.traced, machine, whole, again, draws) for part in parts])
     modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
     holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
+    together(lambda: refuse_parameters(asked, modules if training else ()))
     ties = ties_of(ranks, holders)
     start_alike(modules, ties, ranks, state)
     warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
     wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
-    return Wired(asked, kind, ranks, batches, ties, made, held_of(model, cut, numbers, modules, shards, ranks.device), shards)
+    held = held_of(model, cut, numbers, modules, shards, ranks.device)
+    batches.watch = Watch(model, example, held, modules, traceable=weights is None)
+    if training:
+        refuse_old_parameters(before, held)
+        refuse_partial_views(held, () if shards is None else shards.forms, alone=asked.mesh.data == ranks.mesh.size())
+    return Wired(asked, kind, ranks, batches, ties, made, held, shards)
 
 
 def _branches(

@@ -9,8 +9,10 @@ DDP may compress what it sends, by a communication hook of torch's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -22,6 +24,9 @@ from partitioner.distributed.part import Stage
 from partitioner.distributed.ranks import Ranks
 from partitioner.errors import SpecError
 from partitioner.spec.distributed import DistributedSpec
+
+SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
+"""Which argument of an op says that its weight's gradient is sparse."""
 
 
 def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
@@ -39,12 +44,37 @@ def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
         raise SpecError(f"hook {asked.hook} does not work on gloo: {why} (torch 2.13); take fp16, or none")
 
 
+def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
+    """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
+    and parameters with sparse gradients.
+
+    Raises:
+        SpecError: names them.
+    """
+    if asked.mesh.data == 1 or asked.wrap == "none":
+        return
+    for node in (node for module in modules for node in module.graph.fx.nodes if node.target in SPARSE):
+        place = SPARSE[node.target]
+        if node.kwargs.get("sparse", len(node.args) > place and node.args[place]):
+            raise SpecError(f"{node.name} has a sparse gradient, which {asked.wrap} cannot reduce: leave out sparse=True")
+    for module in modules if asked.wrap == "fsdp2" else ():
+        found: dict[torch.dtype, str] = {}
+        for key, each in module.named_parameters():
+            if each.requires_grad and each.dim():
+                found.setdefault(each.dtype, key)
+        if len(found) > 1:
+            pair = " and ".join(f"{key} of {dtype}" for dtype, key in [*found.items()][:2])
+            raise SpecError(f"wrap fsdp2 takes trained parameters of one dtype in each stage, and one has {pair}; take ddp")
+
+
 def wrapped_for(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:
     """A stage that agrees with the same stage of other copies; the stage itself where there are none."""
     if asked.mesh.data == 1 or asked.wrap == "none" or not any(each.requires_grad for each in module.parameters()):
         return module
     if asked.wrap == "fsdp2":
-        fully_shard(module, mesh=ranks.mesh["data"])
+        numbers = {each for each in module.parameters() if not each.dim()}  # which it cannot shard; see `gradients_summed`
+        if len(numbers) < len([*module.parameters()]):
+            fully_shard(module, mesh=ranks.mesh["data"], ignored_params=numbers)
         return module
     group: Any = ranks.mesh.get_group("data")
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)

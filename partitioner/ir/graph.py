@@ -157,6 +157,12 @@ class Graph:
         return tuple(position for position, resource in enumerate(resources) if resource in self.written)
 
     @cached_property
+    def recorded(self) -> dict[str, Mode]:
+        """By value, the mode of an op that makes or reads it and records gradients, as the call may not. So are copies."""
+        modes = ((name, op.mode) for op in self.ops for name in (op.name, *op.inputs))
+        return {name: mode for name, mode in modes if mode is not None and mode.grad}
+
+    @cached_property
     def edges(self) -> dict[tuple[str, str], str]:
         """Every ordered pair of ops that must keep its order, and the reason: ``data``, ``hazard`` or ``random``.
 

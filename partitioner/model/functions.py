@@ -42,6 +42,13 @@ def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
             yield partial(known.__setitem__, name, known[name])
 
 
+def with_attributes(function: FunctionType) -> Iterator[FunctionType]:
+    """A function, and those of the user's in globals that it speaks of and that have attributes: a counter of calls."""
+    yield function
+    known = map(function.__globals__.get, function.__code__.co_names)
+    yield from (each for each in known if isinstance(each, FunctionType) and vars(each) and users_function(each))
+
+
 def _cells(function: FunctionType) -> list[tuple[str, CellType]]:
     """The names of a function's closure that stand for something, and their cells."""
     found = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from partitioner.model.functions import bindings, reached, users_function
+from partitioner.model.functions import bindings, reached, users_function, with_attributes
 from partitioner.model.storage import parts
 
 LARGEST = 2**28
@@ -150,6 +150,7 @@ class _Kept:
         if isinstance(value, _CODE):
             if function := users_function(value):
                 self.undo.extend(bindings(function))
+                self.containers.extend((path, vars(one), dict(vars(one))) for one in with_attributes(function))
                 yield from ((((), name), item) for name, item in reached(function, (*_CONTAINERS, _CACHE)))
             return
         if isinstance(value, (*_CONTAINERS, tuple, frozenset)):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.resources import Busy, Shares
@@ -50,6 +51,7 @@ class Clock:
         self._issue = [problem.kinds[each.kind].issue for each in problem.processors]
         self._share = [problem.kinds[each.kind].share if each.lanes > 1 else None for each in problem.processors]
         self._shares = [Shares() for _ in problem.processors]
+        self._holds: dict[int, list[Busy]] = {}
 
     @property
     def makespan(self) -> float:
@@ -152,6 +154,8 @@ class Clock:
             known = self.arrived.get((value, channel))
             if known is None:
                 seconds = self.problem.channels[channel].seconds(size)
+                if not seconds:  # it waits for nothing, and keeps nothing waiting
+                    continue
                 known = self._gap(channel, max(ready, extra.get(channel, 0.0)), seconds) + seconds
                 if commit:
                     self.arrived[value, channel] = known
@@ -188,17 +192,22 @@ class Clock:
 
     def _held(self, channel: int) -> list[Busy]:
         """What a passage takes: the channel and, where nothing overlaps, every lane of the processors at its ends."""
-        if self.problem.overlap:
-            return [self.channels[channel]]
-        ends = self.problem.channels[channel].ends
-        return [self.channels[channel], *(busy for busy, home in zip(self.lanes, self._home, strict=True) if home in ends)]
+        if channel not in self._holds:
+            ends = () if self.problem.overlap else self.problem.channels[channel].ends
+            lanes = (busy for busy, home in zip(self.lanes, self._home, strict=True) if home in ends)
+            self._holds[channel] = [self.channels[channel], *lanes]
+        return self._holds[channel]
 
     def _gap(self, channel: int, ready: float, seconds: float) -> float:
         if self.problem.overlap:
             return self.channels[channel].gap(ready, seconds)
-        held, start = self._held(channel), ready
-        while (later := max(busy.gap(start, seconds) for busy in held)) > start:
-            start = later
+        held, start, agreed = self._held(channel), ready, 0
+        for busy in cycle(held):  # one after the other, until all agree
+            later = busy.gap(start, seconds)
+            agreed = agreed + 1 if later <= start else 1
+            start = max(start, later)
+            if agreed == len(held):
+                break
         return start
 
 

@@ -2,11 +2,16 @@
 
 State and arguments are read where they lie. What the graph writes is written to a copy, made anew for each run. Gradients are
 asked of leaves of their own, so that no hook of a tensor is called and nothing is added to ``grad``.
+
+On several devices plans want state in different places. It stays where it lies, and copies stand where else it is wanted:
+
+    cuda:0   w0, w1      read by plan 1, and w0 by plan 2
+    cuda:1   w1'         a copy for plan 2, made once for all plans that want w1 there
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +19,11 @@ from torch import Tensor, nn
 
 from partitioner.backends import Executable
 from partitioner.backends.bodies import is_torchs
+from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY
+from partitioner.ir.footprint import footprints
+from partitioner.ir.machine import caps
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.runtime.pieces import Piece
 
 
@@ -58,7 +67,7 @@ def repeatable(piece: Piece, executable: Executable, arguments: Sequence[Any], b
     def run() -> None:
         given = list(leaves)
         for position in piece.written:
-            given[position] = leaves[position].clone() if isinstance(leaves[position], Tensor) else leaves[position]
+            given[position] = _another(leaves[position])
         results = executable(given)
         roots = [each for each in results if isinstance(each, Tensor) and each.requires_grad] if backward else []
         if roots and wanted:
@@ -70,3 +79,69 @@ def repeatable(piece: Piece, executable: Executable, arguments: Sequence[Any], b
 def _leaf(value: Any) -> Any:
     """What stands for an argument: the same memory, with no history and no hooks."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _another(value: Any) -> Any:
+    """What a run may write to."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+class Spares:
+    """The arguments of one graph for plans that want its state in different places.
+
+    Args:
+        arguments: of a call; its state lies where it lies, and stays there.
+    """
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.arguments = arguments
+        self.copies: dict[tuple[int, str], Tensor] = {}
+        self.entered: list[Plan] = []
+
+    def enter(self, plan: Plan) -> list[Any]:
+        """The arguments for one plan more.
+
+        Raises:
+            PlacementError: it, or one before it, would not keep a memory cap beside the copies.
+        """
+        plans = [*self.entered, plan]
+        if not all(self._fits(each, plans) for each in plans):
+            raise PlacementError("there is no room for copies of state beside the plans that are there")
+        self.entered = plans
+        given = list(self.arguments)
+        for position, device in self._wanted(plan):
+            if str(given[position].device) != device:
+                if (position, device) not in self.copies:
+                    self.copies[position, device] = _copied(given[position], device)
+                given[position] = self.copies[position, device]
+        return given
+
+    def leave(self, plan: Plan) -> None:
+        """Give back the copies that this plan alone has wanted."""
+        self.entered = [each for each in self.entered if each is not plan]
+        wanted = {place for each in self.entered for place in self._wanted(each)}
+        self.copies = {place: copy for place, copy in self.copies.items() if place in wanted}
+
+    def _wanted(self, plan: Plan) -> Iterable[tuple[int, str]]:
+        """The position of each argument that is state, and the torch device on which the plan reads it."""
+        homes, names = state_devices(plan), plan.graph.states
+        for position, name in enumerate(plan.graph.arguments):
+            if names.get(name) in homes and isinstance(self.arguments[position], Tensor):
+                yield position, homes[names[name]]
+
+    def _fits(self, plan: Plan, plans: Sequence[Plan]) -> bool:
+        """Whether a plan keeps the machine's caps beside state that lies on its devices for others."""
+        limits = caps(plan.machine)
+        if not limits or plan.memory is None:
+            return True
+        mine = {*self._wanted(plan)}
+        lies = {(position, str(self.arguments[position].device)) for position, _ in mine}
+        others = dict.fromkeys(limits, 0)
+        for position, device in lies.union(*map(self._wanted, plans)) - mine:
+            others[device] = others.get(device, 0) + self.arguments[position].nbytes
+        takes = footprints(plan, plan.memory)
+        return all(others[each] + (takes[each].total if each in takes else 0) <= cap for each, cap in limits.items())
+
+
+def _copied(tensor: Tensor, device: str) -> Tensor:
+    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -23,11 +23,12 @@ BUDGET = 10.0
 """Seconds after which no further round begins."""
 
 
-def measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def measured(ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = ()) -> dict[str, float]:
     """Seconds of one call of each way, which are called in turns.
 
     Args:
         ways: what to call, by name. Each is called twice before anything is timed.
+        devices: torch devices of the accelerators that they use.
 
     Returns:
         The median over the rounds, by name, in the order given.
@@ -35,13 +36,13 @@ def measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     deadline = time.monotonic() + BUDGET
     for call in ways.values():
         call()
-    repeats = {name: max(1, round(SHORTEST / max(_sample(call, 1), 1e-6))) for name, call in ways.items()}
+    repeats = {name: max(1, round(SHORTEST / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS):
         if number and (time.monotonic() > deadline or (number >= ENOUGH and _decided(list(samples.values())))):
             break
         for name, call in ways.items():
-            samples[name].append(_sample(call, repeats[name]))
+            samples[name].append(_sample(call, repeats[name], devices))
     return {name: statistics.median(found) for name, found in samples.items()}
 
 
@@ -51,16 +52,16 @@ def _decided(samples: list[list[float]]) -> bool:
     return all(max(fastest) < min(each) for each in samples if each is not fastest)
 
 
-def _sample(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of one call, over several; to the end of what an accelerator was given."""
-    _synchronise()
+def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str]) -> float:
+    """Seconds of one call, over several; to the end of what accelerators were given."""
+    _synchronise(devices)
     start = time.perf_counter()
     for _ in range(repeats):
         call()
-    _synchronise()
+    _synchronise(devices)
     return (time.perf_counter() - start) / repeats
 
 
-def _synchronise() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+def _synchronise(devices: Sequence[str]) -> None:
+    for device in devices if torch.accelerator.is_available() else ():
+        torch.accelerator.synchronize(device)

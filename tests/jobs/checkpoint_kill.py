@@ -1,6 +1,6 @@
 """Saves without end, of a model in two stages whose every number is the step; somebody kills it.
 
-torchrun --nproc-per-node 2 checkpoint_kill.py run pids
+torchrun --nproc-per-node 2 checkpoint_kill.py run pids asynchronous       or: waiting
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from checkpoint_net import batch, build, loss_of, optimizer_of
 from partitioner.distributed import latest, load, parallelize, save
 
 
-def main(run: str, pids: str) -> None:
+def main(run: str, pids: str, how: str) -> None:
     spec = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4, "timeout": 60}}
     model, step = parallelize(build(width=256), batch(0)[0], spec, loss_of)
     optimizer = optimizer_of(model)
@@ -33,7 +33,10 @@ def main(run: str, pids: str) -> None:
             for parameter, state in optimizer.state.items():
                 for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"], state["step"]):
                     tensor.fill_(number)
-        save(run, model, optimizer, number)
+        if how == "asynchronous":
+            save(run, model, optimizer, number, asynchronous=True)
+        else:
+            save(run, model, optimizer, number)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_net import batch, build, loss_of, optimizer_of
+from checkpoint_net import batch, build, loss_of, momentum_of, optimizer_of
 
 from partitioner.distributed import load, parallelize, save
 from partitioner.errors import PartitionerError
@@ -23,22 +23,25 @@ def run(asked: dict[str, Any]) -> list[float]:
     spec = {"distributed": {"mesh": asked["mesh"], "microbatches": 4, "wrap": asked.get("wrap", "ddp"), "timeout": 60}}
     rows = 16 // asked["mesh"].get("data", 1)
     model, step = parallelize(build(asked.get("dropout", 0.0)), batch(0)[0][:rows], spec, loss_of)
-    optimizer = optimizer_of(model, asked.get("rate", 1e-2))
+    make = momentum_of if asked.get("momentum") else optimizer_of
+    optimizer = make(model, asked.get("rate", 1e-2))
     begin = 0
     if "load" in asked:
         begin, extra = load(asked["load"], model, optimizer)
         begin = asked.get("begin", begin)
         assert extra == asked.get("extra"), extra
     mine = slice(step.ranks.data * rows, (step.ranks.data + 1) * rows)
-    losses = []
+    losses, saving = [], None
     for number in range(begin, asked["end"] + 1):
         if number in asked.get("save", ()):
-            save(asked["folder"], model, optimizer, number, extra={"best": 0.5})
+            saving = save(asked["folder"], model, optimizer, number, extra={"best": 0.5}, asynchronous=True)
         if number < asked["end"]:
             ids, target = batch(number)
             losses.append(step((ids[mine], target[mine])).item())
             optimizer.step()
             optimizer.zero_grad()
+    if saving is not None:
+        assert saving.result().name == f"step-{asked['save'][-1]}" and saving.done()
     return losses
 
 

@@ -51,6 +51,11 @@ def optimizer_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate)
 
 
+def momentum_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
+    """Of another kind: its state is there from the first step, and no count."""
+    return torch.optim.SGD(model.parameters(), lr=rate * 10, momentum=0.9, nesterov=True)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
     """In one process."""
     losses = []

@@ -34,6 +34,21 @@ class Skipping(nn.Module):
         return {"logits": self.head(self.norm(torch.cat([right, left], -1) + first)), "layers": 6}
 
 
+class Shared(Skipping):
+    """Ties, a buffer that all layers read, and a learnt number."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=True)
+        self.temperature = nn.Parameter(torch.tensor(1.2))
+        self.register_buffer("shift", torch.linspace(-0.1, 0.1, 16))
+
+    def forward(self, ids: Tensor) -> dict[str, Any]:
+        first = x = self.embed(ids)
+        for layer in self.layers:
+            x = torch.relu_(layer(x) + self.shift)
+        return {"logits": self.head(self.norm(x + first)) / self.temperature}
+
+
 class UNet(nn.Module):
     """Down and up again, each level joined with the one that it came from; batch norm, whose statistics are buffers."""
 
@@ -253,6 +268,7 @@ class Training:
 TRAININGS = {
     "skipping": Training(lambda: Skipping(tied=False), _next_word, _ids),
     "tied": Training(lambda: Skipping(tied=True), _next_word, _ids),
+    "shared": Training(Shared, _next_word, _ids),
     "keeping": Training(Keeping, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "towers": Training(Towers, _joined, _features),
     "words": Training(Words, lambda output: output["loss"], _texts),

@@ -5,89 +5,29 @@ Each rank writes OUT/rank<N>.json: what each case raised, or "" for nothing, and
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from refuse_nets import Averaged, Choosing, Counted, Dropping, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
 from torch import Tensor, nn
 
 import partitioner.distributed.ranks
-from partitioner.distributed import inference, parallelize
+from partitioner.distributed import inference, parallelize, save
 
 DRAW = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
 PIPELINE = {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}
 DATA = {"mesh": {"data": 2}, "microbatches": 2, "timeout": 60}
-
-
-class Layers(nn.Module):
-    """Three layers, and what a case adds to them."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Any:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
-
-
-class Choosing(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            x = -x
-        return super().forward(x)
-
-
-class Scaled(Layers):
-    def forward(self, x: Tensor, scale: int) -> Tensor:
-        return super().forward(x) * torch.arange(scale).sum()
-
-
-class Counted(Layers):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x) / self.calls
-
-
-class Averaged(Layers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return super().forward(x - self.mean)
-
-
-class Picking(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        (rows,) = torch.where(x[:, 0] > 0)
-        return x.index_add(0, rows, super().forward(x[rows]))
-
-
-class Hidden:
-    def __init__(self, inside: Tensor) -> None:
-        self.inside = inside
-
-
-class Hiding(Layers):
-    def forward(self, x: Tensor) -> Hidden:
-        return Hidden(super().forward(x))
-
-
-class Weight(Layers):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(x), self.layers[0].weight
 
 
 def ask(
@@ -114,6 +54,89 @@ def changed(change: Callable[[nn.Module], Any], before: Callable[[nn.Module], An
     step((X, TARGET))
 
 
+def altered(*changes: Callable[[nn.Module], Any], **spec: Any) -> None:
+    """Right steps, the model altered between them and not the part."""
+    model = Dropping()
+    _, step = parallelize(model, X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    step((X, TARGET))
+    for change in changes:
+        change(model)
+        step((X, TARGET))
+
+
+def told_of(text: str, change: Callable[[nn.Module], Any], **spec: Any) -> None:
+    """As `altered`; the first rank says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        altered(change, change, **spec)
+    assert sum(text in str(each.message) for each in caught) == (dist.get_rank() == 0), [str(each.message) for each in caught]
+
+
+def read_as_a_whole(**spec: Any) -> None:
+    """Before a step nobody is told; after it each rank is, where it trains a part; the plain model cannot be saved then."""
+    model = Layers()
+    _, step = parallelize(model, X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    said = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            copy.deepcopy(model).state_dict()
+            model.state_dict()
+        said.append(sum("reads the state of the whole Layers" in str(each.message) for each in caught))
+        step((X, TARGET))
+    assert said == [0, int("pipeline" in (PIPELINE | spec)["mesh"])], said
+    save("nowhere", model) if said[1] else None
+
+
+def old_optimizer(kind: type[torch.optim.Optimizer] = torch.optim.SGD, after: bool = False, **spec: Any) -> None:
+    """Made of the model's parameters, before parallelize, or of the part's; they learn, or it is refused."""
+    model = Layers()
+    optimizer = kind(model.parameters(), lr=0.5)
+    part, step = parallelize(model, X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    optimizer = kind(part.parameters(), lr=0.5) if after else optimizer
+    before = step((X, TARGET))
+    optimizer.step(*([lambda: before] if kind is torch.optim.LBFGS else []))
+    assert step((X, TARGET)) < before
+
+
+def ones(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.layers[0].weight.fill_(1.0)
+
+
+def no_number() -> None:
+    """A gradient of one rank is none: both are told, and both may go on."""
+    part, step = parallelize(Layers(), X, {"distributed": PIPELINE}, nn.functional.mse_loss)
+    step((X, TARGET))
+    given = next(part.parameters()).grad
+    given.fill_(float("nan") if dist.get_rank() else 1.0)
+    with suppress(RuntimeError):
+        step.clip_grad_norm_(1.0, error_if_nonfinite=True)
+        raise AssertionError("nobody was told")
+    assert given[0].isnan().any() == dist.get_rank(), "changed"
+    assert step.clip_grad_norm_(1.0, foreach=False).isnan() and given.isnan().all()
+
+
+def penalised(**spec: Any) -> None:
+    """A loss with a penalty; where it may be, its gradient is that of one process."""
+    model, x = Layers(), on_one(1, -X, X) if "data" in spec["mesh"] else X
+
+    def loss(of: nn.Module, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, target) + sum(each.square().sum() for each in of.parameters())
+
+    _, step = parallelize(model, x, {"distributed": {**PIPELINE, **spec}}, partial(loss, model))
+    whole = copy.deepcopy(model)
+    step((x, TARGET))
+    (sum(loss(whole, whole(each), TARGET) for each in (X, -X)) / 2).backward()
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def replaced(model: nn.Module) -> None:
+    for layer in model.layers:
+        layer.weight = nn.Parameter(torch.ones(4, 4))
+
+
 def evaluated(told: bool, **spec: Any) -> None:
     """A part for training and one for evaluation; values that they do not share are told of, by the first rank."""
     model = Layers()
@@ -135,6 +158,12 @@ def without_gradients() -> None:
         step((X, TARGET))
 
 
+def under_autocast() -> None:
+    step = ask()
+    with torch.autocast("cpu", torch.bfloat16):
+        step((X, TARGET))
+
+
 def ends_frozen(model: nn.Module) -> None:
     """A layer of each rank."""
     for key, parameter in model.named_parameters():
@@ -144,6 +173,13 @@ def ends_frozen(model: nn.Module) -> None:
 def on_one(rank: int, wrong: Any, right: Any) -> Any:
     return wrong if dist.get_rank() == rank else right
 
+
+UNREAD: list[Callable[[nn.Module], Any]] = [
+    lambda model: setattr(model, "epoch", 1),
+    lambda model: model.drop.eval() and model.drop.train(),
+    lambda model: torch._dynamo.reset(),
+]
+"""Changes after which a step is right."""
 
 CASES: dict[str, Callable[[], Any]] = {
     "wrong world size": lambda: ask(mesh={"pipeline": 3}, microbatches=3),
@@ -177,6 +213,24 @@ CASES: dict[str, Callable[[], Any]] = {
     "eval mode later": lambda: changed(nn.Module.eval),
     "train mode later": lambda: changed(nn.Module.train, nn.Module.eval),
     "unfrozen later": lambda: changed(lambda part: part.requires_grad_(True), ends_frozen),
+    "one layer in eval mode later": lambda: altered(lambda model: model.drop.eval()),
+    "all layers but one": lambda: altered(lambda model: (model.eval(), model.layers.train())),
+    "in eval mode behind the part": lambda: altered(nn.Module.eval),
+    "one layer of the part": lambda: changed(lambda part: [each.eval() for each in part.children()]),
+    "another number later": lambda: altered(lambda model: setattr(model, "scale", 2.0)),
+    "another parameter later": lambda: altered(replaced),
+    "another method later": lambda: altered(lambda model: setattr(model.drop, "forward", torch.relu)),
+    "frozen behind fsdp2": lambda: altered(lambda model: model.requires_grad_(False), mesh={"data": 2}, wrap="fsdp2"),
+    "autocast later": under_autocast,
+    "an optimizer made before, fsdp2": lambda: old_optimizer(mesh={"data": 2}, wrap="fsdp2"),
+    "an optimizer made before, tensor": lambda: old_optimizer(mesh={"tensor": 2}),
+    "two dtypes with fsdp2": lambda: ask(Gated(), mesh={"data": 2}, wrap="fsdp2"),
+    "sparse gradients": lambda: ask(nn.Embedding(9, 4, sparse=True), torch.ones(8, dtype=torch.int64), mesh={"data": 2}),
+    "the plain model saved": read_as_a_whole,
+    "loss with a layer": lambda: ask(loss=nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), Mean()), **DATA)(X),
+    "loss of parameters": lambda: penalised(mesh={"tensor": 2}),
+    "an optimizer of matrices": lambda: old_optimizer(torch.optim.Adafactor, after=True, mesh={"tensor": 2}),
+    "an optimizer of the whole model": lambda: old_optimizer(torch.optim.LBFGS, after=True),
     "without gradients": without_gradients,
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
@@ -189,6 +243,13 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "evaluated beside the step": lambda: evaluated(False),
     "evaluated beside a tensor axis": lambda: evaluated(True, mesh={"tensor": 2}),
     "evaluated beside fsdp2": lambda: evaluated(True, mesh={"data": 2}, wrap="fsdp2"),
+    "an optimizer made before": old_optimizer,
+    "what forward does not read": lambda: altered(*UNREAD),
+    "frozen behind the part": lambda: altered(ends_frozen, ends_frozen),
+    "written behind fsdp2": lambda: told_of("was written since", ones, mesh={"data": 2}, wrap="fsdp2"),
+    "the plain model read": lambda: read_as_a_whole(mesh={"data": 2}),
+    "a penalty": lambda: penalised(mesh={"data": 2}),
+    "a norm that is none": no_number,
     "the same mode again": lambda: changed(nn.Module.train),
     "an int": lambda: ask(Scaled(), (X, 3))(((X, 3), TARGET)),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),

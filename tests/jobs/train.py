@@ -34,7 +34,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         if number % case["every"]:
             continue
         if case["clip"]:
-            norms.append(step.clip_grad_norm_(case["clip"]).item())
+            norms.append(step.clip_grad_norm_(case["clip"], case["order"], foreach=case["order"] == 2.0).item())
         optimizer.step()
         optimizer.zero_grad()
     parameters = {key: whole_of(model.shards, key, each.detach()) for key, each in model.named_parameters()}

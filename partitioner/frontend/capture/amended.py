@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import getattr_static
 from typing import Any
 
 
@@ -24,7 +25,7 @@ def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
         >>> Plain().number()
         1
     """
-    before = {name: getattr(owner, name) for name in methods}
+    before = {name: getattr_static(owner, name) for name in methods}
     for name, method in methods.items():
         setattr(owner, name, method)
     try:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._dynamo import convert_frame
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from partitioner.frontend.capture.here import HERE
 
@@ -45,12 +47,27 @@ def forget(module: torch.fx.GraphModule) -> None:
             return
 
 
+class _OnFakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives each op fakes for its real tensors. A mode of fakes alone would write a real tensor that is given a number."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
+
+
 @contextmanager
 def on_fakes(home: str | None) -> Iterator[None]:
     """Real tensors give fakes meanwhile, all of them at ``home``, and torch's loggers keep silent about what fails."""
     before, HERE.tracing = HERE.tracing, True
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if home is None else fakes_at(torch.device(home)):
+        with nullcontext() if home is None else fakes_at(torch.device(home)), FakeTensorMode() as mode, _OnFakes(mode):
             yield
     finally:
         HERE.tracing = before

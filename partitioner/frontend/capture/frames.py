@@ -33,6 +33,8 @@ from partitioner.frontend.capture.functions import marks_kept
 from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.lookups import lookups_guarded
+from partitioner.frontend.capture.numbers import numbers_kept
+from partitioner.frontend.capture.numpys import numpy_kept
 from partitioner.frontend.capture.sameness import check
 from partitioner.frontend.capture.sharing import comparisons_seen
 from partitioner.frontend.capture.values import values_kept
@@ -46,6 +48,7 @@ SETTINGS: Mapping[str, Any] = {
     "allow_rnn": True,  # recurrent layers are ops like others
     "capture_scalar_outputs": True,  # so is asking a tensor for a number,
     "capture_dynamic_output_shape_ops": True,  # and an op whose result has as many rows as the data say: routing to experts
+    "trace_numpy": False,  # numpy's arrays are no tensors
     "use_recursive_dict_tags_for_guards": False,  # torch 2.11 takes them for a sign that nothing has changed
     "skip_guards_on_constant_func_defaults": False,
     "skip_tensor_guards_with_matching_dict_tags": False,  # so does it here: a tensor changes and its dictionary does not
@@ -132,7 +135,7 @@ class Convert:
         if not self.owner.whole and _is_lazy(self.owner.root):
             return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
         try:
-            with tracing(self.owner.root, frame, self.owner.home), nullcontext() if self.owner.whole else caches_kept():
+            with tracing(self.owner.root, frame, self.owner.home, self.owner.whole):
                 answer = self._converted(frame, cache_entry, hooks, frame_state, skip=skip + 2)
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
@@ -182,12 +185,13 @@ class Convert:
 
 
 @contextmanager
-def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
+def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
     """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
     before, others = dict(vars(HERE)), THREAD.ours
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
+    HERE.builtins = {}
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
@@ -198,6 +202,9 @@ def tracing(root: nn.Module, frame: Any, home: str | None) -> Iterator[None]:
             marks_kept(),
             lookups_guarded(),
             comparisons_seen(),
+            numbers_kept(),
+            numpy_kept(whole),
+            nullcontext() if whole else caches_kept(),
             nullcontext() if home is None else fakes_at(torch.device(home)),
         ):
             yield

@@ -26,6 +26,7 @@ class Here(threading.local):
 
     Args:
         compared: pairs of names of which the frame asks whether they are one object.
+        builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
     """
 
     paths: Mapping[str, str]
@@ -34,9 +35,11 @@ class Here(threading.local):
     scope: Mapping[str, Any]
     watched: Watched
     compared: dict[tuple[str, str], None]
+    builtins: dict[int, tuple[dict[str, Any], set[str]]]
 
     def __init__(self) -> None:
-        self.paths, self.code, self.tracing, self.scope, self.watched, self.compared = {}, None, False, {}, (), {}
+        self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
+        self.compared, self.builtins = {}, {}
 
 
 HERE = Here()

@@ -1,7 +1,8 @@
 """What a frame finds when it looks something up, where Dynamo does not ask again whether it would find the same.
 
 It guards that ``key in table`` was false, and not that ``try: table[key]`` was in vain; the keys of a dictionary, and not their
-order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks.
+order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks; a function
+of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
+from inspect import getattr_static, signature
 from types import FunctionType
 from typing import Any
 
@@ -18,10 +19,22 @@ from torch._dynamo import utils
 from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import ConstDictVariable, TensorVariable, UserDefinedObjectVariable, dicts, lists
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    GetAttrVariable,
+    TensorVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    dicts,
+    lists,
+)
+from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.here import HERE
 
 _OF_TENSORS = {
     "is_leaf": ("is_leaf", GuardBuilder.CONSTANT_MATCH),
@@ -34,7 +47,35 @@ _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor
 @contextmanager
 def lookups_guarded() -> Iterator[None]:
     """While a frame is traced: what decides what it finds is guarded."""
-    with _of_keys(), _of_items(), _of_attributes(), _of_tensors():
+    with _of_keys(), _of_items(), _of_attributes(), _of_classes(), _of_tensors(), _of_builtins(), _of_errors():
+        yield
+
+
+@contextmanager
+def _of_errors() -> Iterator[None]:
+    """What an error says whose class says it in its own way, as a `KeyError` does, ends the graph."""
+    plain = BuiltinVariable.call_str
+
+    def say(self: Any, tx: Any, error: Any) -> Any:
+        kind = getattr(error, "exc_type", None) or type(getattr(error, "value", None))
+        if issubclass(kind, BaseException) and kind.__str__ is not BaseException.__str__:
+            raise Unsupported(f"the text of a {kind.__name__} is asked for")
+        return plain(self, tx, error)
+
+    with amended(BuiltinVariable, call_str=say):
+        yield
+
+
+@contextmanager
+def _of_builtins() -> Iterator[None]:
+    plain = InstructionTranslatorBase.load_builtin
+
+    def load(self: Any, instruction: Any) -> None:
+        plain(self, instruction)
+        if not self.f_globals.get("__name__", "").startswith("torch."):
+            HERE.builtins.setdefault(id(self.f_globals), (self.f_globals, set()))[1].add(instruction.argval)
+
+    with amended(InstructionTranslatorBase, load_builtin=load):
         yield
 
 
@@ -91,6 +132,22 @@ def _of_attributes() -> Iterator[None]:
         return found
 
     with amended(UserDefinedObjectVariable, var_getattr=look_for):
+        yield
+
+
+@contextmanager
+def _of_classes() -> Iterator[None]:
+    plain = UserDefinedClassVariable.var_getattr
+
+    def look_for(self: Any, tx: Any, name: str) -> Any:
+        found = plain(self, tx, name)
+        if type(found) is GetAttrVariable and found.source is not None and not callable(value := getattr(self.value, name)):
+            return VariableTracker.build(tx, value, found.source)  # of its metaclass, as a value that is guarded
+        if self.source is not None and ConstantVariable.is_literal(getattr_static(self.value, name, ...)):
+            install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.CONSTANT_MATCH))  # torch 2.11 has none
+        return found
+
+    with amended(UserDefinedClassVariable, var_getattr=look_for):
         yield
 
 

@@ -13,21 +13,23 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
-from partitioner.frontend.capture.here import Watched
+from partitioner.frontend.capture.here import HERE, Watched
 from partitioner.frontend.capture.methods import methods
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 from partitioner.frontend.capture.sharing import distinct
 
+_FLOATS = (float, np.floating)
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
@@ -51,7 +53,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
     traced = set(context.traced_code)
-    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced))
+    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced), *_builtins())
     return (*_ambiguous(guards, scope), *_orders(scope), *distinct(scope)), around
 
 
@@ -89,6 +91,24 @@ class _EnvironmentIs:
 
     def __call__(self, _scope: object) -> bool:
         return tuple(os.environ.items()) == self.then
+
+
+def _builtins() -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """Functions of Python's own, by names that no global of a module hides."""
+    for module, (held, names) in HERE.builtins.items():
+        yield _AreNoGlobals(module, frozenset(names), held)
+
+
+@dataclass(frozen=True)
+class _AreNoGlobals:
+    """Names that a module has no globals of; the ``id`` of its globals, and these."""
+
+    module: int
+    names: frozenset[str]
+    held: dict[str, Any] = field(compare=False)
+
+    def __call__(self, _scope: object) -> bool:
+        return self.held.keys().isdisjoint(self.names)
 
 
 def _ambiguous(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
@@ -137,7 +157,7 @@ def _has_twins(value: Any) -> bool:
     """Whether there is another value that is equal and not the same, or it may become another one: a list in a tuple."""
     if type(value) in (tuple, list, set, frozenset):
         return type(value) is list or any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
-    return type(value) is float and value == 0.0
+    return isinstance(value, _FLOATS) and value == 0.0
 
 
 def check(found: Watched, module_globals: dict[str, Any]) -> Callable[[Any], bool]:
@@ -163,4 +183,4 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) in (set, frozenset):
         return {(type(item), item) for item in one} == {(type(item), item) for item in other}
-    return one == other and (type(one) is not float or math.copysign(1, one) == math.copysign(1, other))
+    return one == other and (not isinstance(one, _FLOATS) or math.copysign(1, one) == math.copysign(1, other))

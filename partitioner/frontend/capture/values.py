@@ -3,7 +3,8 @@
 It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It takes a generator of random
 numbers, a `random.Random`, to be for good in the state in which it is found. Where such a value is used the graph ends, and
 Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a
-number has changed it cannot take in: here each range is one constant.
+number has changed it cannot take in: here each range is one constant. A tensor of a class that says itself what functions do
+with it, it would give as a plain one, unless the class was made to be traced.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
 from partitioner.frontend.capture.amended import amended
+from partitioner.model.overriding import has_own_rules
 
 
 def values_kept() -> AbstractContextManager[None]:
@@ -30,6 +32,8 @@ def values_kept() -> AbstractContextManager[None]:
     def wrap(self: Any, value: Any) -> Any:
         if type(value) is random.Random:
             raise Unsupported("a random.Random of the model's own is used")
+        if has_own_rules(value) and not hasattr(value, "__tensor_flatten__"):
+            raise Unsupported(f"a tensor of class {type(value).__name__}, which overrides functions, is used")
         if isinstance(value, deque):
             if value.maxlen is not None:
                 raise Unsupported(f"a deque of at most {value.maxlen} items is used")

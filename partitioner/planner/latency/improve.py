@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import log
+from math import inf, log
 from random import Random
 from time import perf_counter
 
@@ -33,8 +33,17 @@ those of hundreds, only the last finds anything."""
 COLD = 0.05
 """Part of a cycle's heat that is left at its end."""
 
+MOVED_IN_ALL, MOST_MOVED = 24_000, 200
+"""Tasks that a few moves for one problem time together, and the largest problem that gets any."""
+
+SMALL = 500
+"""Tasks up to which the time is looked at every few moves only: one takes little of it."""
+
 CRITICAL = 0.7
 """Part of the moves that are made with a task that the end waits for."""
+
+WHOLE = 0.35
+"""Part of the moves between processors, where parts are contiguous, that leave alone what is behind and before a task."""
 
 PULLS, BOTH = 0.4, 0.7
 """Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
@@ -62,6 +71,14 @@ def improved(problem: Problem, known: Found, least: float, until: float, seed: i
     return min(found, known, key=lambda each: each.seconds)
 
 
+def soon_improved(problem: Problem, known: Found, least: float, until: float = inf) -> Found:
+    """Likewise, after as many moves as milliseconds allow: counted and not timed, for it to be the same on every machine."""
+    count = max(1, len(problem.tasks))
+    if count > MOST_MOVED or known.seconds <= least * (1 + 1e-9):
+        return known
+    return improved(problem, known, least, until, seed=0, most=MOVED_IN_ALL // count)
+
+
 class _Walk:
     """Where the search is."""
 
@@ -81,9 +98,10 @@ class _Walk:
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk until it is time; the best place seen."""
         start, heat, cycle = perf_counter(), HEATS[0], 0
+        often = 16 if len(self.sources) <= SMALL else 1
         critical, energy = self.critical(), self.energy(self.now)
         for turn in range(most):
-            if turn % 16 == 0:
+            if turn % often == 0:
                 at = perf_counter()
                 if at >= until:
                     break
@@ -192,7 +210,11 @@ class _Walk:
         if there == here:
             lanes[task] = lane
             return True
-        self.send(lanes, group, there)
+        piece = self.piece(lanes, task)
+        if any(there not in self.able[each] for each in piece):
+            return False
+        for each in piece:
+            self.send(lanes, each, there)
         lanes[task] = lane
         if not self.tight or self.allowed(lanes):
             return True
@@ -204,6 +226,24 @@ class _Walk:
             return False
         self.send(lanes, other, here)
         return self.allowed(lanes)
+
+    def piece(self, lanes: Sequence[int], task: int) -> list[int]:
+        """The groups that move with a task: its own and, half of the time where parts are contiguous, all behind or before it.
+
+        What is left stays in one piece then, as after a cut that moves along.
+        """
+        problem, home = self.problem, self.problem.lanes
+        group, here = problem.group_of, home[lanes[task]]
+        if not problem.contiguous or self.random.random() < WHOLE:
+            return [group[task]]
+        ways: Sequence[Sequence[int]] = problem.after if self.random.random() < 0.5 else self.sources
+        found, edge = {task}, [task]
+        while edge:
+            for each in ways[edge.pop()]:
+                if each not in found and home[lanes[each]] == here:
+                    found.add(each)
+                    edge.append(each)
+        return sorted({group[each] for each in found})
 
     def send(self, lanes: list[int], group: int, processor: int) -> None:
         """Send a group to a processor, each task to any of its lanes."""

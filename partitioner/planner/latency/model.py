@@ -8,6 +8,7 @@ Needs ortools. Source of the solver: Perron and Didier, CP-SAT, https://develope
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, inf, log2
@@ -16,6 +17,9 @@ from typing import Any
 from partitioner.errors import SpecError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.sites import Site, alike
+
+LOADING = 0.7
+"""Seconds to import OR-tools for the first time, about."""
 
 MOST_STEPS_APART = 20_000
 """Groups times sites up to which equal sites are numbered by their first groups."""
@@ -37,6 +41,11 @@ def solver_module() -> Any:
             "policy exact needs the solver CP-SAT, which is not installed: pip install partitioner[exact]"
         ) from None
     return cp_model
+
+
+def loading() -> float:
+    """Seconds that pass until CP-SAT's module is there."""
+    return 0.0 if "ortools.sat.python.cp_model" in sys.modules else LOADING
 
 
 class Places:

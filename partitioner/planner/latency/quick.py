@@ -138,6 +138,8 @@ class Quick:
                             known = arrived.get((value, channel))
                             if known is None:
                                 length = lengths[value][channel] if lengths[value] else self.length(value, channel)
+                                if not length:
+                                    continue
                                 begin = channels[channel].gap(at, length)
                                 known = arrived[value, channel] = begin + length
                                 channels[channel].take(begin, known)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
@@ -43,8 +45,14 @@ class Found:
         return Found(clock.makespan, list(clock.lane), order, clock, rank, ahead or {})
 
 
-def best_of(problem: Problem, homes: Homes, tries: int) -> Found:
+def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> Found:
     """The best of some schedules; with one try, that by plain upward rank.
+
+    Args:
+        problem: what is scheduled.
+        homes: where its tasks may go.
+        tries: schedules, at most.
+        until: moment, on `time.perf_counter`, after which no further one is begun.
 
     Raises:
         PlacementError: no answer was found.
@@ -52,12 +60,12 @@ def best_of(problem: Problem, homes: Homes, tries: int) -> Found:
     found: list[Found] = []
     for each in _forwards(problem, homes):
         found.append(each)
-        if len(found) >= (tries + 1) // 2:
+        if len(found) >= (tries + 1) // 2 or perf_counter() > until:
             break
     found.sort(key=lambda each: each.seconds)
     best, spent = found[0], len(found)
     turned = Turned(problem, homes) if spent + 2 <= tries else None
-    while turned is not None and found and spent + 2 <= tries:
+    while turned is not None and found and spent + 2 <= tries and perf_counter() < until:
         start = turned.there_and_back(found[0])
         spent += 2
         if start.seconds < found[0].seconds * (1 - 1e-12):

@@ -15,7 +15,7 @@ from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.policies.by_level import ByLevel
-from partitioner.planner.policies.exact import Exact
+from partitioner.planner.policies.exact import Exact, worth_while
 from partitioner.planner.policies.fit import Fit
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
@@ -27,8 +27,15 @@ SMALL, MIDDLE = 2_000, 50_000
 SOLVER_SHARE = 0.6
 """Part of the time that the solver may take before local search has the rest."""
 
+LOOKS = {"latency": 1, "throughput": 2, "memory": 1}
+"""How often a policy looks at all tasks, by the objective, before it looks at the time."""
+
 CLOSE = 1e-6
 """A gap that is not worth more time."""
+
+THOROUGH, PER_TASK = 0.25, 2e-4
+"""Seconds, and those for each task, from which on list scheduling may try more than once; by what is asked for and not by
+the clock, for it to give the same on every machine."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Auto:
                 reason = error
                 continue
             bound = max(bound, answer.bound)
-            look = look or time.monotonic() - began  # every policy looks at all tasks once before it looks at the time
+            look = look or LOOKS[problem.objective] * (time.monotonic() - began)
             if best is None or answer.cost < best.cost:
                 best = answer
         if best is None:
@@ -67,13 +74,13 @@ class Auto:
     def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
         """What to run, in order, each with its part of the time that is left."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
-        yield List()
+        yield List() if self.time_limit >= THOROUGH + PER_TASK * count else List(tries=1)
         if problem.objective == "latency":
             if count <= MIDDLE and not problem.contiguous:
                 yield ByLevel()
             yield Single()
         yield Fit()
-        if problem.objective == "latency" and solver and count <= SMALL:
+        if problem.objective == "latency" and solver and count <= SMALL and worth_while(SOLVER_SHARE * left()):
             yield Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed)
         if count <= MIDDLE or problem.objective == "throughput":
             yield Search(time_limit=left(), seed=self.seed)

@@ -21,12 +21,21 @@ from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
-from partitioner.planner.latency.model import solver_module
-from partitioner.planner.latency.solve import solved, too_large
+from partitioner.planner.latency.model import loading, solver_module
+from partitioner.planner.latency.solve import solved, start_up, too_large
 from partitioner.planner.latency.tries import best_of
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""
+
+
+LEAST = 0.1
+"""Seconds that the solver must have to be of use."""
+
+
+def worth_while(seconds: float) -> bool:
+    """Whether the solver would come to anything in so many seconds: its module is to be imported first."""
+    return loading() + LEAST < seconds
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,13 @@ class Exact:
             return placed(problem, "exact", processors, bound=bound)
         ruled = closed(problem)
         homes = Homes(ruled)
-        found, bound = best_of(ruled, homes, 16 if len(problem.tasks) <= 500 else 1), makespan_bound(ruled)
+        tries, soon = 16 if len(problem.tasks) <= 500 else 1, started + (1 - AFTER) * self.time_limit
+        found, bound = best_of(ruled, homes, tries, started + BEFORE * self.time_limit), makespan_bound(ruled)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             found = improved(ruled, found, bound, started + BEFORE * self.time_limit, self.seed)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
-            left = (1 - AFTER) * self.time_limit - (perf_counter() - started)
-            found, bound = solved(ruled, found, bound, left, self.workers, self.seed)
+            if perf_counter() + start_up(ruled) < soon:
+                found, bound = solved(ruled, found, bound, soon, self.workers, self.seed)
             if found.seconds > bound * (1 + 1e-6):  # what the model sends over channels in one order, the clock may in another
                 found = improved(ruled, found, bound, started + self.time_limit, self.seed)
         best = found.seconds <= bound * (1 + 1e-6)

@@ -101,6 +101,8 @@ def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | N
     groups = sorted(problem.members, key=lambda group: problem.members[group][0])
     if problem.contiguous and any(_scattered(problem, group) for group in groups):
         return None
+    if len(processors) == 1:
+        return dict.fromkeys(groups, processors[0]) if _holds_all(problem, processors[0]) else None
     ordered, crossing = sorted(processors), _crossing(problem, groups)
     cuts = _cuts(problem, groups, crossing)
     blocks = [groups[start:end] for start, end in pairwise(cuts)]
@@ -118,6 +120,13 @@ def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | N
         return None
     bounds = [cuts[start] for start in (*found[2], len(blocks))]
     return {group: ordered[number] for number, (start, end) in enumerate(pairwise(bounds)) for group in groups[start:end]}
+
+
+def _holds_all(problem: Problem, processor: int) -> bool:
+    """Whether one processor may have every group, and has room for all."""
+    if sum(problem.demand.values()) > problem.processors[processor].memory:
+        return False
+    return processor in _able(problem, list(problem.able))
 
 
 Best = list[tuple[float, float, tuple[int, ...]] | None]

@@ -19,7 +19,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
@@ -27,18 +26,14 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
-from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.improve import soon_improved
 from partitioner.planner.latency.tries import best_of
 from partitioner.planner.throughput.first import evened, fillings
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.prices import park_of
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
-
-MOVED_IN_ALL, MOST_MOVED = 24_000, 200
-"""Tasks that the local moves for one problem time together, and the largest problem that gets any."""
-
-CLOSE = 1e-9
-"""Part of the bound that is rounding."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +62,24 @@ class List:
         ruled = closed(problem)
         homes = Homes(ruled)
         if problem.objective == "throughput":
-            return placed(problem, "list", _evenest(ruled, homes))
+            return placed(problem, "list", _evenest(ruled, homes, self.tries))
         count, bound = max(1, len(problem.tasks)), makespan_bound(ruled)
         found = best_of(ruled, homes, max(1, min(self.tries, TASKS_IN_ALL // count)))
-        if self.tries > 1 and count <= MOST_MOVED and found.seconds > bound * (1 + CLOSE):
-            found = improved(ruled, found, bound, inf, seed=0, most=MOVED_IN_ALL // count)
+        if self.tries > 1:
+            found = soon_improved(ruled, found, bound)
         bound = min(bound, found.seconds)
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
 
 
-def _evenest(problem: Problem, homes: Homes) -> list[int]:
+def _evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
     """Of several placements, the one whose largest load is smallest.
 
     Raises:
         PlacementError: none was found.
     """
-    found = [homes.run(lambda rules: evened(problem, rules))]
-    for full in fillings(problem):
+    park = park_of(units_of(problem, contiguous=False))
+    found = [homes.run(partial(evened, park))]
+    for full in fillings(park)[: tries - 1]:
         with suppress(PlacementError):
-            found.append(homes.run(partial(evened, problem, full=full)))
+            found.append(homes.run(partial(evened, park, full=full)))
     return min(found)[1]

@@ -17,7 +17,7 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
-from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.improve import improved, soon_improved
 from partitioner.planner.latency.tries import best_of
 
 MOST_TASKS = 20_000
@@ -54,8 +54,10 @@ class Search:
             processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
-        found = best_of(ruled, Homes(ruled), max(1, min(32, MOST_TASKS // max(1, len(problem.tasks)))))
+        tries = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks))))
+        found = best_of(ruled, Homes(ruled), tries, until)
         bound = makespan_bound(ruled)
+        found = soon_improved(ruled, found, bound, until)
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
             found = improved(ruled, found, bound, until, self.seed)
         note = f"the best found by {found.rank}"

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import Feasible
-from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.loads import Loads
-from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.prices import Park
 
 MOST_PAIRS = 400_000
-"""Units times processors up to which every pair is weighed."""
+"""Units times processors that are weighed, in all."""
+
+FILLED = (1.1, 1.0, 1.2, 1.05, 1.35, 1.6, 2.0)
+"""How full processors are, as part of what each would have if work could be cut anywhere; where few are tried, the first."""
 
 
 def greedy(park: Park) -> list[int] | None:
@@ -33,19 +34,19 @@ def greedy(park: Park) -> list[int] | None:
     return loads.home
 
 
-def evened(problem: Problem, rules: Feasible, full: float = 0.0) -> tuple[float, list[int]]:
+def evened(park: Park, rules: Feasible, full: float = 0.0) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task: largest groups first, or in topological order if contiguous.
 
     Args:
-        problem: what is placed.
+        park: the groups as units, whatever contiguity makes of them, and processors.
         rules: where a task may go.
         full: processors are filled up to so many seconds, one after the other; 0: all of them evenly.
 
     Raises:
         PlacementError: a task fits nowhere any more.
     """
-    units = units_of(problem, contiguous=False)
-    loads, unit_of = Loads(park_of(units), [-1] * units.count), units.unit_of
+    units, problem = park.units, rules.problem
+    loads, unit_of = Loads(park, [-1] * units.count), units.unit_of
     order: Sequence[int] = range(len(problem.tasks))
     if not problem.contiguous:
         most = [max((row[task] for row in problem.seconds if row[task] < inf), default=0.0) for task in order]
@@ -59,16 +60,16 @@ def evened(problem: Problem, rules: Feasible, full: float = 0.0) -> tuple[float,
     return loads.largest, units.spread_over(loads.home)
 
 
-def fillings(problem: Problem) -> list[float]:
-    """Seconds to which processors may be filled one after the other, where parts must be contiguous; none for large problems.
+def fillings(park: Park) -> list[float]:
+    """Seconds to which processors may be filled one after the other, where parts must be contiguous; few for large problems.
 
     From what each would have if work could be cut anywhere to twice as much.
     """
-    if not problem.contiguous or len(problem.tasks) * len(problem.processors) > MOST_PAIRS:
+    problem, seconds = park.units.problem, park.units.seconds
+    if not problem.contiguous or not seconds.size:
         return []
-    rates = [(row, processor.lanes) for row, processor in zip(problem.seconds, problem.processors, strict=True)]
-    least = sum(min(row[task] / lanes for row, lanes in rates) for task in range(len(problem.tasks)))
-    return [least / len(rates) * part for part in (1.0, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)]
+    least = float(seconds.min(axis=0).sum()) / len(problem.processors)
+    return [least * part for part in FILLED[: MOST_PAIRS // seconds.size]]
 
 
 def _put(loads: Loads, unit: int, ways: Sequence[int], full: float = 0.0) -> None:

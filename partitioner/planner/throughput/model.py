@@ -19,6 +19,7 @@ from itertools import pairwise
 from math import ceil, floor, inf, isfinite
 from typing import Any
 
+from partitioner.planner.latency.model import loading
 from partitioner.planner.throughput.prices import Park
 
 FINE, COARSE = 1 << 40, 30_000
@@ -26,6 +27,9 @@ FINE, COARSE = 1 << 40, 30_000
 
 MOST_LITERALS = 400_000
 """Size of a model that CP-SAT still gets somewhere with in a minute."""
+
+BUILDING = 1e-5
+"""Seconds to build a model, for each literal; about."""
 
 BETTER = 1e-6
 """By how much an answer must be better than another one to be asked for, relatively."""
@@ -41,13 +45,19 @@ def installed() -> bool:
 
 def suits(park: Park) -> bool:
     """Whether a model of the problem is of a size worth building."""
-    units = park.units
-    wide = len(units.problem.processors)
+    return _literals(park) <= MOST_LITERALS and not (park.units.contiguous and park.units.reach is None)
+
+
+def start_up(park: Park) -> float:
+    """Seconds that pass before the solver has its turn."""
+    return BUILDING * _literals(park) + loading()
+
+
+def _literals(park: Park) -> int:
+    units, wide = park.units, len(park.units.problem.processors)
     tasks = len(units.problem.tasks) if units.contiguous else 0
-    literals = wide * (
-        units.count + 2 * tasks + sum(len(flow.readers) + 1 for flow in units.flows) * (1 if park.by_itself else wide)
-    )
-    return literals <= MOST_LITERALS and not (units.contiguous and units.reach is None)
+    read = sum(len(flow.readers) + 1 for flow in units.flows)
+    return wide * (units.count + 2 * tasks + read * (1 if park.by_itself else wide))
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,14 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
     search.run(began + seconds / 2, ROUNDS, max(400, min(200 * units.count, 20_000)), enough=bound)
     if search.least > bound * (1 + CLOSE):
-        prove = _proven if model.installed() and model.suits(park) else _branched
+        prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
         bound = max(bound, prove(search, bound, until))
     return units.spread_over(search.best), min(bound, search.least)
+
+
+def _has_time(park: Park, until: float) -> bool:
+    """Whether CP-SAT would have at least as much time as its model takes to be built."""
+    return monotonic() + 2 * model.start_up(park) < until
 
 
 def stages(
@@ -180,7 +185,7 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
     In coarse ticks first: where units take equally long, far fewer placements differ. In fine ones if that has come to an end.
     """
     for resolution in (model.COARSE, model.FINE):
-        if search.least <= bound * (1 + CLOSE) or monotonic() > until:
+        if search.least <= bound * (1 + CLOSE) or not _has_time(search.park, until):
             return bound
         whole = model.Model(search.park, search.least, bound, resolution=resolution)
         found = whole.solve(PROOF * (until - monotonic()), whole.canonical(search.best))
@@ -194,10 +199,13 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
 
 def _in_turns(search: Annealing, bound: float, until: float) -> None:
     """Search on by annealing, which finds its way to other answers, and by neighbourhoods, which make them the best near by."""
+    if not _has_time(search.park, until):
+        return search.cool(until, bound)
     near = Neighbourhoods(search, search.random.getrandbits(30))
     whole = model.Model(search.park, search.least, bound, apart=False)
     turn = (until - monotonic()) / (2 * TURNS)
     while monotonic() < until and search.least > bound * (1 + CLOSE):
         search.cool(min(until, monotonic() + turn), bound)
         if near.run(whole, min(until, monotonic() + turn)):
-            return
+            return None
+    return None

@@ -1,0 +1,99 @@
+"""Models of which ranks are asked something that must be refused; see refuse.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Layers(nn.Module):
+    """Three layers, and what a case adds to them."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class Choosing(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = -x
+        return super().forward(x)
+
+
+class Scaled(Layers):
+    def forward(self, x: Tensor, scale: int) -> Tensor:
+        return super().forward(x) * torch.arange(scale).sum()
+
+
+class Counted(Layers):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Averaged(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+class Picking(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        (rows,) = torch.where(x[:, 0] > 0)
+        return x.index_add(0, rows, super().forward(x[rows]))
+
+
+class Dropping(Layers):
+    """Reads an attribute, a mode and what it does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.scale, self.epoch = nn.Dropout(0.0), 1.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(super().forward(x)) * self.scale
+
+
+class Gated(Layers):
+    """Of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gate(x.bfloat16()).float()
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()
+
+
+class Hidden:
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = inside
+
+
+class Hiding(Layers):
+    def forward(self, x: Tensor) -> Hidden:
+        return Hidden(super().forward(x))
+
+
+class Weight(Layers):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), self.layers[0].weight

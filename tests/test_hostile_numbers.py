@@ -1,0 +1,214 @@
+"""Programs around numbers: numpy's and Python's own, and classes of tensors with rules of their own.
+
+Each is judged as those of `hostile` are: it does what the plain model does. On several devices it may be refused, and then
+nothing has changed.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hostile.judge import EQUAL, Variant, judge
+from hostile.program import Program, Run, Script, Steps, Two, raised, rand, two
+from pretend import pretending, spread
+from torch import Tensor, nn
+
+from partitioner import TraceError
+from partitioner.planner.policies import POLICIES
+from scatter import scatter
+
+NUMBERS: dict[str, Program] = {}
+TWO = {"lazy:0": 1, "lazy:1": 1}
+
+
+def numbers(build: Callable[[], nn.Module], *others: Callable[[], Any]) -> Callable[[Script], Script]:
+    """A program that is judged here; ``others`` make the arguments of the example after the first, a (3, 4) tensor."""
+
+    def register(script: Script) -> Script:
+        NUMBERS[script.__name__] = Program(script.__name__, build, script, lambda: ((rand(), *(make() for make in others)), {}))
+        return script
+
+    return register
+
+
+@pytest.fixture(autouse=True, scope="module")
+def policy_of_these_tests() -> Iterator[None]:
+    POLICIES["scatter"] = scatter
+    yield
+    POLICIES.pop("scatter", None)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_equal(name: str) -> None:
+    verdict = judge(NUMBERS[name], Variant(False, False))  # nothing was held against eager beforehand
+    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+
+
+class Scaled(Two):
+    """Holds numbers of numpy's, and makes more of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.place, self.small = np.float64(1.5), np.int64(1), np.float32(0.1)
+
+    def forward(self, x: Tensor) -> Any:
+        places = torch.arange(4) * self.scale  # of float32, as with a number of Python's
+        made = self.left(x) * self.scale / np.sqrt(4) + places, np.sqrt(2.0), np.prod((3, 4)), np.float32(3) * 2
+        asked = isinstance(self.scale, float), type(self.small), self.scale > 1, f"{self.scale}", np.finfo(np.float32).eps
+        return made, asked, places, x[:, self.place], self.small * 3, self.scale + self.place, [1, 2][self.place]
+
+
+@numbers(Scaled)
+def numbers_of_numpy(run: Run) -> Steps:
+    """They came out as arrays, and made float64 of what is float32."""
+    yield run(rand())
+    for scale in (np.float64(2.5), np.float32(2.5), 2.5, np.float64("nan"), np.float64(-0.0), np.float64(0.0)):
+        run.model.scale = scale
+        yield run(rand(5, 4))
+
+
+@numbers(two(lambda self, x, t: (self.left(x) * t, t * 2, torch.arange(3) * t, type(t))), lambda: np.float64(3))
+def number_that_comes_with_a_call(run: Run) -> Steps:
+    for t in (*np.linspace(0, 1, 3), np.float32(2), 2.0, np.int64(2)):
+        yield run(rand(), t)
+
+
+@numbers(two(lambda self, x, n: (self.left(x) * float(n.sum()), n + 1, n, torch.from_numpy(n))), lambda: np.ones(3))
+def array_that_comes_with_a_call(run: Run) -> Steps:
+    for n in (np.ones(3), np.arange(1000, dtype=np.float32) / 7):
+        result = run(rand(), n)
+        yield result, result[2] is n
+        result[3].zero_()
+        yield n
+
+
+@numbers(two(lambda self, x: self.left(x)), lambda: None)
+def array_instead_of_a_tensor(run: Run) -> Steps:
+    """It was taken for one, where eager raises."""
+    yield raised(lambda: run.module.left(rand().numpy()))
+    yield raised(lambda: run(rand().numpy()))
+
+
+def frozen() -> nn.Module:
+    model = two(lambda self, x: self.left(x) + torch.from_numpy(self.table.copy()))()
+    model.table = np.ones(4, dtype=np.float32)
+    model.table.flags.writeable = False
+    return model
+
+
+@numbers(frozen)
+def array_that_is_read_only(run: Run) -> Steps:
+    """Tracing made it one that can be written."""
+    yield run(rand()), run.model.table.flags.writeable
+
+
+@numbers(two(lambda self, x: self.left(x) * round(x.shape[0], -1) + round(7 * x.shape[0], -1) + round(x.shape[0])))
+def sizes_rounded_to_tens(run: Run) -> Steps:
+    for rows in (3, 4, 15, 25):
+        yield run(rand(rows, 4))
+
+
+@numbers(two(lambda self, x, z: self.left(x) * math.copysign(1.0, z) + math.atan2(z, -1.0)), lambda: 1.5)
+def sign_of_a_zero(run: Run) -> Steps:
+    for number in (1.5, 0.5, 0.0, -0.0):
+        yield run(rand(), number)
+
+
+def counting(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def counted(x: Tensor) -> Tensor:
+        counted.calls += 1
+        return function(x)
+
+    counted.calls = 0
+    return counted
+
+
+def doubled(x: Tensor) -> Tensor:
+    doubled.calls += 1
+    return x * 2
+
+
+def counted_calls() -> nn.Module:
+    model = two(lambda self, x: self.counted(self.left(x)) + doubled(self.right(x)))()
+    model.counted = counting(torch.relu)
+    doubled.calls = 0
+    return model
+
+
+@numbers(counted_calls)
+def functions_that_count_their_calls(run: Run) -> Steps:
+    """They counted the calls that partition() makes to look at the model, too."""
+    for seed in range(2):
+        yield run(rand(seed=seed)), run.model.counted.calls, doubled.calls
+
+
+class Catches(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            found = {"a": 1}[self.key]
+        except KeyError as error:
+            self.said, found = f"{error} {error!s}", 2
+        return self.left(x) * found
+
+
+def catches() -> nn.Module:
+    model = Catches()
+    model.key, model.said = "a", ""
+    return model
+
+
+@numbers(catches)
+def text_of_a_key_error(run: Run) -> Steps:
+    """It was the key, and not how the key is written."""
+    for key in ("a", "b", "c"):
+        run.model.key = key
+        yield run(rand()), run.model.said
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer before it looks at data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.left(x) + self.right(x))
+
+
+def test_a_refused_call_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer counted the call that was made on tensors without values, to see whether the model itself raises."""
+    with pretending(monkeypatch):
+        parallel = spread(Counts().eval(), (rand(),), TWO)
+        parallel.train()
+        with pytest.raises(TraceError, match="decides on the value"):
+            parallel(rand())
+        assert parallel.norm.num_batches_tracked == 0
+        assert type(parallel.norm.num_batches_tracked) is Tensor
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def test_warnings_as_errors_beside_a_function_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo makes an instance of the function, of which torch warns."""
+    model = two(lambda self, x: self.left(Tripled.apply(self.right(x))))()
+    wanted = model(rand(5, 4))
+    with pretending(monkeypatch), warnings.catch_warnings():
+        parallel = spread(model, (rand(),), TWO)
+        warnings.simplefilter("error")
+        found = parallel(rand(5, 4))
+    assert torch.equal(found, wanted)

@@ -1,0 +1,41 @@
+"""Schedules of task graphs that were once wrong: what takes no time waits for nothing, and what is known is not excluded."""
+
+from __future__ import annotations
+
+import pytest
+
+from partitioner import plan
+from partitioner.ir.problem import Channel, Kind, Problem, Processor
+from partitioner.planner.latency.quick import Quick
+from partitioner.planner.timing import timed
+
+
+def test_a_message_of_no_bytes_passes_a_link_that_is_busy() -> None:
+    """It waited for the end of whatever was on its way, though it keeps the link for no time."""
+    seconds, link = Kind("gpu", {1: [1.0, 2.0, 1.0, 3.0]}), Channel("x - y", 1.0, 0.0, (0, 1))
+    names, both = ("large", "small", "reads large", "reads small"), (Processor("x", 0), Processor("y", 0))
+    routes, edges = {(0, 1): (0,), (1, 0): (0,)}, [(0, 2, 0), (1, 3, 1)]
+    problem = Problem("two", names, (seconds,), both, edges, [(0, 10.0), (1, 0.0)], (link,), routes)
+    lanes, order = [0, 0, 1, 1], [0, 1, 2, 3]
+    assert timed(problem, lanes, order).start == [0.0, 1.0, 11.0, 3.0]
+    assert Quick(problem)(order, lanes).start == [0.0, 1.0, 11.0, 3.0]
+
+
+def test_a_schedule_that_is_known_is_not_excluded_by_the_solver() -> None:
+    """CP-SAT 9.15 calls the model infeasible in which intervals share a variable for their end; it was an AssertionError."""
+    pytest.importorskip("ortools")
+    tasks = [
+        {"name": "a", "seconds": 3, "output": 2},
+        {"name": "b", "seconds": 6, "output": 6},
+        {"name": "c", "seconds": {"x": 7, "y": 1, "z": 5}},
+        {"name": "d", "seconds": {"x": 3, "z": 8}, "output": 6, "group": "g"},
+        {"name": "e", "seconds": 6, "group": "g"},
+    ]
+    links = [
+        {"between": ["x", "y"], "bandwidth": 2, "latency": 1},
+        {"between": ["x", "z"], "bandwidth": 1},
+        {"between": ["y", "z"], "bandwidth": 2},
+    ]
+    machine = {"devices": [{"name": name, "kind": name} for name in "xyz"], "links": links}
+    found = plan({"tasks": tasks, "edges": [["d", "c"], ["e", "c"]]}, machine, policy="exact", time_limit=3)
+    assert found.makespan == found.lower_bound == 11.0

@@ -1,0 +1,76 @@
+"""What a planner does with little time: nothing is entered that needs more before it looks at the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from random import Random
+from time import perf_counter
+
+import pytest
+
+from partitioner.ir.problem import Objective, Problem
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.tries import best_of
+from partitioner.planner.policies.auto import Auto
+from partitioner.planner.policies.exact import Exact, worth_while
+from partitioner.planner.policies.list import List
+from partitioner.planner.throughput import model
+from partitioner.spec.taskgraph import read_problem
+from partitioner.spec.taskmachine import read_machine
+
+MACHINE = {
+    "devices": [{"name": f"d{number}", "kind": "gpu"} for number in range(3)],
+    "links": [{"between": ["d0", "d1"], "bandwidth": 100}, {"between": ["d1", "d2"], "bandwidth": 100}],
+}
+
+
+def graph(tasks: int) -> dict[str, object]:
+    """Tasks that each read one or two of those before them."""
+    random = Random(tasks)
+    rows = [{"name": f"t{number}", "seconds": random.uniform(0.5, 2.0), "output": 10} for number in range(tasks)]
+    pairs = {(random.randrange(max(0, task - 9), task), task) for task in range(1, tasks) for _ in range(2)}
+    return {"tasks": rows, "edges": [[f"t{source}", f"t{target}"] for source, target in sorted(pairs)]}
+
+
+def posed(tasks: int, objective: Objective = "latency") -> Problem:
+    return read_problem(graph(tasks), read_machine(MACHINE), objective)
+
+
+def test_a_solver_that_is_not_there_yet_is_not_loaded_for_a_moment() -> None:
+    """To import it takes half a second, which was not counted: 40 tasks took 0.9 s of 0.2 s."""
+    code = (
+        f"import sys; from partitioner.planning import plan; graph, machine = {graph(40)!r}, {MACHINE!r}\n"
+        "for objective in ('latency', 'throughput'): plan(graph, machine, objective=objective, time_limit=0.2)\n"
+        "print([name for name in sys.modules if name.startswith('ortools')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_model_is_built_that_leaves_the_solver_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 tasks' takes half a second, and was built twice."""
+    pytest.importorskip("ortools")
+    problem = posed(1500, "throughput")
+    monkeypatch.setattr(model, "Model", lambda *_, **__: pytest.fail("there is no time for it"))
+    began = perf_counter()
+    answer = Auto(time_limit=0.3)(problem)
+    assert perf_counter() - began < 3.0  # 0.3 s where nothing else runs
+    assert answer.bound <= answer.cost
+    small = posed(300)
+    monkeypatch.setattr("partitioner.planner.policies.exact.solved", lambda *_: pytest.fail("nor here"))
+    assert Exact(time_limit=0.1)(small).cost <= List()(small).cost * 1.2
+
+
+def test_one_schedule_is_made_in_no_time() -> None:
+    problem = posed(60)
+    tried = [best_of(problem, Homes(problem), 16, until).seconds for until in (0.0, perf_counter() + 60)]
+    assert tried[0] == best_of(problem, Homes(problem), 1).seconds >= tried[1]
+
+
+def test_list_scheduling_tries_more_than_once_where_there_is_time() -> None:
+    """By what is asked for and not by the clock: the same answer on every machine."""
+    for limit, tries in ((0.05, 1), (0.2, 1), (2.0, 16)):
+        policy = Auto(time_limit=limit)
+        assert next(iter(policy.policies(posed(50), lambda: 0.0))) == List(tries), (limit, tries)
+    assert not worth_while(0.05) and worth_while(5.0)
