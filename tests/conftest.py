@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 # Parallel test workers share the cores. This comes before torch is imported, because threads that a test starts take
 # their OpenMP thread count from the environment and not from torch.set_num_threads.
@@ -45,9 +46,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    for item in items:
-        if (file := item.path.stem).startswith("test_distributed"):
-            item.add_marker(pytest.mark.xdist_group(file))  # its tests share a job, which each worker would run again
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file that share a job go to one worker, or each would run it again; others go where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if "test_distributed" in file else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -145,7 +145,7 @@ def first_speaks() -> Iterator[None]:
         yield
     except PartitionerError:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(LEAD)
+            time.sleep(5 * LEAD)  # ranks may start seconds apart; torchrun ends those that wait
         raise
 
 
