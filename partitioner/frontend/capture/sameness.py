@@ -105,7 +105,7 @@ class _AreNoGlobals:
 
     module: int
     names: frozenset[str]
-    held: dict[str, Any] = field(compare=False)
+    held: dict[str, Any] = field(compare=False, repr=False)
 
     def __call__(self, _scope: object) -> bool:
         return self.held.keys().isdisjoint(self.names)
