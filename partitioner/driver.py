@@ -176,7 +176,7 @@ def partition(
         programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
     copy_context().run(_prepare, programs, call, document, check)
-    if tune or (tune is None and len(programs.devices) == 1 and len(machine.lanes) > 1 and not is_insisted_on(document)):
+    if tune or (tune is None and programs.on_one and len(machine.lanes) > 1 and not is_insisted_on(document)):
         programs = copy_context().run(_tuned, programs, call, document, tune, check, origin)
     return parallel_of(programs)
 
@@ -186,7 +186,7 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
     chosen, tried, plan = tuned(programs, spec, call, tune)
     if chosen is not spec:
         programs = _programs(programs.original, programs.machine, chosen, origin)
-        if len(programs.devices) > 1:  # its graph has been held against eager, and state lies where it wants it
+        if not programs.on_one:  # its graph has been held against eager, and state lies where it wants it
             programs.provisional, programs.place = plan, None
         else:
             _prepare(programs, call, chosen, check)

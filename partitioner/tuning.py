@@ -116,7 +116,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     if len(race.seconds) < 2:
         return spec, (), None
     choices, plan = race.choices[race.best()], race.plans[race.best()][0]
-    if choices and len(programs.devices) > 1:
+    if choices and not programs.on_one:
         race.give_back()
         _move(programs, *graphs[0], plan)
     return (spec.model_copy(update=choices) if choices else spec), race.tried(), plan

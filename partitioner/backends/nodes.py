@@ -6,16 +6,13 @@ Tracing burns devices in: ``torch.arange(n, device=cpu)``. Wherever an op lands,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import under
 from partitioner.model.state import attribute
 
 
@@ -118,11 +115,6 @@ def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
-
-
-def in_mode(mode: Mode | None) -> AbstractContextManager[None]:
-    """A block under the modes of an op; ``None`` for those of the call."""
-    return nullcontext() if mode is None else under(*mode.flags)
 
 
 def write_back(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.nodes import bodies_for, in_mode, move, op_devices, results, retarget, write_back
+from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget, write_back
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
-from partitioner.model.modes import casts_kept
+from partitioner.model.modes import casts_kept, in_mode
 from partitioner.model.node import call_target, fill
 
 

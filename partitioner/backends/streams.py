@@ -26,10 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
-from partitioner.backends.nodes import in_mode, move, write_back
+from partitioner.backends.nodes import move, write_back
 from partitioner.backends.probe import pair_works
 from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
+from partitioner.model.modes import in_mode
 
 
 class Hardware:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner.distributed.example import Example, differentiable
 from partitioner.ir.graph import Graph
-from partitioner.model.modes import casts_kept, under
+from partitioner.model.modes import casts_kept, in_mode
 from partitioner.model.node import call_node, fill
 
 CPU = torch.device("cpu")
@@ -56,13 +56,9 @@ def _moved(graph: Graph) -> torch.fx.Graph:
         elif node.op != "output":
             args, kwargs = tree_map(_placed, (node.args, dict(node.kwargs)))
             at[node].args, at[node].kwargs = torch.fx.map_arg((args, kwargs), at.__getitem__)
-            mode = graph.by_name[node.name].mode
             call = fill((args, kwargs), values.__getitem__)
-            if mode is None:
+            with in_mode(graph.by_name[node.name].mode):
                 values[node] = call_node(node, *call)
-            else:
-                with under(*mode.flags):
-                    values[node] = call_node(node, *call)
         at[node].meta = {**node.meta, "example_value": values.get(node)}
     return own
 

@@ -36,7 +36,6 @@ WHOLE_MODEL, WHOLE_MATRICES = (torch.optim.LBFGS,), (torch.optim.Adafactor, torc
 _IN_PLACE: Any = WeakTensorKeyDictionary()
 """By an old parameter: its key, and the new one, as long as that lives."""
 
-
 _PARTS: Any = WeakTensorKeyDictionary()
 """Of a parameter that is one rank's part of a whole: its key."""
 
@@ -88,9 +87,7 @@ def _see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     name = type(optimizer).__name__
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if isinstance(optimizer, WHOLE_MODEL) and any(each in _SOME for each in held):
-        _refuse(
-            f"{type(optimizer).__name__} looks at the whole model at once, and a rank has some of it: take another optimizer"
-        )
+        _refuse(f"{name} looks at the whole model at once, and a rank has some of it: take another optimizer")
     if isinstance(optimizer, WHOLE_MATRICES) and (keys := [_PARTS[each] for each in held if each in _PARTS]):
         _refuse(
             f"{name} looks at whole matrices, and of {keys[0]} this rank has a part: take an optimizer that "

@@ -7,8 +7,9 @@ dtype; whether autocast keeps the weights that it has cast.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache as cached
+from typing import Protocol
 
 import torch
 
@@ -58,6 +59,19 @@ def under(grad: bool, inference: bool | None, autocast: Autocast, cache: bool) -
             yield
         finally:
             take_over(before[0], *before[2:])
+
+
+class Moded(Protocol):
+    """What has modes of its own, as an op's are."""
+
+    @property
+    def flags(self) -> tuple[bool, bool | None, Autocast, bool]:
+        """What a thread is put under."""
+
+
+def in_mode(mode: Moded | None) -> AbstractContextManager[None]:
+    """A block under the modes of an op; ``None`` for those of the call."""
+    return nullcontext() if mode is None else under(*mode.flags)
 
 
 @contextmanager

@@ -8,14 +8,14 @@ the op before does. (A matrix-vector product that finds its weights in a cache w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device
-from partitioner.model.modes import casts_kept, threads, under
+from partitioner.model.modes import casts_kept, in_mode, threads
 from partitioner.model.node import call_node
 from partitioner.profile.clock import Timing, time_of
 from partitioner.profile.tensors import Arguments, arguments
@@ -45,7 +45,7 @@ def time_op(node: torch.fx.Node, op: Op, graph: Graph, device: Device, width: in
             blocks.enter_context(place)
             blocks.enter_context(torch.accelerator.device_index(place.index or 0))
         blocks.enter_context(casts_kept())
-        blocks.enter_context(nullcontext() if op.mode is None else under(*op.mode.flags))
+        blocks.enter_context(in_mode(op.mode))
         given = _callable(node, graph, place)
         writes = any(access.write and access.resource != op.name for access in op.accesses)
         before = _Before(given, flood, writes, device.torch_device) if flood or writes else None

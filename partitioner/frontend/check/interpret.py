@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partitioner.ir.graph import Graph
-from partitioner.model.modes import casts_kept, under
+from partitioner.model.modes import casts_kept, in_mode
 from partitioner.model.node import call_node, fill
 
 
@@ -31,10 +31,6 @@ def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
             values[node] = graph.bodies[str(node.target)]
         elif node.op != "output":
             args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
-            mode = graph.by_name[node.name].mode
-            if mode is None:
-                values[node] = call_node(node, args, kwargs)
-                continue
-            with under(*mode.flags):
+            with in_mode(graph.by_name[node.name].mode):
                 values[node] = call_node(node, args, kwargs)
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))
