@@ -78,6 +78,17 @@ def _same_start() -> Iterator[None]:
     torch.set_grad_enabled(grad)
 
 
+@pytest.fixture(scope="module")
+def scattering() -> Iterator[None]:
+    """A policy that throws ops on lanes. No sensible plan would spread small models, so lanes would never be tried."""
+    from partitioner.planner.policies import POLICIES
+    from scatter import scatter
+
+    POLICIES["scatter"] = scatter
+    yield
+    POLICIES.pop("scatter", None)
+
+
 @pytest.fixture
 def one_thread() -> None:
     """Kernels split their sums among threads, so that bits depend on how many there are; lanes get fewer than eager."""

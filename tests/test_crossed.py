@@ -24,8 +24,6 @@ from scenes import SCENES
 from torch import Tensor, nn
 
 from partitioner import partition
-from partitioner.planner.policies import POLICIES
-from scatter import scatter
 
 IN_A_ROW = 4
 QUICK = 20
@@ -72,12 +70,7 @@ def program(crossing: Crossing) -> Program:
 ALL = list(crossings())
 FEW = [next(one for one in ALL if one.ingredient == name) for name in list(INGREDIENTS)[::QUICK]]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def policy_of_these_tests() -> Iterator[None]:
-    POLICIES["scatter"] = scatter
-    yield
-    POLICIES.pop("scatter", None)
+pytestmark = pytest.mark.usefixtures("scattering")
 
 
 @pytest.mark.parametrize(

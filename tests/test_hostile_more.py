@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FunctionType
 from typing import Any
@@ -16,31 +15,15 @@ import numpy as np
 import pytest
 import torch
 from hostile.judge import EQUAL, Variant, judge
-from hostile.program import Program, Run, Script, Steps, Two, rand, two
+from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from partitioner.planner.policies import POLICIES
-from scatter import scatter
-
 MORE: dict[str, Program] = {}
 
+more = kept_in(MORE)
 
-def more(build: Callable[[], nn.Module], *others: Callable[[], Any]) -> Callable[[Script], Script]:
-    """A program that is judged here; ``others`` make the arguments of the example after the first, a (3, 4) tensor."""
-
-    def register(script: Script) -> Script:
-        MORE[script.__name__] = Program(script.__name__, build, script, lambda: ((rand(), *(make() for make in others)), {}))
-        return script
-
-    return register
-
-
-@pytest.fixture(autouse=True, scope="module")
-def policy_of_these_tests() -> Iterator[None]:
-    POLICIES["scatter"] = scatter
-    yield
-    POLICIES.pop("scatter", None)
+pytestmark = pytest.mark.usefixtures("scattering")
 
 
 @pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])

@@ -8,40 +8,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hostile.judge import EQUAL, Variant, judge
-from hostile.program import Program, Run, Script, Steps, Two, raised, rand, two
+from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand, two
 from pretend import pretending, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
-from partitioner.planner.policies import POLICIES
-from scatter import scatter
 
 NUMBERS: dict[str, Program] = {}
 TWO = {"lazy:0": 1, "lazy:1": 1}
 
+numbers = kept_in(NUMBERS)
 
-def numbers(build: Callable[[], nn.Module], *others: Callable[[], Any]) -> Callable[[Script], Script]:
-    """A program that is judged here; ``others`` make the arguments of the example after the first, a (3, 4) tensor."""
-
-    def register(script: Script) -> Script:
-        NUMBERS[script.__name__] = Program(script.__name__, build, script, lambda: ((rand(), *(make() for make in others)), {}))
-        return script
-
-    return register
-
-
-@pytest.fixture(autouse=True, scope="module")
-def policy_of_these_tests() -> Iterator[None]:
-    POLICIES["scatter"] = scatter
-    yield
-    POLICIES.pop("scatter", None)
+pytestmark = pytest.mark.usefixtures("scattering")
 
 
 @pytest.mark.parametrize("name", NUMBERS)

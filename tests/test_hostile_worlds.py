@@ -14,37 +14,22 @@ import gc
 import inspect
 import io
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from hostile.judge import EQUAL, Change, Variant, judge
-from hostile.program import Program, Run, Script, Steps, Towers, Two, rand
+from hostile.program import Program, Run, Steps, Towers, Two, kept_in, rand
 from torch import Tensor, nn
 
 from partitioner import InputError, partition
-from partitioner.planner.policies import POLICIES
-from scatter import scatter
 
 WORLDS: dict[str, Program] = {}
 
+world = kept_in(WORLDS)
 
-def world(build: Callable[[], nn.Module]) -> Callable[[Script], Script]:
-    """A program that is judged here."""
-
-    def register(script: Script) -> Script:
-        WORLDS[script.__name__] = Program(script.__name__, build, script, lambda: ((rand(),), {}))
-        return script
-
-    return register
-
-
-@pytest.fixture(autouse=True, scope="module")
-def policy_of_these_tests() -> Iterator[None]:
-    POLICIES["scatter"] = scatter
-    yield
-    POLICIES.pop("scatter", None)
+pytestmark = pytest.mark.usefixtures("scattering")
 
 
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])

@@ -18,14 +18,14 @@ from lanes import plans_of
 from partitioner import partition
 from partitioner.backends.fake import run_on_fake_devices
 from partitioner.model.call import Call
-from partitioner.planner.policies import POLICIES
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, assert_equal_runs, device_lists, fake_device_lists, modules, policies
-from scatter import scatter
 
 TINY_GRAIN = 1e-9
 """Seconds. The generated modules take microseconds; this keeps their ops from being gathered into one task."""
+
+pytestmark = pytest.mark.usefixtures("scattering")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,14 +35,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def scattering() -> Iterator[None]:
-    """No sensible plan would spread models this small, so lanes would never be tried."""
-    POLICIES["scatter"] = scatter
-    yield
-    del POLICIES["scatter"]
 
 
 @given(

@@ -81,6 +81,23 @@ class Program:
 PROGRAMS: dict[str, Program] = {}
 
 
+def kept_in(programs: dict[str, Program]) -> Callable[..., Callable[[Script], Script]]:
+    """Registers decorated scripts in a dictionary of a test file's own, by their names alone.
+
+    What it gives takes how the model is built, and how the arguments of the example are made after the first, a (3, 4) tensor.
+    """
+
+    def program_here(build: Callable[[], nn.Module], *others: Callable[[], Any]) -> Callable[[Script], Script]:
+        def register(script: Script) -> Script:
+            name = script.__name__
+            programs[name] = Program(name, build, script, lambda: ((rand(), *(make() for make in others)), {}))
+            return script
+
+        return register
+
+    return program_here
+
+
 def program(
     build: Callable[[], nn.Module],
     *args: Callable[[], Any],
