@@ -3,13 +3,13 @@
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
 
-*Price*: the work of a task that may run on different processors is its seconds times the processor's price, where that is
-least. If the prices of all lanes add up to 1, no schedule does more than 1 priced second of work in a second: so any prices
-give a bound (linear programming duality), and prices of one processor alone give that of the tasks it must run.
+The work of a task that may run on different processors is its seconds at their prices (`planner/latency/prices.py`), where that
+is least. No schedule does more than one priced second of work in a second, so any prices give a bound; prices of one processor
+alone give that of the tasks it must run.
 
 Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Fernandez and Bussell, "Bounds on the number of processors and
 time for multiprocessor optimal schedules", IEEE Transactions on Computers C-22(8), 1973; Carlier, "The one-machine sequencing
-problem", EJOR 11, 1982; Lenstra, Shmoys and Tardos, Mathematical Programming 46, 1990 (the relaxation for unrelated machines).
+problem", EJOR 11, 1982.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from collections.abc import Iterator
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.prices import Table, able_seconds, priced
 from partitioner.planner.latency.ranks import transit
-
-Table = NDArray[np.float64]
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
@@ -56,29 +54,15 @@ def makespan_bound(problem: Problem) -> float:
     if not np.isfinite(longest):
         return inf
     lanes = np.array([each.lanes for each in problem.processors], dtype=float)
-    work = _priced(seconds, lanes)
+    work = priced(seconds, lanes)
     found += [_between(heads, tails, priced) for priced in (work, *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
     shared = _shared(problem, seconds)
     if shared is not None:
-        found.append(_between(heads, tails, _priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
+        found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
     if len(set(map(id, problem.seconds))) == 1 and np.isfinite(seconds).all():
         found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
     return max(found)
-
-
-def able_seconds(problem: Problem) -> Table:
-    """Seconds by processor and task; infinite where the task's group cannot go."""
-    table = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
-    for group, tasks in problem.members.items():
-        if len(tasks) > 1 or group in problem.pin or problem.demand[group]:
-            able = problem.able[group]
-            if len(able) < len(table):
-                for task in tasks:
-                    kept = table[able, task]
-                    table[:, task] = inf
-                    table[able, task] = kept
-    return table
 
 
 def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
@@ -119,38 +103,6 @@ def _by_processor(problem: Problem, seconds: Table, turned: bool) -> Table:
             np.maximum(reach[other], far, out=reach[other])
     found: Table = reach.T
     return found
-
-
-def _priced(cost: Table, capacity: Table) -> Table:
-    """The work of each task at prices that make its sum large; the prices of all of the capacity add up to 1.
-
-    Prices are found by multiplicative steps towards the processors that would have too much to do.
-    """
-    cost, capacity = _merged(cost, capacity)
-    price = np.full(len(cost), 1.0 / capacity.sum())
-    best: Table = (cost * price[:, None]).min(axis=0)
-    if len(cost) == 1:
-        return best
-    turns = int(min(150, max(3, 40_000_000 / cost.size)))
-    for turn in range(turns):
-        priced = cost * price[:, None]
-        choice, total = priced.argmin(axis=0), priced.min(axis=0)
-        if total.sum() > best.sum():
-            best = total
-        if total.sum() <= 0:
-            break
-        load = np.bincount(choice, weights=cost[choice, np.arange(cost.shape[1])], minlength=len(cost)) / capacity
-        price = price * np.exp(0.5 / (1 + turn / 4) * np.clip(load / total.sum() - 1.0, -2.0, 2.0))
-        price = price / (price * capacity).sum()
-    return best
-
-
-def _merged(cost: Table, capacity: Table) -> tuple[Table, Table]:
-    """Processors on which every task costs the same, as one."""
-    number: dict[bytes, int] = {}
-    place = [number.setdefault(row.tobytes(), len(number)) for row in cost]
-    first = [place.index(each) for each in range(len(number))]
-    return cost[first], np.bincount(place, weights=capacity).astype(float)
 
 
 def _alone(seconds: Table, lanes: Table) -> Iterator[Table]:

@@ -10,7 +10,7 @@ systems by an optimistic cost table", IEEE TPDS 25(3), 2014.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal
@@ -22,6 +22,10 @@ from partitioner.ir.problem import Problem
 
 Notion = Literal["mean", "least", "most"]
 """What a task costs that may run on several processors."""
+
+RankName = Literal["mean", "least", "most", "fan-out", "oct", "path", "first"]
+"""Upward rank by a notion of cost; that with more readers first among equals; the sum of `optimistic` costs; the longest path
+through a task; its earliest start."""
 
 LARGEST_TABLE = 4_000_000
 """Pairs of an edge and two processors that `optimistic` looks at; more take seconds."""
@@ -143,17 +147,20 @@ def by_urgency(problem: Problem, urgency: Sequence[float]) -> list[int]:
     return order
 
 
-def orders(problem: Problem) -> Iterator[tuple[str, list[int]]]:
-    """Orders to try, the most promising first, each with the name of its rank; made one at a time."""
-    rank = upward(problem)
-    yield "mean", by_rank(rank)
-    yield "least", by_rank(upward(problem, "least"))
-    ways = [len(set(after)) for after in problem.after]
-    yield "fan-out", by_urgency(problem, [each * (1 + 1e-9 * way) + 1e-12 * way for each, way in zip(rank, ways, strict=True)])
-    table = optimistic(problem)
-    if table is not None and len(problem.processors) > 1:
-        yield "oct", by_urgency(problem, [sum(each for each in row if each < inf) for row in table])
-    yield "most", by_rank(upward(problem, "most"))
-    down = downward(problem)
-    yield "path", by_urgency(problem, [up + 0.5 * (up + before) for up, before in zip(rank, down, strict=True)])
-    yield "first", by_urgency(problem, [-before for before in down])
+def ordered(problem: Problem, name: RankName) -> list[int] | None:
+    """All tasks by a rank, so that every edge is respected; ``None`` where the rank would take long, or says nothing."""
+    match name:
+        case "mean" | "least" | "most":
+            return by_rank(upward(problem, name))
+        case "fan-out":
+            ways = [len(set(after)) for after in problem.after]
+            rank = zip(upward(problem), ways, strict=True)
+            return by_urgency(problem, [each * (1 + 1e-9 * way) + 1e-12 * way for each, way in rank])
+        case "oct":
+            table = optimistic(problem) if len(problem.processors) > 1 else None
+            return by_urgency(problem, [sum(each for each in row if each < inf) for row in table]) if table else None
+        case "path":
+            ends = zip(upward(problem), downward(problem), strict=True)
+            return by_urgency(problem, [up + 0.5 * (up + before) for up, before in ends])
+        case "first":
+            return by_urgency(problem, [-before for before in downward(problem)])

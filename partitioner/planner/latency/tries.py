@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import inf
 from time import perf_counter
 
@@ -15,8 +16,19 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.latency.ranks import by_urgency, optimistic, orders
+from partitioner.planner.latency.prices import waste
+from partitioner.planner.latency.ranks import RankName, by_urgency, optimistic, ordered
 from partitioner.planner.timing import Ahead, Clock, timed
+
+AHEAD = -1.0
+"""In the place of a factor: the optimistic costs of what follows a task."""
+
+VIEWS: Sequence[tuple[RankName, float]] = (
+    *(("mean", 0), ("mean", AHEAD), ("mean", 4), ("mean", 16), ("least", 4), ("mean", 1), ("oct", AHEAD), ("least", 0)),
+    *(("fan-out", 0), ("mean", 64), ("least", 64), ("oct", 0), ("most", 0), ("path", 0), ("first", 0), ("least", 16)),
+)
+"""What is tried, the most promising first: a rank, and how many times what a task wastes on a processor is added to its end
+there before ends are compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +58,12 @@ class Found:
 
 
 def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> Found:
-    """The best of some schedules; with one try, that by plain upward rank.
+    """The best of some schedules; with one try, that by plain upward rank. See `several`."""
+    return several(problem, homes, tries, until)[0]
+
+
+def several(problem: Problem, homes: Homes, tries: int, until: float = inf) -> list[Found]:
+    """Some schedules, the best first.
 
     Args:
         problem: what is scheduled.
@@ -63,29 +80,30 @@ def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> F
         if len(found) >= (tries + 1) // 2 or perf_counter() > until:
             break
     found.sort(key=lambda each: each.seconds)
-    best, spent = found[0], len(found)
+    spent, open_ = len(found), list(range(len(found)))
     turned = Turned(problem, homes) if spent + 2 <= tries else None
-    while turned is not None and found and spent + 2 <= tries and perf_counter() < until:
-        start = turned.there_and_back(found[0])
+    while turned is not None and open_ and spent + 2 <= tries and perf_counter() < until:
+        start = turned.there_and_back(found[open_[0]])
         spent += 2
-        if start.seconds < found[0].seconds * (1 - 1e-12):
-            found[0] = start  # it may get better still
+        if start.seconds < found[open_[0]].seconds * (1 - 1e-12):
+            found[open_[0]] = start  # it may get better still
         else:
-            found.pop(0)
-        best = min(best, start, key=lambda each: each.seconds)
-    return best
+            open_.pop(0)
+    return sorted(found, key=lambda each: each.seconds)
 
 
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:
-    """By every rank, and by plain upward rank with an eye to the optimistic costs of what follows."""
-    later: Sequence[Sequence[float]] | None = None
-    differ = len(set(map(id, problem.seconds))) > 1 or problem.channels
-    for name, order in orders(problem):
-        yield _earliest(problem, homes, order, (), name)
-        if name in ("mean", "oct") and differ:
-            later = later or optimistic(problem)
-            if later is not None:
-                yield _earliest(problem, homes, order, later, f"{name}, looking ahead")
+    """By every rank, with and without an eye to the rest: the optimistic costs of what follows, the time of processors."""
+    differ = len(set(map(id, problem.seconds))) > 1
+    by, far, lost = cache(partial(ordered, problem)), cache(partial(optimistic, problem)), cache(partial(waste, problem))
+    for name, times in VIEWS:
+        if times and not differ and not (times == AHEAD and problem.channels):
+            continue
+        order = by(name)
+        later = far() if times == AHEAD else (times * lost()).tolist() if times else ()
+        if order is not None and later is not None:
+            words = ", looking ahead" if times == AHEAD else f", sparing processors {times:g} times" if times else ""
+            yield _earliest(problem, homes, order, later, f"{name}{words}")
 
 
 def _earliest(problem: Problem, homes: Homes, order: list[int], later: Sequence[Sequence[float]], rank: str) -> Found:

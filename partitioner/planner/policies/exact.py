@@ -23,7 +23,7 @@ from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
-from partitioner.planner.latency.tries import best_of
+from partitioner.planner.latency.tries import several
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""
@@ -75,14 +75,15 @@ class Exact:
         ruled = closed(problem)
         homes = Homes(ruled)
         tries, soon = 16 if len(problem.tasks) <= 500 else 1, started + (1 - AFTER) * self.time_limit
-        found, bound = best_of(ruled, homes, tries, started + BEFORE * self.time_limit), makespan_bound(ruled)
+        known, bound = several(ruled, homes, tries, started + BEFORE * self.time_limit), makespan_bound(ruled)
+        found = known[0]
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
-            found = improved(ruled, found, bound, started + BEFORE * self.time_limit, self.seed)
+            found = improved(ruled, known, bound, started + BEFORE * self.time_limit, self.seed)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             if perf_counter() + start_up(ruled) < soon:
                 found, bound = solved(ruled, found, bound, soon, self.workers, self.seed)
             if found.seconds > bound * (1 + 1e-6):  # what the model sends over channels in one order, the clock may in another
-                found = improved(ruled, found, bound, started + self.time_limit, self.seed)
+                found = improved(ruled, [found], bound, started + self.time_limit, self.seed)
         best = found.seconds <= bound * (1 + 1e-6)
         note = "proven to be the best" if best else "the best found in time"
         return scheduled(

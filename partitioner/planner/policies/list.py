@@ -27,7 +27,7 @@ from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
-from partitioner.planner.latency.tries import best_of
+from partitioner.planner.latency.tries import several
 from partitioner.planner.throughput.first import evened, fillings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
@@ -64,9 +64,8 @@ class List:
         if problem.objective == "throughput":
             return placed(problem, "list", _evenest(ruled, homes, self.tries))
         count, bound = max(1, len(problem.tasks)), makespan_bound(ruled)
-        found = best_of(ruled, homes, max(1, min(self.tries, TASKS_IN_ALL // count)))
-        if self.tries > 1:
-            found = soon_improved(ruled, found, bound)
+        known = several(ruled, homes, max(1, min(self.tries, TASKS_IN_ALL // count)))
+        found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
 

@@ -17,8 +17,8 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
-from partitioner.planner.latency.improve import improved, soon_improved
-from partitioner.planner.latency.tries import best_of
+from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.tries import several
 
 MOST_TASKS = 20_000
 """Tasks beyond which one schedule takes so long that nothing is searched."""
@@ -55,10 +55,9 @@ class Search:
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
         tries = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks))))
-        found = best_of(ruled, Homes(ruled), tries, until)
-        bound = makespan_bound(ruled)
-        found = soon_improved(ruled, found, bound, until)
+        known, bound = several(ruled, Homes(ruled), tries, until), makespan_bound(ruled)
+        found = known[0]
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
-            found = improved(ruled, found, bound, until, self.seed)
+            found = improved(ruled, known, bound, until, self.seed)
         note = f"the best found by {found.rank}"
         return scheduled(problem, "search", found.lanes, found.order, bound=min(bound, found.seconds), note=note)

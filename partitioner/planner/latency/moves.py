@@ -1,0 +1,182 @@
+"""The moves of local search: a task to another lane, to another place in the order, or both.
+
+    order        a b c d         c before b
+    lane         c to lane 1     where memory is full there, d goes elsewhere in exchange
+
+Where lanes are all the same and nothing passes between them, an order is all there is to look for: every task has the lane that
+suits best.
+
+Source: moves of critical tasks as in Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem",
+Management Science 42(6), 1996.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.latency.packing import keeps
+from partitioner.planner.latency.prices import waste
+from partitioner.planner.latency.quick import uniform
+
+WHOLE = 0.35
+"""Part of the moves between processors, where parts are contiguous, that leave alone what is behind and before a task."""
+
+PULLS, BOTH = 0.4, 0.7
+"""Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
+
+THRIFTY = 0.7
+"""Part of the moves between processors that look at two of them and take the one where less time is wasted."""
+
+
+class Moves:
+    """What may be changed in schedules of one problem.
+
+    Args:
+        problem: what is scheduled.
+        random: all that is left to chance.
+    """
+
+    def __init__(self, problem: Problem, random: Random) -> None:
+        self.problem, self.random = problem, random
+        self.sources = [sorted({source for source, _ in before}) for before in problem.before]
+        self.lanes_of = [
+            list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
+        ]
+        self.orders_only = uniform(problem)
+        self.full = sum(problem.demand.values()) > min(each.memory for each in problem.processors)
+        self.waste = waste(problem).tolist() if len(set(map(id, problem.seconds))) > 1 else None
+
+    def __call__(self, order: list[int], lanes: Sequence[int], task: int, ahead: int) -> tuple[list[int], list[int]] | None:
+        """Another order and other lanes, which differ in one task and what must go with it; ``None`` if nothing came of it.
+
+        Args:
+            order: all tasks.
+            lanes: the lane of each.
+            task: what is moved.
+            ahead: the task whose lane it waits for; -1 for none.
+        """
+        random, kind, moved = self.random, self.random.random(), list(lanes)
+        if self.orders_only or kind < PULLS:
+            before = ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task)
+            pulled = self.pull(order, task, before)
+            return (pulled, moved) if pulled else None
+        if not self.move(moved, task):
+            return None
+        pulled = self.pull(order, task, self.other(order, moved, task)) if kind > BOTH else None
+        return pulled or order, moved
+
+    def other(self, order: list[int], lanes: Sequence[int], task: int) -> int:
+        """A task near another one in the order, on the same lane if there is one."""
+        place = order.index(task)
+        reach = max(4, len(order) // 4)
+        near = order[max(0, place - reach) : place + reach]
+        if not self.orders_only:
+            near = [each for each in near if lanes[each] == lanes[task]] or near
+        return self.random.choice(near)
+
+    def pull(self, order: list[int], task: int, ahead: int) -> list[int] | None:
+        """``task`` just before ``ahead``, or the other way round if it is before it; with what it waits for in between.
+
+        Returns:
+            The order; ``None`` if one of the two waits for the other.
+        """
+        first, last = order.index(ahead), order.index(task)
+        if first > last:
+            first, last = last, first
+        if first == last:
+            return None
+        needed, kept = {order[last]}, []
+        early = []
+        for each in reversed(order[first : last + 1]):
+            if each in needed:
+                early.append(each)
+                needed.update(self.sources[each])
+            else:
+                kept.append(each)
+        if order[first] in needed:
+            return None
+        return [*order[:first], *reversed(early), *reversed(kept), *order[last + 1 :]]
+
+    def move(self, lanes: list[int], task: int) -> bool:
+        """Give a task another lane, and its group, where it goes to another processor; there, perhaps, in exchange."""
+        problem, home = self.problem, self.problem.lanes
+        here, lane = home[lanes[task]], self.lane(lanes, task)
+        if lane < 0:
+            return False
+        there = home[lane]
+        if there != here:
+            piece = self.piece(lanes, task)
+            if any(there not in problem.able[each] for each in piece):
+                return False
+            for each in piece:
+                self.send(lanes, each, there)
+            if self.full and not self.emptied(lanes, there, piece):
+                return False
+        lanes[task] = lane
+        return not problem.contiguous or there == here or self.allowed(lanes)
+
+    def lane(self, lanes: Sequence[int], task: int) -> int:
+        """Another lane for a task, rather where little time is wasted; -1 if there is none."""
+        problem = self.problem
+        able = problem.able[problem.group_of[task]]
+        ways = [lane for processor in able for lane in self.lanes_of[processor] if lane != lanes[task]]
+        if len(ways) < 2 or self.waste is None or self.random.random() > THRIFTY:
+            return self.random.choice(ways) if ways else -1
+        lost = self.waste[task]
+        return min(self.random.choices(ways, k=2), key=lambda each: lost[problem.lanes[each]])
+
+    def emptied(self, lanes: list[int], there: int, piece: Sequence[int]) -> bool:
+        """Whether memory suffices ``there``, if need be when another group has gone from there to wherever it fits."""
+        problem, home = self.problem, self.problem.lanes
+        room = [each.memory for each in problem.processors]
+        for group, tasks in problem.members.items():
+            room[home[lanes[tasks[0]]]] -= problem.demand[group]
+        if room[there] >= 0:
+            return True
+        ways = [
+            (group, away)
+            for group, tasks in problem.members.items()
+            if home[lanes[tasks[0]]] == there and group not in piece and problem.demand[group] >= -room[there]
+            for away in problem.able[group]
+            if away != there and problem.demand[group] <= room[away]
+        ]
+        if not ways:
+            return False
+        chosen = self.random.choices(ways, k=2)
+        group, away = min(chosen, key=lambda way: self.lost(*way))
+        self.send(lanes, group, away)
+        return True
+
+    def lost(self, group: int, processor: int) -> float:
+        """What is wasted if a group runs on a processor."""
+        return self.waste[self.problem.members[group][0]][processor] if self.waste is not None else 0.0
+
+    def piece(self, lanes: Sequence[int], task: int) -> list[int]:
+        """The groups that move with a task: its own and, half of the time where parts are contiguous, all behind or before it.
+
+        What is left stays in one piece then, as after a cut that moves along.
+        """
+        problem, home = self.problem, self.problem.lanes
+        group, here = problem.group_of, home[lanes[task]]
+        if not problem.contiguous or self.random.random() < WHOLE:
+            return [group[task]]
+        ways: Sequence[Sequence[int]] = problem.after if self.random.random() < 0.5 else self.sources
+        found, edge = {task}, [task]
+        while edge:
+            for each in ways[edge.pop()]:
+                if each not in found and home[lanes[each]] == here:
+                    found.add(each)
+                    edge.append(each)
+        return sorted({group[each] for each in found})
+
+    def send(self, lanes: list[int], group: int, processor: int) -> None:
+        """Send a group to a processor, each task to any of its lanes."""
+        for member in self.problem.members[group]:
+            lanes[member] = self.random.choice(self.lanes_of[processor])
+
+    def allowed(self, lanes: Sequence[int]) -> bool:
+        """Whether memory caps and contiguity are kept."""
+        problem = self.problem
+        return keeps(problem, {group: problem.lanes[lanes[tasks[0]]] for group, tasks in problem.members.items()})

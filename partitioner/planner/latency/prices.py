@@ -1,0 +1,99 @@
+"""What a second of each processor is worth, where tasks take longer on some than on others.
+
+    seconds    fast  1  1  1        price  0.75     the fast one would have too much to do, so its time costs more;
+               slow  3  3  3               0.25     at these prices no task wastes anything anywhere
+
+The prices of all lanes add up to 1, so a schedule does at most 1 priced second of work in a second: linear programming duality,
+for the relaxation in which tasks may be divided among processors and wait for nothing.
+
+Source of the relaxation: Lenstra, Shmoys and Tardos, "Approximation algorithms for scheduling unrelated parallel machines",
+Mathematical Programming 46, 1990.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partitioner.ir.problem import Problem
+
+Table = NDArray[np.float64]
+
+
+def able_seconds(problem: Problem) -> Table:
+    """Seconds by processor and task; infinite where the task's group cannot go."""
+    table = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
+    for group, tasks in problem.members.items():
+        if len(tasks) > 1 or group in problem.pin or problem.demand[group]:
+            able = problem.able[group]
+            if len(able) < len(table):
+                for task in tasks:
+                    kept = table[able, task]
+                    table[:, task] = inf
+                    table[able, task] = kept
+    return table
+
+
+def prices(cost: Table, capacity: Table) -> Table:
+    """Of a lane of each processor: those at which the least work of all tasks is large.
+
+    They are found by multiplicative steps towards the processors that would have too much to do.
+
+    Args:
+        cost: seconds by processor and task.
+        capacity: lanes of each processor.
+
+    >>> prices(np.array([[1.0] * 8, [3.0] * 8]), np.ones(2)).round(2)
+    array([0.75, 0.25])
+    """
+    number, cost, capacity = _merged(cost, capacity)
+    price = best = np.full(len(cost), 1.0 / capacity.sum())
+    turns, most = int(min(150, max(3, 40_000_000 / cost.size))) if len(cost) > 1 and cost.size else 0, -1.0
+    for turn in range(turns):
+        paid = cost * price[:, None]
+        choice, total = paid.argmin(axis=0), float(paid.min(axis=0).sum())
+        if total > most:
+            best, most = price, total
+        if total <= 0:
+            break
+        load = np.bincount(choice, weights=cost[choice, np.arange(cost.shape[1])], minlength=len(cost)) / capacity
+        price = price * np.exp(0.5 / (1 + turn / 4) * np.clip(load / total - 1.0, -2.0, 2.0))
+        price = price / (price * capacity).sum()
+    return best[number]
+
+
+def priced(cost: Table, capacity: Table) -> Table:
+    """The work of each task, where it is least at `prices`."""
+    work: Table = (cost * prices(cost, capacity)[:, None]).min(axis=0)
+    return work
+
+
+def waste(problem: Problem) -> Table:
+    """By task and processor, the seconds that all lanes lose if the task, and its group, run there and not where they should.
+
+    What a task takes longer on one processor than on another is in its own end. That all that comes after it on the same
+    processor is late, too, is not.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> kinds = Kind("one", {1: [2.0, 6.0]}), Kind("other", {1: [6.0, 2.0]})
+    >>> waste(Problem("two", ("a", "b"), kinds, (Processor("p", 0), Processor("q", 1)), [])).tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
+    """
+    seconds, lanes = able_seconds(problem), np.array([each.lanes for each in problem.processors], dtype=float)
+    paid = (seconds * (prices(seconds, lanes) * lanes.sum())[:, None]).T
+    for tasks in problem.members.values():
+        if len(tasks) > 1:
+            paid[tasks] = paid[tasks].sum(axis=0)
+    lost = paid - paid.min(axis=1, keepdims=True)
+    found: Table = np.where(np.isfinite(lost), lost, 0.0)
+    return found
+
+
+def _merged(cost: Table, capacity: Table) -> tuple[list[int], Table, Table]:
+    """Processors on which every task costs the same, as one; and where each is then."""
+    number: dict[bytes, int] = {}
+    place = [number.setdefault(row.tobytes(), len(number)) for row in cost]
+    first = [place.index(each) for each in range(len(number))]
+    return place, cost[first], np.bincount(place, weights=capacity).astype(float)
