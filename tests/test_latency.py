@@ -523,3 +523,12 @@ def test_what_travels_first_need_not_be_read_first(seed: int) -> None:
     answer = Exact(time_limit=20.0)(linked(seed))
     assert answer.note == "proven to be the best" and answer.gap < 1e-6
     check(linked(seed), answer)
+
+
+def test_what_others_answered_is_where_search_begins() -> None:
+    """On slow links `fit` can be ahead of every list schedule: `auto` went on from the schedules and was no better than `fit`."""
+    pytest.importorskip("ortools")
+    for number, problem in enumerate(problems(30, (8, 12), (2, 3), seed=31)):
+        best = Exact(time_limit=1.0)(problem) if number < 3 else Search(time_limit=0.05, seed=number)(problem)
+        for policy in (Search(time_limit=0.0), Exact(time_limit=0.0)):
+            assert policy.beyond(problem, [best]).cost <= best.cost * (1 + CLOSE), (number, policy)

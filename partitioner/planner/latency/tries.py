@@ -13,6 +13,7 @@ from math import inf
 from time import perf_counter
 
 from partitioner.errors import PlacementError
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
@@ -62,7 +63,7 @@ def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> F
     return several(problem, homes, tries, until)[0]
 
 
-def several(problem: Problem, homes: Homes, tries: int, until: float = inf) -> list[Found]:
+def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
     """Some schedules, the best first.
 
     Args:
@@ -70,6 +71,7 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf) -> l
         homes: where its tasks may go.
         tries: schedules, at most.
         until: moment, on `time.perf_counter`, after which no further one is begun.
+        answers: what policies have said already. Those that also say how many threads a task has are left out.
 
     Raises:
         PlacementError: no answer was found.
@@ -89,6 +91,8 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf) -> l
             found[open_[0]] = start  # it may get better still
         else:
             open_.pop(0)
+    said = [each for each in answers if not any(each.threads)]
+    found += [Found.of(timed(problem, each.lanes, each.order), each.order, each.policy) for each in said]
     return sorted(found, key=lambda each: each.seconds)
 
 

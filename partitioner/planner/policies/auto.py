@@ -7,8 +7,9 @@ OR-tools is left out where it is not installed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 
 from partitioner.errors import PlacementError
@@ -54,8 +55,9 @@ class Auto:
         began = time.monotonic()
         deadline, look = began + self.time_limit, 0.0
         best: Assignment | None = None
+        answers: list[Assignment] = []
         bound, reason = 0.0, PlacementError("no policy was tried")
-        for policy in self.policies(problem, lambda: max(0.0, deadline - time.monotonic())):
+        for policy in self.policies(problem, answers, lambda: max(0.0, deadline - time.monotonic())):
             if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() + look > deadline):
                 break
             try:
@@ -63,6 +65,7 @@ class Auto:
             except PlacementError as error:
                 reason = error
                 continue
+            answers.append(answer)
             bound = max(bound, answer.bound)
             look = look or LOOKS[problem.objective] * (time.monotonic() - began)
             if best is None or answer.cost < best.cost:
@@ -71,8 +74,10 @@ class Auto:
             raise reason
         return replace(best, policy=f"auto, {best.policy}", bound=min(bound, best.cost))
 
-    def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
-        """What to run, in order, each with its part of the time that is left."""
+    def policies(
+        self, problem: Problem, answers: Sequence[Assignment], left: Callable[[], float]
+    ) -> Iterator[Callable[[Problem], Assignment]]:
+        """What to run, in order, each with its part of the time that is left; what takes time begins at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
         yield List() if self.time_limit >= THOROUGH + PER_TASK * count else List(tries=1)
         if problem.objective == "latency":
@@ -81,6 +86,6 @@ class Auto:
             yield Single()
         yield Fit()
         if problem.objective == "latency" and solver and count <= SMALL and worth_while(SOLVER_SHARE * left()):
-            yield Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed)
+            yield partial(Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed).beyond, answers=answers)
         if count <= MIDDLE or problem.objective == "throughput":
-            yield Search(time_limit=left(), seed=self.seed)
+            yield partial(Search(time_limit=left(), seed=self.seed).beyond, answers=answers)

@@ -12,6 +12,7 @@ Needs ortools: ``pip install partitioner[exact]``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -65,6 +66,10 @@ class Exact:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
             SpecError: ortools is not installed.
         """
+        return self.beyond(problem, ())
+
+    def beyond(self, problem: Problem, answers: Sequence[Assignment]) -> Assignment:
+        """Likewise, from what other policies have answered, too."""
         started = perf_counter()
         solver_module()
         if problem.objective == "throughput":
@@ -75,8 +80,8 @@ class Exact:
         ruled = closed(problem)
         homes = Homes(ruled)
         tries, soon = 16 if len(problem.tasks) <= 500 else 1, started + (1 - AFTER) * self.time_limit
-        known, bound = several(ruled, homes, tries, started + BEFORE * self.time_limit), makespan_bound(ruled)
-        found = known[0]
+        known = several(ruled, homes, tries, started + BEFORE * self.time_limit, answers)
+        found, bound = known[0], makespan_bound(ruled)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             found = improved(ruled, known, bound, started + BEFORE * self.time_limit, self.seed)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):

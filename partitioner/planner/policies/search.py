@@ -9,6 +9,7 @@ Sources: see `planner/latency/improve.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -47,6 +48,10 @@ class Search:
         Raises:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
+        return self.beyond(problem, ())
+
+    def beyond(self, problem: Problem, answers: Sequence[Assignment]) -> Assignment:
+        """Likewise, from what other policies have answered, too: the result is no worse where the latency is what counts."""
         until = perf_counter() + self.time_limit
         if problem.objective == "throughput":
             from partitioner.planner.throughput import balanced
@@ -55,7 +60,7 @@ class Search:
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
         tries = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks))))
-        known, bound = several(ruled, Homes(ruled), tries, until), makespan_bound(ruled)
+        known, bound = several(ruled, Homes(ruled), tries, until, answers), makespan_bound(ruled)
         found = known[0]
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
             found = improved(ruled, known, bound, until, self.seed)
