@@ -526,7 +526,7 @@ def test_what_travels_first_need_not_be_read_first(seed: int) -> None:
 
 
 def test_what_others_answered_is_where_search_begins() -> None:
-    """On slow links `fit` can be ahead of every list schedule: `auto` went on from the schedules and was no better than `fit`."""
+    """On slow links `fit` can be ahead of every list schedule; `auto` went on from the schedules and was no better than it."""
     pytest.importorskip("ortools")
     for number, problem in enumerate(problems(30, (8, 12), (2, 3), seed=31)):
         best = Exact(time_limit=1.0)(problem) if number < 3 else Search(time_limit=0.05, seed=number)(problem)

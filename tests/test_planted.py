@@ -25,6 +25,7 @@ from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.prices import able_seconds, priced, prices, waste
 from partitioner.planner.latency.tries import several
 from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
 from partitioner.planner.timing import timed
 
 END = 100.0
@@ -105,6 +106,14 @@ def test_policies_come_close_to_planted_optima(sort: str, quick: float, searched
     assert mean(List()(each).cost for each in asked) <= quick * END
     found = [improved(each, several(each, Homes(each), 16), END, inf, 0, most=12_000) for each in asked]
     assert mean(each.seconds for each in found) <= searched * END
+
+
+def test_tight_memory_is_filled_as_even_loads_fill_it() -> None:
+    """Twenty tasks, five on each processor, 2% of memory to spare: earliest ends fill it so that nothing can be exchanged."""
+    pytest.importorskip("ortools")
+    asked = [planted(Random(seed), 4, 5, tight=True) for seed in range(4)]
+    assert mean(List()(each).cost for each in asked) > 1.5 * END, "or else there is nothing to gain"
+    assert mean(Search(time_limit=4.0)(each).cost for each in asked) <= 1.1 * END
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5))

@@ -12,6 +12,7 @@ Management Science 42(6), 1996.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from random import Random
 
@@ -20,8 +21,11 @@ from partitioner.planner.latency.packing import keeps
 from partitioner.planner.latency.prices import waste
 from partitioner.planner.latency.quick import uniform
 
-WHOLE = 0.35
-"""Part of the moves between processors, where parts are contiguous, that leave alone what is behind and before a task."""
+ALONE = 0.4
+"""Part of the moves between processors with a task alone, where values travel or parts are contiguous."""
+
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
+"""Tasks that move together where values travel."""
 
 PULLS, BOTH = 0.4, 0.7
 """Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
@@ -45,6 +49,7 @@ class Moves:
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
         self.orders_only = uniform(problem)
+        self.travel = any(problem.routes.values()) and bool(problem.values)
         self.full = sum(problem.demand.values()) > min(each.memory for each in problem.processors)
         self.waste = waste(problem).tolist() if len(set(map(id, problem.seconds))) > 1 else None
 
@@ -154,22 +159,32 @@ class Moves:
         return self.waste[self.problem.members[group][0]][processor] if self.waste is not None else 0.0
 
     def piece(self, lanes: Sequence[int], task: int) -> list[int]:
-        """The groups that move with a task: its own and, half of the time where parts are contiguous, all behind or before it.
+        """The groups that move with a task: its own and, half of the time where values travel or parts are contiguous, others.
 
-        What is left stays in one piece then, as after a cut that moves along.
+        Where parts are contiguous, all behind or before it on the same processor: what is left stays in one piece then, as
+        after a cut that moves along. Where values travel, some that are connected with it: each by itself would only add to
+        what travels.
         """
-        problem, home = self.problem, self.problem.lanes
-        group, here = problem.group_of, home[lanes[task]]
-        if not problem.contiguous or self.random.random() < WHOLE:
-            return [group[task]]
-        ways: Sequence[Sequence[int]] = problem.after if self.random.random() < 0.5 else self.sources
-        found, edge = {task}, [task]
-        while edge:
-            for each in ways[edge.pop()]:
-                if each not in found and home[lanes[each]] == here:
-                    found.add(each)
-                    edge.append(each)
-        return sorted({group[each] for each in found})
+        problem, random = self.problem, self.random
+        if not (problem.contiguous or self.travel) or random.random() < ALONE:
+            return [problem.group_of[task]]
+        if not problem.contiguous:
+            found = self.connected(lanes, task, (problem.after, self.sources), random.choice(SIZES))
+        else:
+            found = self.connected(lanes, task, (problem.after if random.random() < 0.5 else self.sources,), len(lanes))
+        return sorted({problem.group_of[each] for each in found})
+
+    def connected(self, lanes: Sequence[int], task: int, ways: Sequence[Sequence[Sequence[int]]], most: int) -> set[int]:
+        """A task and, along edges, others of its processor; the nearest ``most`` of them."""
+        home = self.problem.lanes
+        found, edge = {task}, deque([task])
+        while edge and len(found) < most:
+            here = edge.popleft()
+            near = [each for way in ways for each in way[here] if each not in found and home[lanes[each]] == home[lanes[here]]]
+            new = list(dict.fromkeys(near))[: most - len(found)]
+            found.update(new)
+            edge.extend(new)
+        return found
 
     def send(self, lanes: list[int], group: int, processor: int) -> None:
         """Send a group to a processor, each task to any of its lanes."""

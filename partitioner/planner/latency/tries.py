@@ -7,7 +7,7 @@ backwards   3 from 2   11.7 ms      4 from 3  11.6 ms
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import inf
 from time import perf_counter
@@ -94,6 +94,19 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answ
     said = [each for each in answers if not any(each.threads)]
     found += [Found.of(timed(problem, each.lanes, each.order), each.order, each.policy) for each in said]
     return sorted(found, key=lambda each: each.seconds)
+
+
+def settled(problem: Problem, homes: Sequence[int], tries: int, until: float = inf) -> list[Found]:
+    """Some schedules with the processor of each task given, the best first; ranks are by what tasks take there."""
+    fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
+    found = several(fixed, Homes(fixed), tries, until)
+    return [replace(each, rank=f"on even loads, {each.rank}") for each in found]
+
+
+def uneven(problem: Problem) -> bool:
+    """Whether some tasks fit some processors better than others: in what they take there, or in what memory is left."""
+    full = sum(problem.demand.values()) > min(each.memory for each in problem.processors)
+    return len(problem.processors) > 1 and (full or len(set(map(id, problem.seconds))) > 1)
 
 
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:

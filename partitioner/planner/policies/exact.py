@@ -25,6 +25,7 @@ from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
 from partitioner.planner.latency.tries import several
+from partitioner.planner.throughput import balanced
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""
@@ -73,8 +74,6 @@ class Exact:
         started = perf_counter()
         solver_module()
         if problem.objective == "throughput":
-            from partitioner.planner.throughput import balanced
-
             processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "exact", processors, bound=bound)
         ruled = closed(problem)

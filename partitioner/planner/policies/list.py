@@ -17,7 +17,7 @@ TPDS 13(3), 2002 (upward rank, insertion); Arabnejad and Barbosa, IEEE TPDS 25(3
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from partitioner.errors import PlacementError
@@ -27,7 +27,7 @@ from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
-from partitioner.planner.latency.tries import several
+from partitioner.planner.latency.tries import settled, several, uneven
 from partitioner.planner.throughput.first import evened, fillings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
@@ -64,7 +64,12 @@ class List:
         if problem.objective == "throughput":
             return placed(problem, "list", _evenest(ruled, homes, self.tries))
         count, bound = max(1, len(problem.tasks)), makespan_bound(ruled)
-        known = several(ruled, homes, max(1, min(self.tries, TASKS_IN_ALL // count)))
+        tries = max(1, min(self.tries, TASKS_IN_ALL // count))
+        known = several(ruled, homes, tries)
+        if tries > 1 and known[0].seconds > bound * (1 + 1e-9) and uneven(ruled):
+            with suppress(PlacementError):
+                known += settled(ruled, _evenest(replace(ruled, objective="throughput"), homes, tries), tries)[:2]
+                known.sort(key=lambda each: each.seconds)
         found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
