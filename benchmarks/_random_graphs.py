@@ -14,6 +14,8 @@ from functools import partial
 from itertools import pairwise, permutations, product
 from typing import Any
 
+from _planted_graphs import END, SORTS, planted
+
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 
 LONGEST = 20
@@ -236,3 +238,6 @@ def kinds_of_graph(sizes: Sequence[int], seeds: int, limit: float) -> Iterator[t
     yield "cut from a schedule", counts, ((problem, known, True) for problem, known in cut)
     for family in FAMILIES:
         yield f"{family}, unequal, links", "2, 3", proven(partial(with_links, family), (2, 3))
+    for (sort, options), each in product(SORTS.items(), (5, 10, 19)):
+        full = (planted(random.Random(seed), 4, each, **options) for seed in range(seeds))
+        yield f"cut from a schedule, unequal, {sort}, {4 * each} tasks", "4", ((problem, END, True) for problem in full)

@@ -203,10 +203,12 @@ def random_graphs(options: argparse.Namespace) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     kinds = kinds_of_graph(sizes, options.seeds, limit)
     show(head, [tried(kind[0], partial(_above, *kind, found.setdefault(kind[0], []))) for kind in kinds])
-    links = [each for name, own in found.items() if name.endswith("links") for each in own]
-    equal = [each for name, own in found.items() if not name.endswith("links") for each in own]
     print("\nAbove the optimum on average (aims: `list` 0.8%, `auto` 0.05%):")
-    for words, each in {"equal processors": equal, "unequal ones with links": links, "all": equal + links}.items():
+    full = [each for name, own in found.items() if "unequal" in name and "cut" in name for each in own]
+    links = [each for name, own in found.items() if name.endswith("links") for each in own]
+    equal = [each for name, own in found.items() if "unequal" not in name for each in own]
+    sorts = {"equal processors": equal, "unequal ones with links": links, "both": equal + links}
+    for words, each in (sorts | {"unequal ones, all of them full": full}).items():
         if each:
             mean = [statistics.fmean(column) for column in zip(*each, strict=True)]
             print(f"- {words}, {len(each)} graphs: `list` {mean[0]:.3%}, `auto` {mean[1]:.4%}")

@@ -1,15 +1,10 @@
-"""Schedules cut out of full processors: the optimum is known without a solver, at sizes where no solver is of use.
-
-    p0  | a |   c   |  e  |        every processor is busy from 0 to the end, and each task is where it is fastest: no schedule
-    p1  |    b    |d|  f  |        ends earlier. Policies see tasks, edges and times, and not the schedule.
-
-Elsewhere a task takes 1.2 to 4 times as long.
-"""
+"""Policies, prices and search on graphs whose optimum is known because every processor is full."""
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations
+import sys
 from math import inf
+from pathlib import Path
 from random import Random
 from statistics import mean
 
@@ -18,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved
@@ -28,64 +22,8 @@ from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
 from partitioner.planner.timing import timed
 
-END = 100.0
-
-
-def planted(random: Random, processors: int, each: int, linked: bool = False, tight: bool = False) -> Problem:
-    """``each`` tasks fill every processor from 0 to 100; edges where a task ends before another one starts.
-
-    Args:
-        random: of cuts, edges, and seconds where a task is not at home.
-        processors: each of a kind of its own.
-        each: tasks of a processor.
-        linked: values have bytes and travel; in the schedule, all of them have time to.
-        tight: tasks hold memory, of which processors have 2% more than the schedule needs.
-    """
-    cuts = [[0.0, *sorted(random.uniform(0, END) for _ in range(each - 1)), END] for _ in range(processors)]
-    spans = sorted((start, end, home) for home, cut in enumerate(cuts) for start, end in pairwise(cut))
-    kinds = tuple(
-        Kind(f"k{other}", {1: [(end - start) * (1 if home == other else random.uniform(1.2, 4)) for start, end, home in spans]})
-        for other in range(processors)
-    )
-    held = [random.uniform(1, 4) for _ in spans] if tight else []
-    caps = [sum(size for size, span in zip(held, spans, strict=False) if span[2] == home) for home in range(processors)]
-    pairs = list(permutations(range(processors), 2)) if linked else []
-    edges, values = _edges(random, spans, linked)
-    return Problem(
-        "planted",
-        tuple(f"t{number}" for number in range(len(spans))),
-        kinds,
-        tuple(Processor(f"p{home}", home, memory=1.02 * cap if tight else inf) for home, cap in enumerate(caps)),
-        edges,
-        values,
-        tuple(Channel(f"{one} to {other}", 1.0, 0.5, (one, other)) for one, other in pairs),
-        {pair: (number,) for number, pair in enumerate(pairs)},
-        memory=held,
-    )
-
-
-def _edges(
-    random: Random, spans: list[tuple[float, float, int]], linked: bool
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, float]]]:
-    """Up to three readers of a task, of those next to start; elsewhere only where its value is there by then."""
-    edges: list[tuple[int, int, int]] = []
-    values: list[tuple[int, float]] = []
-    free: dict[tuple[int, int], float] = {}  # when a link is
-    for source, (_, end, home) in enumerate(spans):
-        size, there = random.uniform(0.5, 2), {home: end}
-        later = [task for task in range(source + 1, len(spans)) if spans[task][0] >= end][:12]
-        for target in random.sample(later, min(len(later), random.randint(0, 3))):
-            start, _, away = spans[target]
-            arrives = there.get(away, max(end, free.get((home, away), 0.0)) + 0.5 + size) if linked else end
-            if arrives <= start:
-                edges.append((source, target, len(values) if linked else ORDER))
-                if away not in there and linked:
-                    there[away] = free[home, away] = arrives
-        values += [(source, size)] if linked else []
-    return edges, values
-
-
-SORTS = {"plain": {}, "linked": {"linked": True}, "tight": {"tight": True}}
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _planted_graphs import END, SORTS, planted
 
 
 @pytest.mark.parametrize("sort", SORTS)
