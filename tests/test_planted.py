@@ -36,11 +36,11 @@ def test_the_planted_schedule_is_the_best_there_is(sort: str) -> None:
         assert clock.makespan == pytest.approx(END) == pytest.approx(makespan_bound(problem), rel=0.01)
 
 
-@pytest.mark.parametrize(("sort", "quick", "searched"), [("plain", 1.1, 1.06), ("linked", 1.1, 1.06), ("tight", 1.16, 1.1)])
+@pytest.mark.parametrize(("sort", "quick", "searched"), [("plain", 1.1, 1.06), ("linked", 1.09, 1.06), ("tight", 1.16, 1.1)])
 def test_policies_come_close_to_planted_optima(sort: str, quick: float, searched: float) -> None:
-    """Earliest ends alone leave a fifth: a task on the wrong processor takes time from all that come after it there."""
+    """Earliest ends alone leave 20, 22 and 33%: a task on the wrong processor takes time from all that come after it there."""
     asked = [planted(Random(seed), 4, 19, **SORTS[sort]) for seed in range(4)]
-    assert mean(List(tries=1)(each).cost for each in asked) > 1.18 * END, "or else there is nothing to gain"
+    assert mean(List(tries=1)(each).cost for each in asked) <= (1.24 if sort == "tight" else 1.16) * END
     assert mean(List()(each).cost for each in asked) <= quick * END
     found = [improved(each, several(each, Homes(each), 16), END, inf, 0, most=12_000) for each in asked]
     assert mean(each.seconds for each in found) <= searched * END

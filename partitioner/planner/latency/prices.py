@@ -56,7 +56,7 @@ def prices(cost: Table, capacity: Table) -> Table:
         choice, total = paid.argmin(axis=0), float(paid.min(axis=0).sum())
         if total > most:
             best, most = price, total
-        if total <= 0:
+        if not 0 < total < inf:
             break
         load = np.bincount(choice, weights=cost[choice, np.arange(cost.shape[1])], minlength=len(cost)) / capacity
         price = price * np.exp(0.5 / (1 + turn / 4) * np.clip(load / total - 1.0, -2.0, 2.0))
@@ -86,7 +86,8 @@ def waste(problem: Problem) -> Table:
     for tasks in problem.members.values():
         if len(tasks) > 1:
             paid[tasks] = paid[tasks].sum(axis=0)
-    lost = paid - paid.min(axis=1, keepdims=True)
+    least = paid.min(axis=1, keepdims=True)
+    lost = paid - np.where(np.isfinite(least), least, 0.0)
     found: Table = np.where(np.isfinite(lost), lost, 0.0)
     return found
 

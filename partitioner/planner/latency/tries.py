@@ -25,7 +25,7 @@ AHEAD = -1.0
 """In the place of a factor: the optimistic costs of what follows a task."""
 
 VIEWS: Sequence[tuple[RankName, float]] = (
-    *(("mean", 0), ("mean", AHEAD), ("mean", 4), ("mean", 16), ("least", 4), ("mean", 1), ("oct", AHEAD), ("least", 0)),
+    *(("mean", 1), ("mean", 4), ("mean", 0), ("mean", AHEAD), ("mean", 16), ("least", 4), ("oct", AHEAD), ("least", 0)),
     *(("fan-out", 0), ("mean", 64), ("least", 64), ("oct", 0), ("most", 0), ("path", 0), ("first", 0), ("least", 16)),
 )
 """What is tried, the most promising first: a rank, and how many times what a task wastes on a processor is added to its end
@@ -59,7 +59,7 @@ class Found:
 
 
 def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> Found:
-    """The best of some schedules; with one try, that by plain upward rank. See `several`."""
+    """The best of some schedules; with one try, that by upward rank. See `several`."""
     return several(problem, homes, tries, until)[0]
 
 

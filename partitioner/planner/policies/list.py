@@ -41,7 +41,7 @@ class List:
     """List scheduling by upward rank.
 
     Args:
-        tries: schedules to make, at most; the best is kept and improved. 1: plain upward rank, as it is.
+        tries: schedules to make, at most; the best is kept and improved. 1: by upward rank, as it is.
 
     >>> from partitioner.ir.problem import ORDER, Kind, Problem, Processor
     >>> seconds = Kind("cpu", {1: [2.0, 4.0, 3.0, 1.0]})

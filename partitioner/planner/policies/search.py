@@ -23,8 +23,8 @@ from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.tries import Found, settled, several, uneven
 from partitioner.planner.throughput import balanced
 
-EVENED, MOST_EVENED = 0.1, 2_000
-"""Part of the time that goes to even loads, and tasks up to which it does."""
+EVENED, EVENING = 0.1, 5e-4
+"""Part of the time that goes to even loads, and seconds of it that a task takes at least; where there are less, none does."""
 
 MOST_TASKS = 20_000
 """Tasks beyond which one schedule takes so long that nothing is searched."""
@@ -65,7 +65,8 @@ class Search:
         tries = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks))))
         known, bound = several(ruled, Homes(ruled), tries, until, answers), makespan_bound(ruled)
         found = known[0]
-        if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_EVENED and uneven(ruled):
+        enough = EVENING * len(problem.tasks) <= EVENED * self.time_limit
+        if found.seconds > bound * (1 + 1e-9) and enough and uneven(ruled):
             known = sorted([*known, *self.evened(ruled, until)], key=lambda each: each.seconds)
             found = known[0]
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:

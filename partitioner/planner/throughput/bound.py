@@ -88,7 +88,7 @@ def work_bound(seconds: Floats, counts: Floats) -> float:
 def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
     """The largest of ``best`` and, over some units, what the processor of that unit cannot be below: a minimum cut round it."""
     units = park.units
-    if units.problem.overlap or not park.by_itself or units.count + len(units.flows) > MOST_FOR_CUTS or not units.flows:
+    if units.problem.overlap or units.count + len(units.flows) > MOST_FOR_CUTS or not units.flows or not park.by_itself:
         return best
     alone = seconds + np.array([_charges(park, each) for each in park.classes])
     if float(alone.min(axis=0).max()) <= best:

@@ -91,16 +91,21 @@ class Park:
         ends = {end for channel in problem.routes.get((here, there), ()) for end in problem.channels[channel].ends}
         return bool(ends - {here, there})
 
-    def _mean(self, here: int, sending: bool) -> tuple[float, float]:
-        """Seconds for each value and byte at one end of a passage, over all other processors."""
+    @cached_property
+    def _means(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """Of each processor, seconds for each value and byte at its end of a passage to others, and from them, on average."""
         problem = self.units.problem
-        others = [there for there in range(len(problem.processors)) if there != here]
-        each = byte = 0.0
-        for there in others:
-            for channel in self._half(here, there, sending):
-                each += problem.channels[channel].latency / len(others)
-                byte += 1.0 / problem.channels[channel].bandwidth / len(others)
-        return float(f"{each:.12g}"), float(f"{byte:.12g}")
+        count = len(problem.processors)
+        sums = [([0.0, 0.0], [0.0, 0.0]) for _ in range(count)]
+        for (source, target), route in problem.routes.items():
+            for number in dict.fromkeys(route):
+                channel = problem.channels[number]
+                for end, (each, byte) in ((source, sums[source][0]), (target, sums[target][1])):
+                    if end in channel.ends and source != target:
+                        sums[end][end == target][:] = each + channel.latency, byte + 1.0 / channel.bandwidth
+        others = max(1, count - 1)
+        rounded = ([(float(f"{each / others:.12g}"), float(f"{byte / others:.12g}")) for each, byte in ends] for ends in sums)
+        return [(sends, receives) for sends, receives in rounded]
 
     @cached_property
     def classes(self) -> list[Alike]:
@@ -108,13 +113,10 @@ class Park:
         problem, found = self.units.problem, defaultdict[object, list[int]](list)
         pinned = set(self.units.pins.values())
         for number, each in enumerate(problem.processors):
-            sends, receives = self._mean(number, True), self._mean(number, False)
             table = id(problem.seconds[number])
             alone = number if number in pinned else -1
-            found[table, each.lanes, each.memory, sends, receives, alone].append(number)
-        return [
-            Alike(tuple(numbers), self._mean(numbers[0], True), self._mean(numbers[0], False)) for numbers in found.values()
-        ]
+            found[table, each.lanes, each.memory, self._means[number], alone].append(number)
+        return [Alike(tuple(numbers), *self._means[numbers[0]]) for numbers in found.values()]
 
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:

@@ -20,6 +20,7 @@ from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import ORDERS, staged
+from partitioner.planner.timing import largest_load
 
 MOST_IDEALS = 4_000
 """Down-closed sets of units up to which the best contiguous stages are found."""
@@ -109,6 +110,36 @@ def stages(
     search = Annealing(park, _fitting(park, until) if homes is None else homes)
     search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
     return units.spread_over(search.best)
+
+
+def stages_in_a_line(problem: Problem, most_orders: int) -> tuple[list[int], float]:
+    """The best contiguous stages along some orders of the units, the same on every machine: there is no limit of time.
+
+    Args:
+        problem: what is placed; contiguous.
+        most_orders: orders of the units that are tried.
+
+    Returns:
+        The processor of each task, no two of which lead to each other; seconds that no placement's largest load can be below.
+
+    Raises:
+        PlacementError: none was found that fits.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> cpu, edges = Kind("cpu", {1: [1.0, 3.0, 2.0]}), [(0, 1, -1), (1, 2, -1)]
+    >>> stages_in_a_line(Problem("p", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, edges, contiguous=True), 1)[0]
+    [0, 0, 1]
+    """
+    units = units_of(problem, contiguous=True)
+    if not units.count:
+        return [], 0.0
+    park = park_of(units)
+    bound = bound_of(park)
+    homes = staged(units, inf, MOST_IDEALS, bound, most_orders)
+    if homes is None:
+        raise PlacementError(_none(park, "No stages were found"))
+    found = units.spread_over(homes)
+    return found, min(bound, largest_load(problem, found))
 
 
 def _branched(search: Annealing, bound: float, until: float) -> float:
