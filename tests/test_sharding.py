@@ -27,7 +27,9 @@ from partitioner.ir.machine import Device
 from partitioner.ir.sharding import F as FANNED
 from partitioner.ir.sharding import P, Placement, R, reshaped, shard
 from partitioner.ir.shared import Axis, Rule, ShardedOp, Whole
-from partitioner.planner.sharding import PRICE, shared_out
+from partitioner.planner import sharding
+from partitioner.planner.conversions import PRICE
+from partitioner.planner.sharding import shared_out
 from partitioner.spec.spec import Spec
 
 B, S, H, D = 2, 4, 4, 8
@@ -368,6 +370,26 @@ def test_a_transformer_is_shared_out_by_heads_columns_and_rows() -> None:
     }
     assert "scaled_dot_product_attention: S(1), S(1), S(1) -> S(1)" in str(found)
     assert blocks_in(traced.graph.fx) == (3,)
+
+
+def test_layers_that_are_alike_are_shared_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 126 layers took as long as the first one. Their costs lie on a grid: summed as floats, no two were alike."""
+    steps: list[object] = []
+    plain = sharding._step
+    monkeypatch.setattr(sharding, "_step", lambda *asked: steps.append(asked) or plain(*asked))
+    made, costs = [], []
+    for depth in (4, 8, 16):
+        steps.clear()
+        traced = example_in(nn.Sequential(*(Block() for _ in range(depth))), torch.randn(4, 16, 64), None, 1).traced
+        found = sharding_of(traced, Axis(2), Device("cpu", "cpu"), Spec())
+        held = {name.partition(".")[2]: set[str]() for name in traced.graph.states.values()}
+        for name, place in found.state.items():
+            held[traced.graph.states[name].partition(".")[2]].add(str(place))
+        assert held["qkv.weight"] == {"S(0, 3)"} and held["down.weight"] == {"S(1)"}
+        made.append(len(steps))
+        costs.append(found.cost)
+    assert made[0] == made[1] == made[2], made
+    assert costs[2] - costs[1] == pytest.approx(2 * (costs[1] - costs[0]))
 
 
 @given(st.data())

@@ -7,7 +7,8 @@
 
 What the section of the spec says beside the mesh is kept. The batch is the whole job's, so that all ways do the same work.
 A way is not looked at further if its proven bound is above the best step found so far, or if one with smaller microbatches did
-not fit. A size of microbatches at which none can win is not traced: what two smaller ones took says what it takes at least.
+not fit. A size of microbatches at which none can win is left out: what two smaller ones took says what it takes at least. Two
+sizes are traced; larger ones are made of these (`grown.py`), and traced only once one of their ways is predicted.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Prospects:
         room: bytes that the fullest rank takes at least.
         least: seconds at least, however stages are shared out along a tensor axis.
         closer: likewise, as they are.
+        closer_room: bytes at least, as they are.
         cut: likewise, cut as they are.
         predict: what a step takes.
         cap: bytes that a rank may use.
@@ -49,6 +51,7 @@ class Prospects:
     room: Callable[[DistributedSpec], int]
     least: Callable[[DistributedSpec], float]
     closer: Callable[[DistributedSpec], float]
+    closer_room: Callable[[DistributedSpec], int]
     cut: Callable[[DistributedSpec], float]
     predict: Callable[[DistributedSpec], Outlook]
     cap: int | None
@@ -147,13 +150,21 @@ class _Search:
         self.seen.add(way)
         if way.recompute != "none" and way.model_copy(update={"recompute": "none"}) in self.kept:
             return
-        room, cap = self.prospects.room(way), self.prospects.cap
-        if cap is not None and room > cap:
-            self.full.add(_form(way))
-            self.hopeless.append((room, way))
-            self._note(False, Row(way, least, None, room, f"does not fit: at least {_too_much(room - cap)}"))
-        elif not self._slower(way, least) and not self._slower(way, self.prospects.closer(way)):
+        if self._too_full(way, least, self.prospects.room(way)) or self._slower(way, least):
+            return
+        least = self.prospects.closer(way)
+        if not self._slower(way, least) and not self._too_full(way, least, self.prospects.closer_room(way)):
             self._predict(way)
+
+    def _too_full(self, way: DistributedSpec, least: float, room: int) -> bool:
+        """Whether a way takes more than there is, so many bytes at least."""
+        cap = self.prospects.cap
+        if cap is None or room <= cap:
+            return False
+        self.full.add(_form(way))
+        self.hopeless.append((room, way))
+        self._note(False, Row(way, least, None, room, f"does not fit: at least {_too_much(room - cap)}"))
+        return True
 
     def begin(self, ordered: Sequence[tuple[float, DistributedSpec]]) -> None:
         """Find something that fits, for bounds to be held against, among the ways that keep little and have room to spare."""

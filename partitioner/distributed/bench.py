@@ -17,17 +17,18 @@ import torch
 from torch import nn
 
 from partitioner.distributed.auto import parts
-from partitioner.distributed.bounds import least, line_through, with_bubble, with_waits
+from partitioner.distributed.bounds import least, line_through, room, with_bubble, with_waits
 from partitioner.distributed.branches import owners_of
 from partitioner.distributed.branchtimes import Branches, branches_of
-from partitioner.distributed.cut import Cut, cut_into, sharing_a_stage
+from partitioner.distributed.cut import Cut, Uncut, cut_into, uncut
 from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.loads import Segments, StageLoad, backwards, held, held_by_a_rank, kept_of, loads_of, stages_of
+from partitioner.distributed.grown import Microbatches
+from partitioner.distributed.loads import Segments, StageLoad, backwards, held_by_a_rank, kept_of, loads_of, stages_of
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.part import part_of
 from partitioner.distributed.prediction import Outlook, predict
 from partitioner.distributed.schedules import refuse_ties_within
-from partitioner.distributed.segments import ends_of, in_flight, least_in_flight
+from partitioner.distributed.segments import ends_of, in_flight
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
 from partitioner.errors import PlacementError
@@ -63,32 +64,29 @@ def for_one_rank(example: Example, spec: Spec, asked: DistributedSpec, device: D
     return shared(example, sharding, Place(), torch.device(device.torch_device))[0]
 
 
-def staged(
-    example: Example, spec: Spec, asked: DistributedSpec, device: Device, free: Cut | None = None, memory: Memory | None = None
-) -> Cut:
+def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
     """The model's graph in as many stages as are asked for, with room for gradients and what the optimizer keeps.
-
-    Stages that are cut as if there were no cap on memory are taken where they fit: then no cap changes anything.
 
     Args:
         example: as `for_one_rank` gives it.
         spec: optimizer, profile.
         asked: mesh, schedule, wrapping.
         device: what each rank has.
-        free: as cut without a cap, if that is known.
-        memory: of its ops, if that is known.
 
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the device's memory.
     """
-    count = asked.mesh.pipeline * asked.stages_per_rank
-    cut = free or cut_into(example.traced, count, replace(device, memory=None), profile=spec.profile)
-    if device.memory is None:
-        return cut
-    kept = held_by_a_rank(memory or _memory(example, spec), asked)
-    if max(_standing(cut, kept)) <= device.memory:
-        return cut
-    return cut_into(example.traced, count, device, memory=kept, profile=spec.profile)
+    ready = uncut(example.traced, device, spec.profile)
+    free = cut_into(ready, asked.mesh.pipeline * asked.stages_per_rank, replace(device, memory=None))
+    return free if device.memory is None else _within(ready, free, _memory(example, spec), asked, device)
+
+
+def _within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, device: Device) -> Cut:
+    """Stages as they are cut if there is no cap on memory, where they fit, for then no cap changes anything; or others."""
+    kept = held_by_a_rank(memory, asked)
+    if device.memory is None or max(_standing(free, kept)) <= device.memory:
+        return free
+    return cut_into(ready, free.count, device, memory=kept)
 
 
 def _standing(cut: Cut, memory: Memory) -> list[int]:
@@ -117,6 +115,7 @@ class Bench:
     Attributes:
         made: what has been made, by what it is.
         too_many: a number of stages into which there is no cut, by the number of microbatches and the tensor axis.
+        microbatches: the examples.
     """
 
     model: nn.Module
@@ -127,6 +126,12 @@ class Bench:
     cluster: Cluster
     made: dict[tuple[object, ...], Any] = field(default_factory=dict)
     too_many: dict[tuple[int, int], int] = field(default_factory=dict)
+    microbatches: Microbatches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.microbatches = Microbatches(
+            lambda count: off_meta(example_in(self.model, self.inputs, self.kwargs, count)), not self.spec.profile
+        )
 
     def outlook(self, asked: DistributedSpec, count: int) -> Outlook:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
@@ -137,8 +142,12 @@ class Bench:
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)
 
     def of_job(self, asked: DistributedSpec) -> Outlook:
-        """The prediction where the batch is the whole job's."""
-        return self.outlook(asked, parts(asked))
+        """The prediction where the batch is the whole job's. It comes of a trace, and no microbatch that was made of others."""
+        count = parts(asked)
+        if not self.microbatches.settle(count):
+            self.made.clear()
+            self.too_many.clear()
+        return self.outlook(asked, count)
 
     def after_cut(self, asked: DistributedSpec) -> float:
         """Seconds that a step takes at least, cut as it is."""
@@ -170,8 +179,8 @@ class Bench:
         Where ops are measured, or share threads, more rows may take less for each of them, and nothing is foreseen.
         """
         count, whole = parts(asked), self._undivided(asked)
-        traced = [key[1] for key in self.made if key[0] == "example"]
-        known = sorted(each for each in traced if isinstance(each, int) and each > count)[:2]
+        traced = self.microbatches.made
+        known = sorted(each for each in traced if each > count)[:2]
         if count in traced or len(known) < 2 or self.spec.profile or self.device.threads_per_lane > 1:
             return 0.0
         more, fewer = known
@@ -188,27 +197,22 @@ class Bench:
         return max(least(forward, exchanged, memory, asked, self.cluster) / ranks, with_bubble(work, asked))
 
     def room(self, asked: DistributedSpec) -> int:
-        """Bytes that the fullest rank takes at least: all that stands, shared out evenly, and what microbatches leave.
+        """Bytes that the fullest rank takes at least, however ops are shared out along a tensor axis."""
+        whole, count = self._undivided(asked), parts(asked)
+        return room(self._memory(whole, count), self._kept(whole, count), asked, asked.mesh.inner)
 
-        Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..).
-        """
-        memory, (pipeline, inner) = self._memory(self._undivided(asked), parts(asked)), (asked.mesh.pipeline, asked.mesh.inner)
-        weights = {each.storage: each for each in memory.state.values()}.values()
-        standing = sum(held(each, asked).total for each in weights)
-        kept = self._kept(asked) if asked.recompute == "none" else 0
-        flying = least_in_flight(asked)
-        return max(
-            (standing + min(flying) * kept) // (pipeline * inner), round(kept / inner / sum(1 / each for each in flying))
-        )
+    def closer_room(self, asked: DistributedSpec) -> int:
+        """Likewise, as they are."""
+        count = parts(asked)
+        return room(self._memory(asked, count), self._kept(asked, count), asked, asked.mesh.branch)
 
     def _undivided(self, asked: DistributedSpec) -> DistributedSpec:
         return asked.model_copy(update={"mesh": asked.mesh.model_copy(update={"tensor": 1})})
 
-    def _kept(self, asked: DistributedSpec) -> int:
-        """Bytes that a microbatch leaves for its backward, on all ranks of a copy together."""
-        whole, count = self._undivided(asked), parts(asked)
-        ops = self._example(whole, count).traced.graph.ops
-        return self._once(("kept", count), lambda: kept_of(self._memory(whole, count), ops))
+    def _kept(self, asked: DistributedSpec, count: int) -> int:
+        """Bytes that a microbatch leaves for its backward, on all ranks of a pipeline together."""
+        key = "kept", count, asked.mesh.tensor
+        return self._once(key, lambda: kept_of(self._memory(asked, count), self._example(asked, count).traced.graph.ops))
 
     def _once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         if key not in self.made:
@@ -217,7 +221,7 @@ class Bench:
         return found
 
     def _example(self, asked: DistributedSpec, count: int) -> Example:
-        whole = self._once(("example", count), lambda: off_meta(example_in(self.model, self.inputs, self.kwargs, count)))
+        whole = self.microbatches.of(count)
         width = asked.mesh.tensor
         return self._once(("rank", count, width), lambda: for_one_rank(whole, self.spec, asked, self.device, self.cluster))
 
@@ -254,11 +258,10 @@ class Bench:
             raise PlacementError(f"{example.traced.graph.name} cannot be cut into {stages} stages. Ask for fewer stages.")
 
         def make() -> Cut:
-            free = self._once(
-                ("free", *one, stages), lambda: staged(example, self.spec, asked, replace(self.device, memory=None))
-            )
+            ready = self._once(("uncut", *one), lambda: uncut(example.traced, self.device, self.spec.profile))
+            free = self._once(("free", *one, stages), lambda: cut_into(ready, stages, replace(self.device, memory=None)))
             try:
-                return staged(example, self.spec, asked, self.device, free, self._memory(asked, count))
+                return _within(ready, free, self._memory(asked, count), asked, self.device)
             except PlacementError:
                 return free
 
@@ -287,8 +290,7 @@ class Bench:
         ops = stages_of(cut)
         if asked.recompute != "segments":
             return [[each] for each in ops]
-        state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-        rules = self._once(("rules", count, asked.mesh.tensor), lambda: sharing_a_stage(traced.graph, state))
+        rules = self._once(("uncut", count, asked.mesh.tensor), lambda: uncut(traced, self.device, self.spec.profile)).rules
         ends = [ends_of(each, rules, flying) for each in ops]
         return [[each[a:b] for a, b in pairwise([0, *row])] for each, row in zip(ops, ends, strict=True)]
 

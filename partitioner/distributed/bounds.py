@@ -1,8 +1,10 @@
-"""What a step of a job takes at least, from ever more that is known of it: what ``mesh: auto`` leaves ways out by.
+"""What a step of a job takes at least, seconds and bytes, from ever more that is known of it: what ``mesh: auto`` leaves ways
+out by.
 
 traced at two sizes       line_through    what ops take at a third one
 traced                    least           the work, one microbatch's way and the exchange of gradients, shared out evenly
                           with_bubble     and the waits of a pipeline, wherever it is cut
+                          room            what stands, and what microbatches in flight leave, shared out evenly
 cut                       with_waits      and as it is cut
 """
 
@@ -13,8 +15,9 @@ from dataclasses import replace
 from itertools import accumulate
 
 from partitioner.distributed.communication import all_gather, all_reduce, reduce_scatter
-from partitioner.distributed.loads import backwards
+from partitioner.distributed.loads import backwards, held
 from partitioner.distributed.schedules import kind_of
+from partitioner.distributed.segments import least_in_flight
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import Link
 from partitioner.ir.memory import Memory
@@ -116,6 +119,25 @@ def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: Dis
             behind += works[stage]
             longest = max(longest, passed[stage] + asked.microbatches * behind)
     return longest
+
+
+def room(memory: Memory, kept: int, asked: DistributedSpec, ranks: int) -> int:
+    """Bytes that the fullest rank takes at least, wherever the stages are cut.
+
+    Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..). With S
+    bytes that stand, one has at least (S + K n) / p, for the least n of p ranks. What is run again is taken to leave nothing.
+
+    Args:
+        memory: of all ops.
+        kept: bytes that a microbatch leaves for its backward, on all stages together.
+        asked: schedule, mesh, microbatches, wrapping, recomputation.
+        ranks: how many share a stage, evenly at best.
+    """
+    weights = {each.storage: each for each in memory.state.values()}.values()
+    standing = sum(held(each, asked).total for each in weights)
+    flying, kept = least_in_flight(asked), kept if asked.recompute == "none" else 0
+    even = (standing + min(flying) * kept) // (asked.mesh.pipeline * ranks)
+    return max(even, round(kept / ranks / sum(1 / each for each in flying)))
 
 
 def exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:

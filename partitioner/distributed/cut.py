@@ -6,7 +6,7 @@
        |      h, mask
     stage 2   blocks 9 to 11, head         3.2 ms
 
-Cut by the planner's policy `chain`, for the smallest largest load. A weight that ops far apart read, as tied embeddings are,
+Cut as by the planner's policy `chain`, for the smallest largest load. A weight that ops far apart read, as tied embeddings are,
 does not hold them together: each stage has the weight, and gradients are summed (`ties.py`). Writes hold ops together.
 """
 
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from math import inf
 from typing import Any, Literal
 
@@ -29,17 +30,19 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
+from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
-from partitioner.ir.task import group
+from partitioner.ir.problem import Problem
+from partitioner.ir.task import TaskGraph, group
 from partitioner.ir.units import format_duration, format_size
 from partitioner.model.state import sizes
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
-from partitioner.planner.policies import decided
-from partitioner.planner.policies.chain import Chain
+from partitioner.planner.memory import demands
 from partitioner.planner.pose import pose
+from partitioner.planner.throughput import stages_in_a_line
 from partitioner.profile.profiled import profiled
 
 EMPTY = torch.empty(0)
@@ -87,10 +90,11 @@ class Cut:
             for name in op.inputs:
                 if name in self.stage:
                     last[name] = max(last.get(name, 0), self.stage[op.name])
-        return tuple(
-            tuple(op.name for op in self.graph.ops if self.stage[op.name] <= border < last.get(op.name, -1))
-            for border in range(self.count - 1)
-        )
+        found: list[list[str]] = [[] for _ in range(self.count - 1)]
+        for op in self.graph.ops:
+            for border in range(self.stage[op.name], last.get(op.name, -1)):
+                found[border].append(op.name)
+        return tuple(map(tuple, found))
 
     @property
     def widest(self) -> int:
@@ -120,8 +124,61 @@ class Cut:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, eq=False)
+class Uncut:
+    """A graph that is about to be cut, with all of that which does not depend on into how many stages.
+
+    Args:
+        graph: of one microbatch.
+        rules: which ops share a stage.
+        seconds: what each op takes on the device.
+        tasks: each op as one.
+        costs: of the ops.
+        pair: two stages as a problem.
+    """
+
+    graph: Graph
+    rules: Constraints
+    seconds: Mapping[str, float]
+    tasks: TaskGraph
+    costs: Costs
+    pair: Problem
+
+    def posed(self, count: int, cap: int | None, memory: Memory | None) -> Problem:
+        """The problem of so many stages, each with so much memory."""
+        one, passed = self.pair.processors[0], self.pair.channels[0]
+        processors = tuple(replace(one, name=f"stage {each}", memory=inf if cap is None else cap) for each in range(count))
+        ways = list(permutations(range(count), 2))
+        channels = tuple(replace(passed, name=f"stage {way[0]} -> stage {way[1]}", ends=way) for way in ways)
+        return replace(
+            self.pair,
+            processors=processors,
+            channels=channels,
+            routes={way: (number,) for number, way in enumerate(ways)},
+            memory=demands(self.tasks, self.costs, memory),
+        )
+
+
+def uncut(traced: Traced, device: Device, profile: Literal["auto", "all"] | None = None) -> Uncut:
+    """Make a graph ready to be cut.
+
+    Args:
+        traced: the graph of one microbatch.
+        device: what each stage runs on.
+        profile: which ops are timed here first, as in a spec.
+    """
+    graph = traced.graph
+    first, second = (replace(device, name=f"stage {number}", lanes=1, memory=None) for number in range(2))
+    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    costs, rules = profiled(graph, estimate(graph, Machine((first,)), state), profile), sharing_a_stage(graph, state)
+    tasks = group(graph, [[op.name] for op in graph.ops])
+    pair = replace(pose(tasks, costs, Machine((first, second)), rules, "throughput"), contiguous=True, fetched=False)
+    seconds = {op.name: costs.op_time(op.name, first, first.threads_per_lane) for op in graph.ops}
+    return Uncut(graph, rules, seconds, tasks, costs, pair)
+
+
 def cut_into(
-    traced: Traced,
+    traced: Traced | Uncut,
     count: int,
     device: Device,
     memory: Memory | None = None,
@@ -130,7 +187,7 @@ def cut_into(
     """Cut a graph into stages.
 
     Args:
-        traced: the graph of one microbatch.
+        traced: the graph of one microbatch; or as `uncut` has it, for the same device.
         count: how many stages.
         device: what each stage runs on; its memory is each stage's cap.
         memory: what training keeps beside parameters, which has room under the cap then.
@@ -139,23 +196,18 @@ def cut_into(
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the caps.
     """
-    graph = traced.graph
-    devices = tuple(replace(device, name=f"stage {number}", lanes=1) for number in range(count))
-    machine = Machine(devices)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    costs, rules = profiled(graph, estimate(graph, machine, state), profile), sharing_a_stage(graph, state)
-    tasks = group(graph, [[op.name] for op in graph.ops])
-    problem = replace(pose(tasks, costs, machine, rules, "throughput", memory), contiguous=True, fetched=False)
-    answer = decided(problem, Chain(time_limit=inf, moves=False, most_orders=ORDERS))
-    homes = {op: problem.lanes[answer.lane[task.name]] for task in tasks.tasks for op in task.ops}
+    ready = traced if isinstance(traced, Uncut) else uncut(traced, device, profile)
+    graph, rules, seconds = ready.graph, ready.rules, ready.seconds
+    problem = ready.posed(count, device.memory, memory)
+    chosen, bound = stages_in_a_line(problem, ORDERS)
+    homes = {op: chosen[number] for number, task in enumerate(ready.tasks.tasks) for op in task.ops}
     number = _numbered(graph, homes)
-    seconds_of = {op.name: costs.op_time(op.name, devices[0], devices[0].threads_per_lane) for op in graph.ops}
     if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
-        return _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
-    found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds_of, count, answer.bound)
+        return _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
+    found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
     if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
         return found
-    row = _cut(graph, _evenly(graph, rules, seconds_of, count), seconds_of, count, answer.bound)
+    row = _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
     return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
 
 

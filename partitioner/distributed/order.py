@@ -107,20 +107,29 @@ def _breadth_first(stages: range, microbatches: int) -> list[Action]:
     return forwards + [Action(stage, "B", number) for stage, _, number in reversed(forwards)]
 
 
+def turn_of(ranks: int, microbatches: int) -> int:
+    """How many microbatches a stage works on before the next one of its rank has its turn, where stages take turns."""
+    return microbatches // max(1, microbatches // ranks)
+
+
+def ahead_of(rank: int, ranks: int, each: int, turn: int) -> int:
+    """How many forwards come before the first that a backward follows, where stages take turns."""
+    return (each - 1) * turn + 2 * (ranks - 1 - rank)
+
+
 def _interleaved(rank: int, ranks: int, each: int, microbatches: int) -> list[Action]:
     """Stages take turns: each works on a round of microbatches, one for each rank if they divide so, before the next one does.
 
     Raises:
         SpecError: the microbatches do not divide into rounds.
     """
-    rounds = max(1, microbatches // ranks)
-    turn, total = microbatches // rounds, each * microbatches
-    if microbatches % rounds:
+    turn, total = turn_of(ranks, microbatches), each * microbatches
+    if microbatches % turn:
         raise SpecError(
-            f"schedule interleaved_1f1b on {ranks} ranks with {microbatches} microbatches: it works in {rounds} rounds, and "
-            "the number of microbatches has to be a multiple of that"
+            f"schedule interleaved_1f1b on {ranks} ranks with {microbatches} microbatches: it works in "
+            f"{max(1, microbatches // ranks)} rounds, and the number of microbatches has to be a multiple of that"
         )
-    ahead = min(total, (each - 1) * turn + 2 * (ranks - 1 - rank))
+    ahead = min(total, ahead_of(rank, ranks, each, turn))
 
     def action(what: What, place: int) -> Action:
         loop, inside = divmod(place, each * turn)

@@ -71,7 +71,7 @@ def outlook(
 
 def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
     found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
-    asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.after_cut, bench.of_job
+    asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.closer_room, bench.after_cut, bench.of_job
     return choose(found, bench.cluster.ranks, Prospects(*asks, bench.device.memory))
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 from partitioner.distributed.cut import Cut, cuts_between, sharing_a_stage
-from partitioner.distributed.order import order_of
+from partitioner.distributed.order import ahead_of, order_of, turn_of
 from partitioner.distributed.part import Part, part_of
 from partitioner.distributed.timeline import most_kept
 from partitioner.frontend.analysis.build import Traced
@@ -29,21 +30,43 @@ from partitioner.spec.distributed import DistributedSpec
 
 def in_flight(asked: DistributedSpec) -> int:
     """How many microbatches the rank that has the most of them has between a forward and its backward."""
-    order = order_of(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
-    ones = [1.0] * (asked.mesh.pipeline * asked.stages_per_rank)
-    return round(max(most_kept(actions, ones) for actions in order))
+    return _in_flight(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
+
+
+@cache
+def _in_flight(schedule: str, ranks: int, each: int, microbatches: int) -> int:
+    ones = [1.0] * (ranks * each)
+    return round(max(most_kept(actions, ones) for actions in order_of(schedule, ranks, each, microbatches)))
 
 
 def least_in_flight(asked: DistributedSpec) -> list[int]:
     """How many microbatches each rank has at least between forwards and backwards at once, of each of its stages.
 
+    Of schedules whose order is known without planning it; of others one.
+
     >>> least_in_flight(DistributedSpec(mesh={"pipeline": 4}, schedule="1f1b", microbatches=8))
     [4, 3, 2, 1]
+    >>> interleaved = {"schedule": "interleaved_1f1b", "stages_per_rank": 2}
+    >>> least_in_flight(DistributedSpec(mesh={"pipeline": 4}, **interleaved, microbatches=8))
+    [4, 4, 3, 1]
     """
     ranks, count = asked.mesh.pipeline, asked.microbatches
     if asked.schedule in ("gpipe", "looped_bfs"):
         return [count] * ranks
-    return [min(ranks - rank, count) if asked.schedule == "1f1b" else 1 for rank in range(ranks)]
+    if asked.schedule == "1f1b":
+        return [min(ranks - rank, count) for rank in range(ranks)]
+    if asked.schedule == "interleaved_1f1b":
+        each = asked.stages_per_rank
+        turn, total = turn_of(ranks, count), each * count
+        begun = (min(total, ahead_of(rank, ranks, each, turn) + 1) for rank in range(ranks))  # until the first backward
+        return [max(1, min(_of_last_stage(each, turn, most), count)) for most in begun]
+    return [1] * ranks
+
+
+def _of_last_stage(each: int, turn: int, forwards: int) -> int:
+    """How many of a rank's first forwards are of its last stage, where stages take turns."""
+    rounds, inside = divmod(forwards, each * turn)
+    return rounds * turn + max(0, inside - (each - 1) * turn)
 
 
 def segments_of(traced: Traced, asked: DistributedSpec, flying: int) -> tuple[Part, ...]:
