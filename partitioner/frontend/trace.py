@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -37,8 +38,15 @@ def graph_of(model: nn.Module, found: Found) -> Traced:
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
-    method = getattr(model, found.function, model.forward)
-    return build_graph(found, type(model).__name__, keys, _parameters(method))
+    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)))
+
+
+def _method(model: nn.Module, name: str) -> Callable[..., Any]:
+    """A method of a model by the name of its code; forward if there is none. To look a property up would run it."""
+    held = inspect.getattr_static(model, name, None)
+    if isinstance(held, FunctionType | staticmethod | classmethod) or name in vars(model):
+        return getattr(model, name)  # type: ignore[no-any-return]
+    return model.forward
 
 
 def home(machine: Machine, origin: str) -> str | None:

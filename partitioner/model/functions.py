@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
-from types import CellType, FunctionType, MethodType
+from functools import cached_property, partial, partialmethod
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+_OTHERS = sys.stdlib_module_names | {"torch", "numpy", "partitioner"}
+"""Packages whose classes, functions and modules are not the user's."""
+
+_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
+
+
+def is_users(module: str | None) -> bool:
+    """Whether what a module of this name defines is the user's own, and may hold state that the user's functions change.
+
+    A package that is installed is not: what its globals hold, progress bars and loggers, is its own business.
+
+    Example:
+        >>> is_users("my_layers.blocks"), is_users("torch.nn"), is_users("collections")
+        (True, False, False)
+    """
+    package = (module or "builtins").partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package not in _OTHERS and not file.startswith(_INSTALLED)
 
 
 def users_function(code: Any) -> FunctionType | None:
@@ -16,37 +37,86 @@ def users_function(code: Any) -> FunctionType | None:
     return None
 
 
-def reached(function: FunctionType, kinds: Collection[type]) -> Iterator[tuple[str, Any]]:
-    """What a function can reach, by name: its defaults, its closure, and of the globals that it speaks of some kinds.
+def wrapped(value: Any) -> tuple[Any, ...]:
+    """What runs when a property, a partial function, a method of another kind or an op of the user's is used, and with what.
 
     Example:
-        >>> seen = []
-        >>> def note(x, limit=3):
-        ...     seen.append(x)
-        >>> dict(reached(note, {list}))
+        >>> wrapped(staticmethod(len))
+        (<built-in function len>,)
+    """
+    match value:
+        case property():
+            return value.fget, value.fset, value.fdel
+        case staticmethod() | classmethod():
+            return (value.__func__,)
+        case cached_property():
+            return (value.func,)
+        case partial() | partialmethod():
+            return value.func, value.args, value.keywords
+    return (value._init_fn,) if type(value).__name__ == "CustomOpDef" else ()
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """The globals and attributes that a function's code speaks of, those of the functions in it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function has of its own, by name: its defaults and its closure.
+
+    Example:
+        >>> def outer(seen=[]):
+        ...     def note(x, limit=3):
+        ...         seen.append(x)
+        ...     return note
+        >>> dict(reached(outer()))
         {'note.default': 3, 'seen': []}
     """
     defaults = *(function.__defaults__ or ()), *filter(None, [function.__kwdefaults__])
     yield from ((f"{function.__name__}.default", item) for item in defaults)
-    known = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    yield from ((name, item) for name, item in known.items() if type(item) in kinds)
     yield from ((name, cell.cell_contents) for name, cell in _cells(function))
+
+
+def used_globals(function: FunctionType, kinds: Collection[type]) -> Iterator[tuple[str, Any]]:
+    """Of the globals that a function speaks of those that are the user's own or of some kinds, by name.
+
+    Of a module of the user's, it is what the function speaks of in there.
+
+    Example:
+        >>> from collections import Counter
+        >>> table, words, number = {}, Counter(), 1
+        >>> [name for name, _ in used_globals(lambda: (table, words, number), {dict})]
+        ['table']
+    """
+    for _, name, item in _spoken_of(function):
+        if type(item) in kinds or _is_users_own(item):
+            yield name, item
+
+
+def _is_users_own(item: Any) -> bool:
+    """Whether a function, a class or an object is the user's."""
+    kind = item if isinstance(item, type | FunctionType) else type(item)
+    return is_users(getattr(kind, "__module__", None))
 
 
 def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
     """Each puts back what a name stands for that a function may bind: one of its closure, or a global number or text."""
     yield from (partial(setattr, cell, "cell_contents", cell.cell_contents) for _, cell in _cells(function))
-    known = function.__globals__
-    for name in function.__code__.co_names:
-        if name in known and isinstance(known[name], int | float | str | None):
-            yield partial(known.__setitem__, name, known[name])
+    for known, name, item in _spoken_of(function):
+        if isinstance(item, int | float | str | None):
+            yield partial(known.__setitem__, name, item)
 
 
-def with_attributes(function: FunctionType) -> Iterator[FunctionType]:
-    """A function, and those of the user's in globals that it speaks of and that have attributes: a counter of calls."""
-    yield function
-    known = map(function.__globals__.get, function.__code__.co_names)
-    yield from (each for each in known if isinstance(each, FunctionType) and vars(each) and users_function(each))
+def _spoken_of(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The globals that a function speaks of, and what it may speak of in modules of the user's: where, by which name, what."""
+    names = dict.fromkeys(names_in(function.__code__))
+    found = [(function.__globals__, name) for name in names if name in function.__globals__]
+    modules = [held[name] for held, name in found if isinstance(held[name], ModuleType) and is_users(held[name].__name__)]
+    found += [(vars(module), name) for module in modules for name in names if name in vars(module)]
+    yield from ((held, name, held[name]) for held, name in found)
 
 
 def _cells(function: FunctionType) -> list[tuple[str, CellType]]:

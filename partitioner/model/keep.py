@@ -1,8 +1,9 @@
 """A model, left as it was: whatever its forward changes while it is traced and compared is put back.
 
-A forward may change what the model holds (parameters, buffers, caches, counters, lists), what its class or its defaults hold, a
-list in a global, what its closure stands for, and generators of random numbers. All that can be reached from the model is
-looked at, and what can be changed in place is copied, one level deep for each container.
+A forward may change what the model holds (parameters, buffers, caches, counters, lists), what its class or its defaults hold,
+what its closure stands for, what lies in globals of which its code speaks, and generators of random numbers. All that can be
+reached from the model is looked at, through the user's functions, methods and classes, and what can be changed in place is
+copied, one level deep for each container.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO, StringIO
@@ -21,9 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._library.custom_ops import CustomOpDef
 
-from partitioner.model.functions import bindings, reached, users_function, with_attributes
-from partitioner.model.storage import parts
+from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked
+from partitioner.model.functions import bindings, names_in, reached, used_globals, users_function, wrapped
+from partitioner.model.undo import stream_undo, tensor_undo
 
 LARGEST = 2**28
 """Bytes of parameters up to which they are copied: all of a large model would take as much memory again."""
@@ -31,11 +34,12 @@ LARGEST = 2**28
 MOST = 100_000
 """Objects that are looked at."""
 
-Path = tuple[Any, ...]
-"""Where something lies: the path of what holds it, and the key under which it does; of the model itself, ``()``."""
+Path = tuple[Any, ...] | None
+"""Where something lies: the path of what holds it, and the key under which it does; of the model itself, ``()``, and of what
+is no part of it, ``None``."""
 
 _MISSING = object()
-_CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, CodeType)
+_CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, ModuleType, CodeType)
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most frequent of them, told by their exact type."""
 
@@ -50,20 +54,24 @@ _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing 
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
+_OF_GLOBALS = (*_CONTAINERS, _CACHE, torch.Tensor, nn.Parameter, CustomOpDef)
+"""What is kept of globals that functions speak of, beside what is the user's own."""
+
 
 @contextmanager
-def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iterator[list[str]]:
+def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True, registered: bool = True) -> Iterator[list[str]]:
     """Put back what is changed inside of the block.
 
     Args:
         module: whose state.
         arguments: what is to be kept beside it: the arguments of a call.
         tensors: whether values of tensors are copied too; otherwise nothing that takes memory is.
+        registered: whether those of the module's parameters and buffers are among them.
 
     Yields:
         A list that holds, when the block has ended, the names of what was changed and is no tensor.
     """
-    kept, changed = _Kept(tensors), list[str]()
+    kept, changed = _Kept(tensors, () if registered else (*module.parameters(), *module.buffers())), list[str]()
     kept.look(module, arguments)
     grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
     python, numbers = random.getstate(), np.random.get_state()
@@ -80,28 +88,48 @@ def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iter
 class _Kept:
     """What was found, and how it was."""
 
-    def __init__(self, tensors: bool) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: bool, others: Sequence[torch.Tensor]) -> None:
+        self.tensors, self.others = tensors, frozenset(map(id, others))
         self.seen: dict[int, Any] = {}  # holds what was seen, so that no identity is given twice
         self.containers: list[tuple[Path, Any, Any]] = []
         self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
         self.undo: list[Callable[[], None]] = []
+        self.classes: dict[int, type] = {}
+        self.room = LARGEST
+        self.of_globals = set[int]()  # identities of what lies in globals
+        self.spoken: set[str] = set()  # names of which the functions that were found speak
+        self.silent: dict[str, list[tuple[Path, Any]]] = {}  # methods of which none has spoken yet
 
     def look(self, root: nn.Module, arguments: tuple[Any, ...]) -> None:
         small = sum(parameter.nbytes for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
         waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
-        while waiting and len(self.seen) < MOST:
+        while (waiting or self._asked_for(waiting)) and len(self.seen) < MOST:
             path, value = waiting.popleft()
             if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED) or _stands_between(value):
                 continue
             self.seen[id(value)] = value
             if isinstance(value, torch.Tensor):
-                if self.tensors and not value.is_meta and (small or not isinstance(value, nn.Parameter)):
-                    self.undo.append(_tensor_undo(value))
+                wanted = self.tensors and not value.is_meta and id(value) not in self.others
+                if wanted and (small or not isinstance(value, nn.Parameter)) and self._has_room(path, value):
+                    self.undo.append(tensor_undo(value))
             elif not self._has_state(value):
                 self._keep(path, value)
                 if len(self.seen) + len(waiting) < MOST:
                     waiting.extend(self._inside(path, value))
+
+    def _has_room(self, path: Path, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may be copied: what globals hold may be a whole data set."""
+        while path:
+            path = path[0]
+        if path is None:
+            self.room -= tensor.nbytes
+        return path is not None or self.room >= 0
+
+    def _asked_for(self, waiting: deque[tuple[Path, Any]]) -> bool:
+        """Look at methods of which code speaks that was found since; whether there are any."""
+        for name in self.spoken & self.silent.keys():
+            waiting.extend(self.silent.pop(name))
+        return bool(waiting)
 
     def _has_state(self, value: Any) -> bool:
         """Keep the state of what has neither items nor attributes: generators of random numbers, buffers, streams, caches."""
@@ -121,7 +149,7 @@ class _Kept:
             items: Any = value[:]
             self.undo.append(lambda: value.__setitem__(slice(None), items))
         elif type(value) in (BytesIO, StringIO) and not value.closed:
-            self.undo.append(_stream_undo(value))
+            self.undo.append(stream_undo(value))
         elif type(value) is _CACHE:
             if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too
                 self.undo.append(value.cache_clear)
@@ -147,34 +175,43 @@ class _Kept:
 
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """What lies in a value, and where."""
+        yield from ((((), "function"), item) for item in wrapped(value))
         if isinstance(value, _CODE):
             if function := users_function(value):
+                self.spoken.update(names_in(function.__code__))
                 self.undo.extend(bindings(function))
-                self.containers.extend((path, vars(one), dict(vars(one))) for one in with_attributes(function))
-                yield from ((((), name), item) for name, item in reached(function, (*_CONTAINERS, _CACHE)))
+                self.containers.append((path, vars(function), dict(vars(function))))
+                yield from ((((), name), item) for name, item in reached(function))
+                for name, item in used_globals(function, _OF_GLOBALS):
+                    self.of_globals.add(id(item))
+                    yield (None, name), item
+            return
+        if isinstance(value, type):
+            yield from self._of_class(value)
             return
         if isinstance(value, (*_CONTAINERS, tuple, frozenset)):
             items = _methods(value)
             inside = items.items(value) if isinstance(value, dict) else enumerate(items.__iter__(value))
-            yield from (((path, key), item) for key, item in inside)
+            closed = _CODE if id(value) in self.of_globals else ()  # functions in there are others', to be called back
+            yield from (((path, key), item) for key, item in inside if not isinstance(item, closed))
         held = _attributes(value) or {}
         yield from (((path, key), item) for key, item in held.items() if type(item) not in _PLAIN)
-        if isinstance(value, nn.Module):
-            yield from self._of_class(type(value))
+        yield from self._of_class(type(value))
 
     def _of_class(self, kind: type) -> Iterator[tuple[Path, Any]]:
-        """Data that a user's class holds for all of its modules, and what its forward can reach."""
-        for owner in kind.__mro__:
-            if id(owner) in self.seen or (owner.__module__ or "").startswith(("torch.", "builtins")):
+        """Data that a user's class holds for all of its objects, and what its methods can reach, once code speaks of them."""
+        for owner in owners(kind, nn.Module):
+            if id(owner) in self.classes:
                 continue
-            self.seen[id(owner)] = owner
-            spoken_of = {"forward", *getattr(getattr(owner.__dict__.get("forward"), "__code__", None), "co_names", ())}
-            for key, value in list(vars(owner).items()):
-                if key == "_partitioner_programs" or (isinstance(value, FunctionType) and key not in spoken_of):
-                    continue  # other methods are not called, for all we know
-                if isinstance(value, int | float | str | type(None)) and not key.startswith("__"):
-                    self.undo.append(_attribute_undo(owner, key, value))
-                yield ((), f"{owner.__name__}.{key}"), value
+            self.classes[id(owner)] = owner
+            self.undo.append(data_undo(owner))
+            yield from ((((), f"{owner.__name__}.{key}"), value) for key, value in data_of(owner).items())
+            for key, value in methods_of(owner).items():
+                found = ((), f"{owner.__name__}.{key}"), value
+                if runs_unasked(key) or key in self.spoken:
+                    yield found
+                else:  # not called, for all we know
+                    self.silent.setdefault(key, []).append(found)
 
     def restore(self) -> list[str]:
         """Put everything back; the names of what had changed."""
@@ -224,12 +261,12 @@ def _name(path: Path) -> str:
 
 def _stands_between(value: Any) -> bool:
     """Whether a value is a lock, an event, a queue or a log."""
-    return (type(value).__module__ or "").partition(".")[0] in _BETWEEN
+    return any((kind.__module__ or "").partition(".")[0] in _BETWEEN for kind in type(value).__mro__)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes, if it has one that may be looked at."""
-    held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule)) else getattr(value, "__dict__", None)
+    held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)) else getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
 
 
@@ -264,54 +301,3 @@ def _refill(live: Any, then: Any) -> list[str]:
 def _equal(one: Any, other: Any) -> bool:
     """Whether two things that are not the same object are equal. Tensors and the user's own types are not known to be."""
     return type(one) is type(other) and isinstance(one, int | float | str | tuple | bytes) and one == other
-
-
-def _stream_undo(stream: Any) -> Callable[[], None]:
-    written, place = stream.getvalue(), stream.tell()
-
-    def undo() -> None:
-        stream.seek(0)
-        stream.truncate()
-        stream.write(written)
-        stream.seek(place)
-
-    return undo
-
-
-def _attribute_undo(owner: Any, key: str, value: Any) -> Callable[[], None]:
-    def undo() -> None:
-        if vars(owner).get(key, _MISSING) is not value:
-            setattr(owner, key, value)
-
-    return undo
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written; one that was made under inference mode does not know."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
-    """Puts back a tensor's value, its gradient, and whether it needs one."""
-    version, needs, history = _version(tensor), tensor.requires_grad, tensor.grad_fn
-    alias, value, grad = tensor.detach(), tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
-    grads = None if grad is None else grad.detach().clone()
-
-    def undo() -> None:
-        with torch.no_grad():
-            if tensor.grad_fn is not history:  # what was written to it had a history
-                tensor.detach_()
-            if tensor.layout is torch.strided and (tensor.shape != alias.shape or tensor.data_ptr() != alias.data_ptr()):
-                tensor.data = alias
-            if _version(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
-                tensor.detach().copy_(value)
-                if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
-                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-            if tensor.is_leaf and tensor.requires_grad != needs:
-                tensor.requires_grad_(needs)
-            if tensor.is_leaf and tensor.grad is not grad:
-                tensor.grad = grad
-            if grad is not None and grads is not None:
-                grad.copy_(grads)
-
-    return undo

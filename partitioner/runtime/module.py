@@ -14,7 +14,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
+from partitioner.model.functions import names_in
 from partitioner.model.tracing import routed
 from partitioner.runtime.programs import Programs
 
@@ -205,16 +206,8 @@ def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType
             inherited = hasattr(nn.Module, name) or name.startswith("_")
             if not isinstance(method, FunctionType) or inherited or method.__code__.co_flags & STOPS:
                 continue
-            if parts & set(_names(method.__code__)):
+            if parts & set(names_in(method.__code__)):
                 yield name, method
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The attributes that a function's code speaks of, those of the functions in it included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _slots(owner: type) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from partitioner.frontend.analysis.static import draws_nothing, mutated_arguments
+from partitioner.frontend.analysis.static import draws, mutated_arguments
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
@@ -40,7 +40,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload):
             self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
-            if torch.Tag.nondeterministic_seeded in func.tags and not draws_nothing(func, args, kwargs):
+            if draws(func, args, kwargs):
                 self.random = True
             count = flop_registry.get(func._overloadpacket)
             if count is not None:

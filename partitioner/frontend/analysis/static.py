@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._library.custom_ops import OPDEFS
 from torch.nn import functional
 
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
+from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta
 
@@ -107,7 +107,7 @@ def _schema_effect(node: torch.fx.Node, op: torch._ops.OpOverload, inputs: Input
     reads = inputs.all(node)
     name = op._schema.name.partition("::")[2]
     written = frozenset().union(*(inputs.within(value) for value in mutated_arguments(op, node.args, node.kwargs)))
-    if torch.Tag.nondeterministic_seeded in op.tags and not draws_nothing(op, node.args, node.kwargs):
+    if draws(op, node.args, node.kwargs):
         written |= {RNG}
     aliasing = name in VIEWS or op.is_view or any(result.alias_info is not None for result in op._schema.returns)
     tensor = any("Tensor" in str(result.type) for result in op._schema.returns)
@@ -119,7 +119,7 @@ def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
 
     Batch norms write their statistics without saying so.
     """
-    if not _is_trusted(op):
+    if not is_trusted(op):
         yield from (*args, *kwargs.values())
         return
     silent = op._schema.name.partition("::")[2] in BATCH_NORMS
@@ -135,15 +135,10 @@ def mutated_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
                 yield values[argument.name]
 
 
-_TRUSTED = frozenset({"aten", "prims", "prim", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"})
-
-
-def _is_trusted(op: torch._ops.OpOverload) -> bool:
-    """Whether an op's schema can be believed: torch's own, or made by `torch.library.custom_op`, which asks what it mutates.
-
-    A schema written by hand is easily wrong, and nothing in torch compares it with what the kernel does.
-    """
-    return op.namespace in _TRUSTED or op._schema.name in OPDEFS
+def draws(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an op may draw random numbers: its schema has a tag for that, which a user's own op may lack."""
+    seeded = torch.Tag.nondeterministic_seeded in op.tags and not draws_nothing(op, args, kwargs)
+    return seeded or may_draw(op)
 
 
 def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

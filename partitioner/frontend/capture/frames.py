@@ -37,6 +37,7 @@ from partitioner.frontend.capture.numbers import numbers_kept
 from partitioner.frontend.capture.numpys import numpy_kept
 from partitioner.frontend.capture.sameness import check
 from partitioner.frontend.capture.sharing import comparisons_seen
+from partitioner.frontend.capture.transforms import transforms_kept
 from partitioner.frontend.capture.values import values_kept
 from partitioner.model.tracing import HERE as THREAD
 
@@ -191,13 +192,14 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins = {}
+    HERE.builtins, HERE.dressed = {}, {}
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with (
             warnings_kept_back(),
             values_kept(),
+            transforms_kept(),
             fast_paths_kept(),
             marks_kept(),
             lookups_guarded(),

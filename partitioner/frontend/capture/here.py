@@ -27,6 +27,7 @@ class Here(threading.local):
     Args:
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
+        dressed: names of tuples, texts and numbers that have attributes.
     """
 
     paths: Mapping[str, str]
@@ -36,10 +37,11 @@ class Here(threading.local):
     watched: Watched
     compared: dict[tuple[str, str], None]
     builtins: dict[int, tuple[dict[str, Any], set[str]]]
+    dressed: dict[str, None]
 
     def __init__(self) -> None:
         self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
-        self.compared, self.builtins = {}, {}
+        self.compared, self.builtins, self.dressed = {}, {}, {}
 
 
 HERE = Here()

@@ -8,9 +8,9 @@ of Python's own, and not that no global hides it; attributes of a class, and not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from inspect import getattr_static, signature
+from inspect import getattr_static
 from types import FunctionType
 from typing import Any
 
@@ -33,6 +33,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 
+from partitioner.frontend.capture.absent import absence_guarded, has_guard
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.here import HERE
 
@@ -47,7 +48,10 @@ _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor
 @contextmanager
 def lookups_guarded() -> Iterator[None]:
     """While a frame is traced: what decides what it finds is guarded."""
-    with _of_keys(), _of_items(), _of_attributes(), _of_classes(), _of_tensors(), _of_builtins(), _of_errors():
+    attributes = _of_attributes(), absence_guarded(), _of_classes(), _of_tensors()
+    with ExitStack() as stack:
+        for guarded in (_of_keys(), _of_items(), *attributes, _of_builtins(), _of_errors()):
+            stack.enter_context(guarded)
         yield
 
 
@@ -125,7 +129,7 @@ def _of_attributes() -> Iterator[None]:
             found = plain(self, tx, name)
         except ObservedAttributeError:
             if self.source is not None:
-                install_guard(_has(self.source, name))
+                install_guard(has_guard(self.source, name))
             raise
         if self.source is not None and _is_made_up(self.value, name):
             install_guard(self.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
@@ -149,12 +153,6 @@ def _of_classes() -> Iterator[None]:
 
     with amended(UserDefinedClassVariable, var_getattr=look_for):
         yield
-
-
-def _has(source: Any, name: str) -> Any:
-    if "attr" in signature(GuardBuilder.HASATTR).parameters:
-        return source.make_guard(partial(GuardBuilder.HASATTR, attr=name))
-    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # torch 2.11
 
 
 def _is_made_up(owner: Any, name: str) -> bool:

@@ -54,7 +54,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
     traced = set(context.traced_code)
     around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced), *_builtins())
-    return (*_ambiguous(guards, scope), *_orders(scope), *distinct(scope)), around
+    return (*_ambiguous(guards, scope), *_dressed(scope), *_orders(scope), *distinct(scope)), around
 
 
 def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[type]:
@@ -120,6 +120,22 @@ def _ambiguous(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Itera
 
 def _is_still(code: CodeType, value: Any) -> Callable[[dict[str, Any]], bool]:
     return lambda scope: same(look_at(code, scope), value)
+
+
+def _dressed(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """Attributes of tuples, texts and numbers of a class of the user's: torch takes such objects to be constant."""
+    for name in HERE.dressed:
+        code, value = found_at(name, scope)
+        if code:
+            yield _is_dressed(code, dict(vars(value)))
+
+
+def _is_dressed(code: CodeType, then: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    def holds(scope: dict[str, Any]) -> bool:
+        now = vars(look_at(code, scope))
+        return now.keys() == then.keys() and all(now[name] is value for name, value in then.items())
+
+    return holds
 
 
 def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callable[[dict[str, Any]], bool]]:

@@ -4,7 +4,8 @@ It forgets the maximum of a deque that it did not make itself, so a history woul
 numbers, a `random.Random`, to be for good in the state in which it is found. Where such a value is used the graph ends, and
 Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a
 number has changed it cannot take in: here each range is one constant. A tensor of a class that says itself what functions do
-with it, it would give as a plain one, unless the class was made to be traced.
+with it, it would give as a plain one, unless the class was made to be traced. Tuples, texts and numbers of a user's class may
+have attributes, of which torch does not ask as long as the object is the same: they are noted, to be asked for here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from contextlib import AbstractContextManager
+from enum import Enum
 from types import MethodDescriptorType
 from typing import Any
 
@@ -22,7 +24,11 @@ from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
 from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import name_of
 from partitioner.model.overriding import has_own_rules
+
+_CONSTANT = (tuple, str, bytes, int, float, frozenset)
 
 
 def values_kept() -> AbstractContextManager[None]:
@@ -38,6 +44,8 @@ def values_kept() -> AbstractContextManager[None]:
             if value.maxlen is not None:
                 raise Unsupported(f"a deque of at most {value.maxlen} items is used")
             install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+        if isinstance(value, _CONSTANT) and isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, Enum):
+            HERE.dressed[name_of(self.source)] = None
         if type(value) is range:
             install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
             return RangeVariable([ConstantVariable.create(each) for each in (value.start, value.stop, value.step)])

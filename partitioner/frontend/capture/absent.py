@@ -1,0 +1,115 @@
+"""Attributes that were not there when a frame asked for them, and may be there later.
+
+Dynamo asks again whether an object of the user's, or a class, has what ``hasattr`` did not find. It does not ask that of
+functions, modules of Python's, partials and tensors, nor of a class where ``except AttributeError`` answered. And that an
+attribute is the one of a base, it asks of the classes in between, but not of the object's own, which may get one later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from inspect import getattr_static, signature
+from typing import Any
+
+from torch._dynamo.exc import ObservedAttributeError, Unsupported
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, TypeDictSource
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, UserDefinedClassVariable, UserDefinedObjectVariable
+from torch._dynamo.variables import builtin as builtins
+
+from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import found_at, name_of
+
+_MISSING = object()
+
+
+def has_guard(source: Any, name: str) -> Any:
+    """A guard: whether what lies at a source has an attribute, as it does or does not now."""
+    if "attr" in signature(GuardBuilder.HASATTR).parameters:
+        return source.make_guard(partial(GuardBuilder.HASATTR, attr=name))
+    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # torch 2.11
+
+
+@contextmanager
+def absence_guarded() -> Iterator[None]:
+    """While a frame is traced: where an attribute was not found, there must be none in later calls either."""
+    if hasattr(builtins, "GetAttrBuiltinVariable"):
+        getting, asking = builtins.GetAttrBuiltinVariable, builtins.HasAttrBuiltinVariable
+        getters = amended(getting, call_function=_asked(getting.call_function, _is_default))
+        askers = amended(asking, call_function=_asked(asking.call_function, _is_no))
+    else:  # torch 2.12 and before
+        old: Any = BuiltinVariable
+        getters = amended(old, call_getattr=_asked(old.call_getattr, _is_default))
+        askers = amended(old, call_hasattr=_asked(old.call_hasattr, _is_no))
+    with getters, askers, _shadows_of(UserDefinedObjectVariable, "cls_source"), _shadows_of(UserDefinedClassVariable, "source"):
+        yield
+
+
+def _is_default(found: Any, default: Sequence[Any]) -> bool:
+    return any(found is each for each in default)
+
+
+def _is_no(found: Any, _default: Sequence[Any]) -> bool:
+    return isinstance(found, ConstantVariable) and found.value is False
+
+
+def _asked(plain: Callable[..., Any], in_vain: Callable[[Any, Sequence[Any]], bool]) -> Callable[..., Any]:
+    """``getattr`` or ``hasattr`` of Dynamo's; the arguments come one by one, or in a list."""
+
+    def ask(self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
+        given = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
+        try:
+            found = plain(self, tx, *arguments, **options)
+        except ObservedAttributeError:
+            _not_found(tx, *given[:2])
+            raise
+        if in_vain(found, given[2:]):
+            _not_found(tx, *given[:2])
+        return found
+
+    return ask
+
+
+def _not_found(tx: Any, owner: Any, name: Any) -> None:
+    """Guard that an attribute is not there; if it is, and was not deleted while tracing, Dynamo does not see it."""
+    owner = owner.realize()
+    if owner.source is None or not isinstance(name, ConstantVariable):
+        return
+    code, value = found_at(name_of(owner.source), HERE.scope)
+    if code is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):
+        return
+    if getattr_static(value, name.value, _MISSING) is _MISSING:
+        install_guard(has_guard(owner.source, name.value))
+    elif name.value in getattr(value, "__dict__", ()):
+        raise Unsupported(f"{name.value} of a {type(value).__name__} is used")
+
+
+def _shadows_of(kind: Any, source: str) -> AbstractContextManager[None]:
+    """What a class has from a base is guarded not to be its own.
+
+    Args:
+        kind: Dynamo's class for objects, or for classes.
+        source: its attribute that says where the class lies.
+    """
+    plain = getattr(kind, "get_source_by_walking_mro", None)
+    if plain is None:
+        return nullcontext()
+
+    def walk(self: Any, *arguments: Any) -> Any:
+        name, held = arguments[-1], self.value if source == "source" else type(self.value)
+        if name not in vars(held):
+            own = TypeDictSource(getattr(self, source))
+            install_guard(own.make_guard(_lacks(name)))
+        return plain(self, *arguments)
+
+    return amended(kind, get_source_by_walking_mro=walk)
+
+
+def _lacks(key: str) -> Callable[..., None]:
+    """A guard: whether a dictionary has no such key."""
+    if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
+        return partial(GuardBuilder.DICT_NOT_CONTAINS, key=key)
+    return partial(GuardBuilder.DICT_CONTAINS, key=key, invert=True)  # torch 2.12 and before

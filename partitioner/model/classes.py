@@ -1,0 +1,74 @@
+"""What a class of the user's holds: data for all of its objects, and methods that run if somebody speaks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property, partialmethod
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+from partitioner.model.functions import is_users
+
+_METHODS = (FunctionType, staticmethod, classmethod, property, cached_property, partialmethod)
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_MISSING = object()
+
+
+def owners(kind: type, part: type | None = None) -> list[type]:
+    """The class and its bases, those that are the user's; of a ``part`` of the model all that are not torch's.
+
+    Example:
+        >>> from collections import Counter
+        >>> owners(Counter)  # Python's own
+        []
+    """
+    if part is not None and issubclass(kind, part):
+        return [owner for owner in kind.__mro__ if not (owner.__module__ or "").startswith(("torch.", "builtins"))]
+    return [owner for owner in kind.__mro__ if is_users(owner.__module__)]
+
+
+def methods_of(owner: type) -> dict[str, Any]:
+    """Methods of all kinds that a class defines itself, by name."""
+    return {name: value for name, value in list(vars(owner).items()) if isinstance(value, _METHODS)}
+
+
+def runs_unasked(name: str) -> bool:
+    """Whether a method runs although no code speaks of it: a module's forward, and what Python calls by itself."""
+    return name == "forward" or (name.startswith("__") and name.endswith("__"))
+
+
+def data_of(owner: type) -> dict[str, Any]:
+    """What a class holds beside its methods, by name.
+
+    Example:
+        >>> class Bag:
+        ...     count, items = 0, []
+        ...     def add(self): ...
+        >>> data_of(Bag)
+        {'count': 0, 'items': []}
+    """
+    return dict(_data(owner))
+
+
+def _data(owner: type) -> Iterator[tuple[str, Any]]:
+    for name, value in list(vars(owner).items()):
+        private = name.startswith("__") or name in ("_abc_impl", "_partitioner_programs")
+        if not private and not isinstance(value, _METHODS) and not isinstance(value, _SLOTS):
+            yield name, value
+
+
+def data_undo(owner: type) -> Callable[[], None]:
+    """Puts back what the class holds now: other values, and names that it did not have."""
+    then = data_of(owner)
+
+    def undo() -> None:
+        now = data_of(owner)
+        with suppress(AttributeError, TypeError):  # a class may be closed
+            for name in now.keys() - then.keys():
+                type.__delattr__(owner, name)
+            for name, value in then.items():
+                if now.get(name, _MISSING) is not value:
+                    type.__setattr__(owner, name, value)
+
+    return undo
