@@ -159,6 +159,10 @@ def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
     return metaclass(kind.__name__, (Parallel, kind), {**names, **plain, **finaliser})
 
 
+_BOUND: Callable[..., Any] = MethodType if torch.__version__ < "2.12" else FunctionType.__get__
+"""A method of a function and an object, made so that Dynamo sees the function; of the older one, so that it does not warn."""
+
+
 class _Method:
     """A method of the model's class that runs through programs. Giving an instance one of its own overrides it there alone."""
 
@@ -177,7 +181,7 @@ class _Method:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.call
-        return FunctionType.__get__(self.call, instance) if self.own is None else self.own  # a form that Dynamo knows
+        return _BOUND(self.call, instance) if self.own is None else self.own
 
     def __set__(self, instance: Any, value: Any) -> None:
         self.own = value
