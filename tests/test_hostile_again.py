@@ -14,6 +14,7 @@ import pytest
 import torch
 from hostile.judge import EQUAL, Variant, judge
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
+from lanes import OLD_TORCH
 from torch import Tensor, nn
 
 AGAIN: dict[str, Program] = {}
@@ -177,6 +178,8 @@ def test_an_attribute_that_comes_later(kind: str, ask: Callable[[Any], float]) -
         del run.model.owner.scale
         yield run(rand())
 
+    if OLD_TORCH and kind == "partial" and ask is not by_hasattr:
+        pytest.xfail("its tracer makes a constant of what a partial lacks")
     program = Program(kind, lambda: asking(OWNERS[kind](), ask), script, lambda: ((rand(),), {}))
     verdict = judge(program, Variant(False, False))
     assert verdict.kind == EQUAL, verdict.detail
@@ -258,3 +261,22 @@ def properties_that_count(run: Run) -> Steps:
         yield run(rand()), run.module.made, run.module.looked
         del run.module.kept
     yield run(rand()), run.module.looked
+
+
+class Lacks(Two):
+    """Asks ``None`` for an attribute, as models do whose cache is optional."""
+
+    cache: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * 2 if getattr(self.cache, "is_static", False) else self.right(x)
+
+
+@again(Lacks)
+def none_has_no_attributes(run: Run) -> Steps:
+    """torch 2.11 raised of the guard itself, and GPT-2 was not one graph any more."""
+    yield run(rand())
+    run.model.cache = types.SimpleNamespace(is_static=True)
+    yield run(rand())
+    run.model.cache = None
+    yield run(rand())

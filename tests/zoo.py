@@ -137,8 +137,7 @@ IMAGE_SIZES = {"alexnet": 64, "inception_v3": 75, "maxvit_t": 224, "vit_b_32": 6
 IMAGE_SIZES |= {"efficientnet_b5": 64, "efficientnet_b6": 64, "efficientnet_v2_l": 64, "efficientnet_v2_m": 64}
 
 QUICK_TORCHVISION = """
-convnext_tiny efficientnet_b0 googlenet inception_v3 mobilenet_v3_small resnet18 shufflenet_v2_x0_5 squeezenet1_1
-swin_t vit_b_16
+googlenet mobilenet_v3_small resnet18 shufflenet_v2_x0_5 squeezenet1_1 swin_t vit_b_16
 """
 """One or two of each kind; the largest of a kind, and one that is made like another, are left to the slow tests."""
 
@@ -355,9 +354,7 @@ def _configs() -> dict[str, Config]:
 TRANSFORMERS = """
 [quick text]
 bert BertModel text encoder
-distilbert DistilBertModel text gpt dim=32 n_layers=2 n_heads=4 hidden_dim=64 max_position_embeddings=64
 gpt2 GPT2Model text gpt
-llama LlamaForCausalLM text decoder
 
 [quick text encoder-decoder]
 t5 T5Model pair t5
@@ -373,13 +370,15 @@ mixtral MixtralModel text experts
 [quick vision]
 vit ViTModel image sight
 
-[quick audio encoder-decoder]
+[audio encoder-decoder]
 whisper WhisperModel mel seq2seq num_mel_bins=16 max_source_positions=16 max_target_positions=32
 
 [quick text state-space]
 mamba MambaModel ids state
 
 [text]
+distilbert DistilBertModel text gpt dim=32 n_layers=2 n_heads=4 hidden_dim=64 max_position_embeddings=64
+llama LlamaForCausalLM text decoder
 albert AlbertModel text narrow
 arcee ArceeModel text decoder
 big_bird BigBirdModel text encoder attention_type=original_full

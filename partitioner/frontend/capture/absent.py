@@ -74,12 +74,15 @@ def _asked(plain: Callable[..., Any], in_vain: Callable[[Any, Sequence[Any]], bo
 
 
 def _not_found(tx: Any, owner: Any, name: Any) -> None:
-    """Guard that an attribute is not there; if it is, and was not deleted while tracing, Dynamo does not see it."""
+    """Guard that an attribute is not there; if it is, and was not deleted while tracing, Dynamo does not see it.
+
+    ``None`` never has more, and is guarded to be ``None``; torch 2.11 cannot guard what it lacks.
+    """
     owner = owner.realize()
     if owner.source is None or not isinstance(name, ConstantVariable):
         return
     code, value = found_at(name_of(owner.source), HERE.scope)
-    if code is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):
+    if code is None or value is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):
         return
     if getattr_static(value, name.value, _MISSING) is _MISSING:
         install_guard(has_guard(owner.source, name.value))
