@@ -264,7 +264,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> Made:
-        traced, asked = graph_of(model, found), for_this_call(spec, model)
+        traced, asked = graph_of(model, found, apart=len(homes) > 1), for_this_call(spec, model)
         if len(homes) == 1:
             return program_of(traced, machine, asked)
         refuse_shared(traced.graph, found.inputs)

@@ -229,11 +229,14 @@ SWITCHING = frozenset(
 )
 """Of torch, but they change more than values, or make constants of what they are given."""
 
+BESIDE_AUTOGRAD = frozenset(["randint_like"])
+"""Of torch, and Python calls them outside of autograd, for ATen's own op wants gradients that it has no derivative for."""
+
 
 def is_torchs(node: torch.fx.Node) -> bool:
     """Whether what a node calls comes down to ATen ops and nothing else."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name in SWITCHING:
+    if name in SWITCHING | BESIDE_AUTOGRAD:
         return False
     if node.op == "call_method":
         return hasattr(torch.ops.aten, str(node.target))

@@ -5,7 +5,7 @@ Tracing burns devices in: ``torch.arange(n, device=cpu)``. Wherever an op lands,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -115,19 +115,6 @@ def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
-
-
-def write_back(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -> None:
-    """Let the caller's tensors have what a program wrote to arguments that it had moved.
-
-    Args:
-        given: the arguments as the caller has them.
-        moved: the arguments as the program had them.
-        written: positions of those that it writes.
-    """
-    for position in written:
-        if moved[position] is not given[position]:
-            given[position].copy_(moved[position])
 
 
 def results(graph: Graph) -> list[Any]:

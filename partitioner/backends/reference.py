@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget, write_back
+from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget
+from partitioner.backends.returned import marked, write_back
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Run
 from partitioner.model.modes import casts_kept, in_mode
@@ -47,6 +48,8 @@ class Reference:
         given = dict(zip(graph.arguments, arguments, strict=True))
         state = {name: given[name] for name in graph.states} | self.bodies
         inputs = {name: self._home(name, given[name]) for name in program.inputs}
+        moved = [inputs.get(name, given[name]) for name in graph.arguments]
+        marks = marked(arguments, moved, graph.written_arguments)
         values: dict[str, Any] = dict(inputs)
         for item in program.instructions:
             if isinstance(item, Run):
@@ -56,7 +59,7 @@ class Reference:
                     values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
-        write_back(arguments, [inputs.get(name, given[name]) for name in graph.arguments], graph.written_arguments)
+        write_back(arguments, moved, marks)
         return list(fill(results(graph), lambda node: values[node.name] if node.name in values else given[node.name]))
 
     def _home(self, name: str, value: Any) -> Any:

@@ -26,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
-from partitioner.backends.nodes import move, write_back
+from partitioner.backends.nodes import move
 from partitioner.backends.probe import pair_works
+from partitioner.backends.returned import marked, write_back
 from partitioner.backends.threads import Launch, Threads
 from partitioner.ir.plan import Plan
 from partitioner.model.modes import in_mode
@@ -109,6 +110,7 @@ class StreamLaunch(Launch):
         self.lanes, self.hardware = plan.program.lanes, hardware
         self.recorded: dict[int, torch.Event] = {}
         self.late: list[Any] = []
+        self.reads: list[torch.Event] = []
         self.grad = torch.is_grad_enabled()
         accelerators = {number: lane.torch_device for number, lane in enumerate(self.lanes) if lane.kind != "cpu"}
         self.device = hardware.current_device()
@@ -133,8 +135,9 @@ class StreamLaunch(Launch):
                 stream.wait_stream(self.caller[device])
 
     def end(self) -> None:
-        """Let what the caller issues next come after everything, on every device; give streams and events back.
+        """Let what the caller does next come after everything, on every device; give streams and events back.
 
+        A host may write its memory at once, so it waits for copies that read it: from pinned memory they may still be going on.
         Side streams are everybody's. Memory of theirs that lane 0 was the last to read is given back when they have waited
         for it: another thread may issue on them at any moment.
         """
@@ -154,6 +157,9 @@ class StreamLaunch(Launch):
         self.hardware.set_device(self.device)  # setting a stream sets its device, and the caller's may be none of ours
         while self.recorded:
             self.hardware.give_back(self.recorded.popitem()[1])
+        while self.reads:
+            self.reads[-1].synchronize()
+            self.hardware.give_back(self.reads.pop())
         super().end()
 
     def use(self, lane: int) -> None:
@@ -199,7 +205,11 @@ class StreamLaunch(Launch):
                 transfer.wait_stream(self.streams[lane])  # which a copy between accelerators does by itself
                 value = move(value, "cpu")
             self.use(lane)
-            return move(value, device, non_blocking=True)
+            moved = move(value, device, non_blocking=True)
+            if source == "cpu" and moved is not value and not self.captured:
+                self.reads.append(self.hardware.take_event(device))
+                self.now.record_event(self.reads[-1])
+            return moved
         result = move(value, device)
         self.hardware.set_stream(self.now)
         return result
@@ -248,8 +258,9 @@ class Streams(Threads):
         for position, home, mode in self.homes:
             with in_mode(mode):
                 moved[position] = move(arguments[position], home)
+        marks = marked(arguments, moved, self.plan.graph.written_arguments)
         result = super().__call__(moved, in_order=in_order)
-        write_back(arguments, moved, self.plan.graph.written_arguments)
+        write_back(arguments, moved, marks)
         return result
 
     def with_tasks(self, plan: Plan, compiled: Mapping[str, Body]) -> Streams:

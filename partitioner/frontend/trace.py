@@ -33,12 +33,12 @@ def view_of(model: nn.Module) -> Traced:
     return view_graph(capture_symbolic(model), model)
 
 
-def graph_of(model: nn.Module, found: Found) -> Traced:
-    """The Graph of a torch.fx graph that was found in ``model``."""
+def graph_of(model: nn.Module, found: Found, *, apart: bool = False) -> Traced:
+    """The Graph of a torch.fx graph that was found in ``model``; ``apart`` if its ops may be placed on several devices."""
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
-    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)))
+    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), apart)
 
 
 def _method(model: nn.Module, name: str) -> Callable[..., Any]:
@@ -94,7 +94,7 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
     runs = check and not is_meta(model, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = graph_of(model, found)
+        traced = graph_of(model, found, apart=whole)
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
 

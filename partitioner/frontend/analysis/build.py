@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from partitioner.frontend.analysis.casts import between_blocks, hidden_writes, users_of_casts
+from partitioner.frontend.analysis.casts import between_blocks, hidden_writes, of_arguments, users_of_casts
 from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
@@ -33,7 +33,7 @@ class Traced:
     state: Mapping[str, torch.Tensor]
 
 
-def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Sequence[str]) -> Traced:
+def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Sequence[str], apart: bool = False) -> Traced:
     """The Graph of what Dynamo found.
 
     Args:
@@ -41,6 +41,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         name: of the model's class.
         keys: qualified name of each parameter and buffer of the model, by the ``id`` of the tensor.
         parameters: names of the positional parameters of the traced function.
+        apart: whether its ops may be placed on several devices.
     """
     as_plain_calls(found.module)
     module = with_regions(found.module)
@@ -55,7 +56,7 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
     effects = observe(module.graph, resources)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
     users = users_of_casts(module.graph, modes, entry, resources)
-    uncached = between_blocks(users, modes)
+    uncached = between_blocks(users, modes) | (of_arguments(users, modes, entry) if apart else {})
     modes |= uncached
     hidden = [refreshes(nodes, effects), hidden_writes(users, uncached)]
     for node_name, writes in (item for found_writes in hidden for item in found_writes.items()):

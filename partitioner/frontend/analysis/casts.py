@@ -57,6 +57,15 @@ def between_blocks(users: Users, modes: Mapping[str, Mode]) -> dict[str, Mode]:
     return found
 
 
+def of_arguments(users: Users, modes: Mapping[str, Mode], entry: Mode) -> dict[str, Mode]:
+    """The modes of ops that use what autocast casts of the call's arguments: they keep nothing.
+
+    On several devices an argument is read in many places, each of which has a copy of its own, and casts that.
+    """
+    arguments = (nodes for resource, nodes in users.items() if not resource.startswith("self.") and len(nodes) > 1)
+    return {node.name: replace(modes.get(node.name, entry), cache=False) for nodes in arguments for node in nodes}
+
+
 def hidden_writes(users: Users, uncached: Mapping[str, Mode]) -> dict[str, frozenset[str]]:
     """The resources that ops write without saying so, by name of the op."""
     found: defaultdict[str, frozenset[str]] = defaultdict(frozenset)

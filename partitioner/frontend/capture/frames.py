@@ -36,6 +36,7 @@ from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.numbers import numbers_kept
 from partitioner.frontend.capture.numpys import numpy_kept
 from partitioner.frontend.capture.sameness import check
+from partitioner.frontend.capture.scripted import scripts_kept
 from partitioner.frontend.capture.sharing import comparisons_seen
 from partitioner.frontend.capture.transforms import transforms_kept
 from partitioner.frontend.capture.values import values_kept
@@ -207,6 +208,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
             numbers_kept(),
             numpy_kept(whole),
             nullcontext() if whole else caches_kept(),
+            scripts_kept(),
             nullcontext() if home is None else fakes_at(torch.device(home)),
         ):
             yield

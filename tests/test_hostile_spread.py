@@ -1,0 +1,200 @@
+"""Programs that were different or failed on several devices, with compiled tasks, or under autocast around the call.
+
+Each test tells what went wrong. Devices are pretended (see `pretend`), and what is compared are values, not where they lie.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hostile.judge import EQUAL, Variant, judge
+from hostile.program import Program, Run, Steps, Two, kept_in, rand
+from lanes import assert_same
+from pretend import World, pretending, put, spec, spread
+from torch import Tensor, nn
+
+from partitioner import TraceError, partition
+from partitioner.runtime.module import Parallel
+
+TWO = {"lazy:0": 1, "lazy:1": 1}
+MIXED = {"lazy:0": 1, "cpu": 1}
+EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
+
+pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world for a test, in which nothing may go wrong."""
+    with pretending(monkeypatch) as made:
+        yield made
+        assert made.faults() == []
+
+
+def pinned(model: nn.Module, lanes: dict[str, int], left: str, right: str) -> Parallel:
+    """A model of two branches, each on a device."""
+    pins = {"pins": [{"match": "left", "device": left}, {"match": "right", "device": right}]}
+    return partition(model, example_inputs=(rand(),), spec=spec(lanes) | pins, copy=True)
+
+
+# -- arguments that are moved --------------------------------------------------------------------------------------------------
+
+
+class WritesBeside(Two):
+    """Writes to its argument where autograd does not look."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.detach()[:1] = 7.0
+        return self.left(x) * self.right(x)
+
+
+class CastsTwice(Two):
+    """Autocast keeps a cast of what wants a gradient for its next reader, so that readers count as writers of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.left(x) + x * 2 + self.right(x)
+
+
+@EACH
+@pytest.mark.parametrize("where", ["lazy:0", "lazy:1", "cpu"])
+@pytest.mark.parametrize("kind", [WritesBeside, CastsTwice])
+def test_an_argument_that_wants_a_gradient(kind: type[Two], where: str, lanes: dict[str, int], world: World) -> None:
+    """What was written was copied back as an op that autograd records, and torch refuses that for leaves."""
+    if where not in (*lanes, "cpu"):
+        pytest.skip("there is no such device")
+    model = kind()
+    parallel = spread(model, (rand(),), lanes, copy=True)
+    mine, theirs = rand(grad=True), put(rand(grad=True), where)
+    one, other = model(mine), parallel(theirs)
+    torch.testing.assert_close(other.detach(), one.detach(), check_device=False)
+    assert_same(mine.detach(), theirs.detach())
+    assert theirs.is_leaf and theirs.requires_grad and theirs._version == mine._version
+    one.sum().backward(), other.sum().backward()
+    torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-2, atol=1e-2)
+
+
+class Scales(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(3)
+        return self.left(x) * self.right(x)
+
+
+def test_a_written_argument_keeps_its_history(world: World) -> None:
+    """A write that autograd does record is a part of the caller's history."""
+    model = Scales()
+    parallel = spread(model, (rand(),), TWO, copy=True, check=False)
+    found = []
+    for module in (model, parallel):
+        start = rand(grad=True)
+        x = start * 2
+        version = x._version
+        result = module(x)
+        assert x._version == version + 1
+        (result.sum() + x.square().sum()).backward()
+        found.append((x.detach(), start.grad))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("left, right", [("cpu", "lazy:0"), ("lazy:0", "cpu")])
+def test_memory_of_the_host_is_read_before_the_call_ends(left: str, right: str, world: World) -> None:
+    """A branch on the CPU took the argument as it is, and the GPU's copy of it was still under way when the call was over.
+
+    From pinned memory that is so, and a loader that fills its buffer again gave the GPU half of the next batch.
+    """
+    model = Two()
+    parallel = pinned(model, MIXED, left, right)
+    buffer = rand()
+    for seed in range(3):
+        buffer.copy_(rand(seed=seed))
+        assert_same(model(rand(seed=seed)).detach(), parallel(buffer).detach())
+
+
+# -- compiled tasks ------------------------------------------------------------------------------------------------------------
+
+
+class Draws(Two):
+    """Random integers of the form of a tensor that wants a gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        left = self.left(x)
+        return torch.randint_like(left, 5) + 1, (torch.randint_like(left, 2, 7) * left).relu() + self.right(x)
+
+
+def test_random_integers_want_no_gradient() -> None:
+    """In Python they do not; ATen's op took the gradient of its argument, and backward failed for want of a derivative."""
+    model = Draws()
+    options = {"copy": True, "check": False, "compile_tasks": "torchscript"}
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=(rand(),), **options)
+    found = []
+    for module in (model, parallel):
+        torch.manual_seed(3)
+        x = rand(grad=True)
+        drawn, result = module(x)
+        assert not drawn.requires_grad
+        result.sum().backward()
+        found.append((drawn, result.detach(), x.grad, [parameter.grad for parameter in module.parameters()]))
+    assert_same(*found)
+
+
+# -- TorchScript under autocast ------------------------------------------------------------------------------------------------
+
+SCRIPTED: dict[str, Program] = {}
+
+scripted = kept_in(SCRIPTED)
+
+
+def in_python(x: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        x = x * 0.5
+    return x
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # models have such functions all the same
+    halved = torch.jit.script(in_python)
+
+
+class Halves(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return halved(self.left(x), 2) + self.right(x)
+
+
+class HalvesInside(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        plain = halved(self.right(x), 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain, halved(self.left(x), 2) + 1
+
+
+@scripted(Halves)
+def autocast_around(run: Run) -> Steps:
+    """TorchScript gives float32 there; the Python that it was made of, which was traced, bfloat16."""
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            yield run.learn(rand(grad=True)), run(rand(5, 4))
+
+
+@scripted(HalvesInside)
+def autocast_inside(run: Run) -> Steps:
+    for rows in (3, 5):
+        yield run.learn(rand(rows, 4, grad=True))
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_scripted_functions_cast_as_they_do(name: str, example: bool) -> None:
+    verdict = judge(SCRIPTED[name], Variant(True, example))
+    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+
+
+def test_scripted_functions_on_several_devices(world: World) -> None:
+    """One graph without autocast; with it, a refusal that says why."""
+    model = Halves()
+    parallel = spread(model, (rand(),), TWO, copy=True)
+    assert_same(model(rand()).detach(), parallel(rand()).detach())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TraceError, match="in_python is TorchScript's, which casts"):
+        parallel(rand())
