@@ -173,7 +173,7 @@ def test_a_graph_that_is_made_ready_once_is_cut_as_if_it_had_not_been() -> None:
     ready = uncut(example.traced, device)
     for count in (1, 2, 3, 5):
         for each in (device, replace(device, memory=None)):
-            one, other = cut_into(ready, count, each), cut_into(example.traced, count, each)
+            one, other = ready.into(count, each.memory), cut_into(example.traced, count, each)
             assert (one.stage, one.seconds, one.bound) == (other.stage, other.seconds, other.bound)
 
 

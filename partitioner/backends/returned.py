@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from partitioner.model.storage import version_of
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -21,7 +23,7 @@ class Mark:
 
     Args:
         history: the node that autograd has for it.
-        version: how often it was written; 0 for one that does not count.
+        version: how often it was written; -1 for one that does not count.
     """
 
     history: Any
@@ -33,7 +35,7 @@ class Mark:
         with torch._C.DisableTorchFunctionSubclass():
             base = tensor._base if tensor._is_view() else tensor
             assert base is not None
-            return Mark(base.grad_fn, 0 if tensor.is_inference() else tensor._version)
+            return Mark(base.grad_fn, version_of(tensor))
 
 
 def marked(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -> dict[int, Mark]:

@@ -20,7 +20,7 @@ from partitioner.distributed.auto import parts
 from partitioner.distributed.bounds import least, line_through, room, with_bubble, with_waits
 from partitioner.distributed.branches import owners_of
 from partitioner.distributed.branchtimes import Branches, branches_of
-from partitioner.distributed.cut import Cut, Uncut, cut_into, uncut
+from partitioner.distributed.cut import Cut, Uncut, uncut
 from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.grown import Microbatches
 from partitioner.distributed.loads import Segments, StageLoad, backwards, held_by_a_rank, kept_of, loads_of, stages_of
@@ -77,16 +77,14 @@ def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device)
         PlacementError: there are fewer places for cuts, or nothing fits the device's memory.
     """
     ready = uncut(example.traced, device, spec.profile)
-    free = cut_into(ready, asked.mesh.pipeline * asked.stages_per_rank, replace(device, memory=None))
-    return free if device.memory is None else _within(ready, free, _memory(example, spec), asked, device)
+    free = ready.into(asked.mesh.pipeline * asked.stages_per_rank)
+    return free if device.memory is None else _within(ready, free, _memory(example, spec), asked, device.memory)
 
 
-def _within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, device: Device) -> Cut:
+def _within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:
     """Stages as they are cut if there is no cap on memory, where they fit, for then no cap changes anything; or others."""
     kept = held_by_a_rank(memory, asked)
-    if device.memory is None or max(_standing(free, kept)) <= device.memory:
-        return free
-    return cut_into(ready, free.count, device, memory=kept)
+    return free if cap is None or max(_standing(free, kept)) <= cap else ready.into(free.count, cap, kept)
 
 
 def _standing(cut: Cut, memory: Memory) -> list[int]:
@@ -259,9 +257,9 @@ class Bench:
 
         def make() -> Cut:
             ready = self._once(("uncut", *one), lambda: uncut(example.traced, self.device, self.spec.profile))
-            free = self._once(("free", *one, stages), lambda: cut_into(ready, stages, replace(self.device, memory=None)))
+            free = self._once(("free", *one, stages), lambda: ready.into(stages))
             try:
-                return _within(ready, free, self._memory(asked, count), asked, self.device)
+                return _within(ready, free, self._memory(asked, count), asked, self.device.memory)
             except PlacementError:
                 return free
 

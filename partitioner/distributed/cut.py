@@ -144,7 +144,21 @@ class Uncut:
     costs: Costs
     pair: Problem
 
-    def posed(self, count: int, cap: int | None, memory: Memory | None) -> Problem:
+    def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
+        """Cut it into so many stages, each with so many bytes; see `cut_into`."""
+        graph, rules, seconds = self.graph, self.rules, self.seconds
+        chosen, bound = stages_in_a_line(self._posed(count, cap, memory), ORDERS)
+        homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
+        number = _numbered(graph, homes)
+        if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
+            return _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
+        found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
+        if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
+            return found
+        row = _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
+        return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
+
+    def _posed(self, count: int, cap: int | None, memory: Memory | None) -> Problem:
         """The problem of so many stages, each with so much memory."""
         one, passed = self.pair.processors[0], self.pair.channels[0]
         processors = tuple(replace(one, name=f"stage {each}", memory=inf if cap is None else cap) for each in range(count))
@@ -178,7 +192,7 @@ def uncut(traced: Traced, device: Device, profile: Literal["auto", "all"] | None
 
 
 def cut_into(
-    traced: Traced | Uncut,
+    traced: Traced,
     count: int,
     device: Device,
     memory: Memory | None = None,
@@ -187,7 +201,7 @@ def cut_into(
     """Cut a graph into stages.
 
     Args:
-        traced: the graph of one microbatch; or as `uncut` has it, for the same device.
+        traced: the graph of one microbatch.
         count: how many stages.
         device: what each stage runs on; its memory is each stage's cap.
         memory: what training keeps beside parameters, which has room under the cap then.
@@ -196,19 +210,7 @@ def cut_into(
     Raises:
         PlacementError: there are fewer places for cuts, or nothing fits the caps.
     """
-    ready = traced if isinstance(traced, Uncut) else uncut(traced, device, profile)
-    graph, rules, seconds = ready.graph, ready.rules, ready.seconds
-    problem = ready.posed(count, device.memory, memory)
-    chosen, bound = stages_in_a_line(problem, ORDERS)
-    homes = {op: chosen[number] for number, task in enumerate(ready.tasks.tasks) for op in task.ops}
-    number = _numbered(graph, homes)
-    if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
-        return _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
-    found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
-    if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
-        return found
-    row = _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
-    return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
+    return uncut(traced, device, profile).into(count, device.memory, memory)
 
 
 def _cut(graph: Graph, stage: Mapping[str, int], seconds_of: Mapping[str, float], count: int, bound: float) -> Cut:

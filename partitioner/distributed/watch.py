@@ -27,6 +27,7 @@ from partitioner.distributed.ranks import here
 from partitioner.errors import InputError
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
+from partitioner.model.storage import version_of
 
 PLACE = "another tensor in its place (under fsdp2, a tensor axis, or on another device)"
 
@@ -178,5 +179,4 @@ def _slots(model: nn.Module) -> Iterator[_Slot]:
     for key, tensor in all_state(model).items():
         owner = model.get_submodule(key.rpartition(".")[0])
         where: Any = owner._parameters if isinstance(tensor, nn.Parameter) else owner._buffers
-        version = -1 if tensor.is_inference() else tensor._version
-        yield _Slot(key, where, tensor, tensor.requires_grad, version)
+        yield _Slot(key, where, tensor, tensor.requires_grad, version_of(tensor))

@@ -217,6 +217,11 @@ class Problem:
         """Seconds of each task on a lane of each processor, with that lane's share of its threads."""
         return [self.seconds_of(number) for number in range(len(self.processors))]
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether a task takes the same on every processor, as far as tables say so."""
+        return len(set(map(id, self.seconds))) == 1
+
     # Groups -----------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -238,6 +243,11 @@ class Problem:
         if not self.memory:
             return dict.fromkeys(self.members, 0.0)
         return {group: sum(self.memory[task] for task in tasks) for group, tasks in self.members.items()}
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether some processor has not the memory for everything, so that where one group goes matters to others."""
+        return sum(self.demand.values()) > min(each.memory for each in self.processors)
 
     @cached_property
     def able(self) -> dict[int, list[int]]:

@@ -9,6 +9,8 @@ from functools import cached_property, partial, partialmethod
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch._library.custom_ops import CustomOpDef
+
 _OTHERS = sys.stdlib_module_names | {"torch", "numpy", "partitioner"}
 """Packages whose classes, functions and modules are not the user's."""
 
@@ -53,7 +55,9 @@ def wrapped(value: Any) -> tuple[Any, ...]:
             return (value.func,)
         case partial() | partialmethod():
             return value.func, value.args, value.keywords
-    return (value._init_fn,) if type(value).__name__ == "CustomOpDef" else ()
+        case CustomOpDef():
+            return (value._init_fn,)
+    return ()
 
 
 def names_in(code: CodeType) -> Iterator[str]:

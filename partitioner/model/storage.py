@@ -46,3 +46,13 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Size of the memory that a tensor keeps alive, in bytes."""
     return sum(part.untyped_storage().nbytes() for part in parts(tensor))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written; -1 for one that was made under inference mode, which does not know.
+
+    Example:
+        >>> version_of(torch.zeros(1).add_(1))
+        1
+    """
+    return -1 if tensor.is_inference() else tensor._version

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from partitioner.model.storage import parts
+from partitioner.model.storage import parts, version_of
 
 
 def stream_undo(stream: Any) -> Callable[[], None]:
@@ -23,14 +23,9 @@ def stream_undo(stream: Any) -> Callable[[], None]:
     return undo
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written; one that was made under inference mode does not know."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
 def tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
     """Puts back a tensor's value, its gradient, and whether it needs one."""
-    version, needs, history = _version(tensor), tensor.requires_grad, tensor.grad_fn
+    version, needs, history = version_of(tensor), tensor.requires_grad, tensor.grad_fn
     alias, value, grad = tensor.detach(), tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
     grads = None if grad is None else grad.detach().clone()
 
@@ -40,7 +35,7 @@ def tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
                 tensor.detach_()
             if tensor.layout is torch.strided and (tensor.shape != alias.shape or tensor.data_ptr() != alias.data_ptr()):
                 tensor.data = alias
-            if _version(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
+            if version_of(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
                 tensor.detach().copy_(value)
                 if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
                     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -55,12 +55,12 @@ def makespan_bound(problem: Problem) -> float:
         return inf
     lanes = np.array([each.lanes for each in problem.processors], dtype=float)
     work = priced(seconds, lanes)
-    found += [_between(heads, tails, priced) for priced in (work, *_alone(seconds, lanes))]
+    found += [_between(heads, tails, each) for each in (work, *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
     shared = _shared(problem, seconds)
     if shared is not None:
         found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
-    if len(set(map(id, problem.seconds))) == 1 and np.isfinite(seconds).all():
+    if problem.alike and np.isfinite(seconds).all():
         found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
     return max(found)
 
@@ -157,7 +157,7 @@ def _with_starts(problem: Problem, work: float) -> float:
     A lane but the first starts a hand-off late and is through a hand-off early; where something only orders what the host
     issues, nothing is said about its end.
     """
-    if len(set(map(id, problem.seconds))) > 1:
+    if not problem.alike:
         return 0.0
     back = 0.0 if any(value == ISSUE for _, _, value in problem.edges) else problem.back
     late = sorted([0.0] + [problem.processors[home].handoff + back for home in problem.lanes[1:]])

@@ -44,38 +44,37 @@ def improved(problem: Problem, known: Sequence[Found], least: float, until: floa
     """
     if len(problem.tasks) < 2 or len(problem.lanes) < 2:
         return known[0]
-    look, moves = Quick(problem), Moves(problem, Random(seed))
+    look = Quick(problem)
+    moves = Moves(look, Random(seed))
     began = perf_counter()
-    walks = {known[0].rank: Walk(look, moves, known[0])}
+    walks = [Walk(look, moves, known[0])]
     now = perf_counter()
     enough = min(most, int(2 * (until - now) / max(1e-9, now - began)) if until < inf else most)
-    for each in known[1 : enough // ENOUGH]:
-        walks[each.rank] = Walk(look, moves, each)
-    rank, walk = _halved(list(walks.items()), least, until, most)
+    walks += [Walk(look, moves, each) for each in known[1 : enough // ENOUGH]]
+    walk = _halved(walks, least, until, most)
     if walk.best.seconds >= known[0].seconds:
         return known[0]
     clock = timed(problem, walk.best.lanes, walk.best.order)
-    found = Found.of(clock, walk.best.order, f"{rank}, and local search")
+    found = Found.of(clock, walk.best.order, f"{walk.rank}, and local search")
     return min(found, known[0], key=lambda each: each.seconds)
 
 
-def _halved(walks: list[tuple[str, Walk]], least: float, until: float, most: int) -> tuple[str, Walk]:
+def _halved(walks: list[Walk], least: float, until: float, most: int) -> Walk:
     """The walk that is left when, in each round, the better half of them goes on. Every round takes the same time."""
     rounds = len(walks).bit_length()
     for left in range(rounds, 0, -1):
         began = perf_counter()
-        for number, (rank, walk) in enumerate(walks, start=1):
+        for number, walk in enumerate(walks, start=1):
             stop = began + (until - began) / left * number / len(walks)
             if walk.run(least, stop, most // (rounds * len(walks))).seconds <= least * (1 + 1e-9):
-                return rank, walk
-        walks = sorted(walks, key=lambda each: each[1].best.seconds)[: max(1, len(walks) // 2)]
+                return walk
+        walks = sorted(walks, key=lambda each: each.best.seconds)[: max(1, len(walks) // 2)]
     return walks[0]
 
 
-def soon_improved(problem: Problem, known: Sequence[Found], least: float, until: float = inf) -> Found:
+def soon_improved(problem: Problem, known: Sequence[Found], least: float) -> Found:
     """Likewise, after as many moves as milliseconds allow: counted and not timed, for it to be the same on every machine."""
     count = max(1, len(problem.tasks))
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
-    most = MOVED_IN_ALL // count
-    return improved(problem, known[: max(1, most // ENOUGH)], least, until, seed=0, most=most)
+    return improved(problem, known, least, inf, seed=0, most=MOVED_IN_ALL // count)

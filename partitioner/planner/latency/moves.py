@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from partitioner.ir.problem import Problem
 from partitioner.planner.latency.packing import keeps
 from partitioner.planner.latency.prices import waste
-from partitioner.planner.latency.quick import uniform
+from partitioner.planner.latency.quick import Quick
 
 ALONE = 0.4
 """Part of the moves between processors with a task alone, where values travel or parts are contiguous."""
@@ -38,20 +37,19 @@ class Moves:
     """What may be changed in schedules of one problem.
 
     Args:
-        problem: what is scheduled.
+        look: times orders of the problem.
         random: all that is left to chance.
     """
 
-    def __init__(self, problem: Problem, random: Random) -> None:
-        self.problem, self.random = problem, random
+    def __init__(self, look: Quick, random: Random) -> None:
+        self.problem, self.random, self.orders_only = look.problem, random, look.uniform
+        problem = look.problem
         self.sources = [sorted({source for source, _ in before}) for before in problem.before]
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
-        self.orders_only = uniform(problem)
         self.travel = any(problem.routes.values()) and bool(problem.values)
-        self.full = sum(problem.demand.values()) > min(each.memory for each in problem.processors)
-        self.waste = waste(problem).tolist() if len(set(map(id, problem.seconds))) > 1 else None
+        self.waste = None if problem.alike else waste(problem).tolist()
 
     def __call__(self, order: list[int], lanes: Sequence[int], task: int, ahead: int) -> tuple[list[int], list[int]] | None:
         """Another order and other lanes, which differ in one task and what must go with it; ``None`` if nothing came of it.
@@ -117,7 +115,7 @@ class Moves:
                 return False
             for each in piece:
                 self.send(lanes, each, there)
-            if self.full and not self.emptied(lanes, there, piece):
+            if problem.crowded and not self.emptied(lanes, there, piece):
                 return False
         lanes[task] = lane
         return not problem.contiguous or there == here or self.allowed(lanes)

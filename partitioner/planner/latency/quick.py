@@ -42,14 +42,14 @@ class Timed:
 def uniform(problem: Problem) -> bool:
     """Whether one lane is as good as another for every task, wherever the others are."""
     return (
-        len(set(map(id, problem.seconds))) == 1
+        problem.alike
         and not any(problem.routes.values())
         and not any(each.handoff for each in problem.processors)
         and _plain(problem)
         and not problem.contiguous
         and not problem.pin
         and len(problem.members) == len(problem.tasks)
-        and sum(problem.demand.values()) <= min(each.memory for each in problem.processors)
+        and not problem.crowded
     )
 
 

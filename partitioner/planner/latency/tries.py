@@ -105,16 +105,14 @@ def settled(problem: Problem, homes: Sequence[int], tries: int, until: float = i
 
 def uneven(problem: Problem) -> bool:
     """Whether some tasks fit some processors better than others: in what they take there, or in what memory is left."""
-    full = sum(problem.demand.values()) > min(each.memory for each in problem.processors)
-    return len(problem.processors) > 1 and (full or len(set(map(id, problem.seconds))) > 1)
+    return len(problem.processors) > 1 and (problem.crowded or not problem.alike)
 
 
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:
     """By every rank, with and without an eye to the rest: the optimistic costs of what follows, the time of processors."""
-    differ = len(set(map(id, problem.seconds))) > 1
     by, far, lost = cache(partial(ordered, problem)), cache(partial(optimistic, problem)), cache(partial(waste, problem))
     for name, times in VIEWS:
-        if times and not differ and not (times == AHEAD and problem.channels):
+        if times and problem.alike and not (times == AHEAD and problem.channels):
             continue
         order = by(name)
         later = far() if times == AHEAD else (times * lost()).tolist() if times else ()

@@ -44,6 +44,7 @@ class Walk:
 
     def __init__(self, look: Quick, moves: Moves, known: Found) -> None:
         self.problem, self.moves, self.look, self.random = look.problem, moves, look, moves.random
+        self.rank = known.rank
         order = by_urgency(look.problem, [-each for each in known.clock.start])
         ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
