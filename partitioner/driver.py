@@ -47,7 +47,7 @@ from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.replay import Replayed
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
-from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, where_it_lies
+from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, staying, where_it_lies
 from partitioner.runtime.pieces import Made
 from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
@@ -215,9 +215,7 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
     if call is None:
         raise SpecError("weights= puts each tensor where the plan of a call wants it; give example_inputs")
     if not is_meta(model, call):
-        raise SpecError(
-            'weights= is for a model that was built under torch.device("meta"), and this one has values; leave it out'
-        )
+        raise SpecError('weights= is for a model built under torch.device("meta"), and this one has values; leave it out')
     with on_examples(model):
         plan = make_plan(model, call.on("meta"), machine, spec)
     materialise(model, weights, state_devices(plan), machine.lanes[0].torch_device)
@@ -264,9 +262,10 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
     homes = {device.torch_device: device.name for device in machine.devices}
 
     def make(found: Found) -> Made:
-        traced, asked = graph_of(model, found, apart=len(homes) > 1), for_this_call(spec, model)
+        asked = for_this_call(spec, model)
         if len(homes) == 1:
-            return program_of(traced, machine, asked)
+            return program_of(graph_of(model, found), machine, asked)
+        traced = graph_of(model, found, apart=True, stays=staying(programs.provisional))
         refuse_shared(traced.graph, found.inputs)
         plan = with_autocast(plan_of(traced, machine, asked, where_it_lies(traced.state, homes)), Mode(*modes_here()))
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))

@@ -140,6 +140,58 @@ def test_random_integers_want_no_gradient() -> None:
     assert_same(*found)
 
 
+# -- state that forward replaces -----------------------------------------------------------------------------------------------
+
+
+class Recurrent(Two):
+    """Keeps what one device has computed for a weight on the other one: as a buffer, and as an attribute that is none at first.
+
+    ``gain`` is a number that it reads, so that another one makes another program, which finds state where it then lies.
+    """
+
+    gain, detached, written = 1.0, True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3, 4))
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.written:
+            self.state.mul_(0.5)
+        mixed = self.left(self.state) * self.gain
+        if self.last is not None:
+            mixed = mixed + self.left(self.last)
+        new = self.right(x)
+        self.last = new.tanh()
+        self.state = new.detach() if self.detached else new * 1
+        if self.written:
+            self.state.add_(1)
+        return mixed - new
+
+
+@EACH
+@pytest.mark.parametrize("detached", [True, False], ids=["detached", "with its history"])
+def test_state_that_forward_replaces_moves_to_the_weights(lanes: dict[str, int], detached: bool, world: World) -> None:
+    """It came to lie where it was computed, and the next program was refused: "lies there already", said its error."""
+    model, (left, right) = Recurrent(), lanes
+    model.detached = detached
+    parallel = pinned(model, lanes, left, right)
+    found = []
+    for module in (model, parallel):
+        results = []
+        for step, gain in enumerate((1.0, 2.0, 3.0)):
+            module.gain, module.written = gain, step == 2
+            results.append(module(rand(seed=step)))
+        torch.stack(results).sum().backward()
+        grads = [each.grad for each in module.parameters()]
+        found.append(([each.detach() for each in results], module.state.detach().clone(), grads))
+    (results, state, grads), (others, other, of_parallel) = found
+    assert_same([*results, state], [*others, other])
+    torch.testing.assert_close(of_parallel, grads)  # three contributions, summed in the order of sequence numbers
+    assert str(parallel.left.weight.device) == left, "weights stay"
+
+
 # -- TorchScript under autocast ------------------------------------------------------------------------------------------------
 
 SCRIPTED: dict[str, Program] = {}

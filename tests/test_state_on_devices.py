@@ -516,7 +516,7 @@ def test_what_is_found_without_values_says_so() -> None:
 def test_a_fault_of_ours_is_no_fault_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """What our own code raised while a graph was looked at was told as if the model failed on its examples."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("gone")
 
     monkeypatch.setattr("partitioner.frontend.trace.build_graph", broken)

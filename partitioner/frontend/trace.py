@@ -33,12 +33,12 @@ def view_of(model: nn.Module) -> Traced:
     return view_graph(capture_symbolic(model), model)
 
 
-def graph_of(model: nn.Module, found: Found, *, apart: bool = False) -> Traced:
-    """The Graph of a torch.fx graph that was found in ``model``; ``apart`` if its ops may be placed on several devices."""
+def graph_of(model: nn.Module, found: Found, **options: Any) -> Traced:
+    """The Graph of a torch.fx graph that was found in ``model``; options are those of `build_graph`."""
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
-    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), apart)
+    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), **options)
 
 
 def _method(model: nn.Module, name: str) -> Callable[..., Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from partitioner.errors import PlacementError
 from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import sharing
 from partitioner.model.storage import storage_key
 
@@ -62,6 +64,19 @@ def where_it_lies(state: Mapping[str, torch.Tensor], homes: Mapping[str, str]) -
                 f"{key} lies on {tensor.device}, and the module is spread over {places}; move it to one of them"
             )
     return {key: homes[str(tensor.device)] for key, tensor in state.items()}
+
+
+def staying(plan: Plan | None) -> Callable[[str, torch.Tensor], bool]:
+    """Whether ops go to where a tensor of the model lies, by its name.
+
+    They do to parameters, and to what lies where the first plan put it. What forward has put in the place of a tensor since
+    (``self.state = ...``) lies where it was computed, where the weights that it is used with need not lie: it moves to them.
+
+    Args:
+        plan: the one by which state was placed.
+    """
+    planned = {} if plan is None else state_devices(plan)
+    return lambda key, tensor: isinstance(tensor, nn.Parameter) or str(tensor.device) == planned.get(key)
 
 
 def refuse_shared(graph: Graph, arguments: Sequence[Any]) -> None:

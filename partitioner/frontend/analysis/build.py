@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,14 @@ class Traced:
     state: Mapping[str, torch.Tensor]
 
 
-def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Sequence[str], apart: bool = False) -> Traced:
+def build_graph(
+    found: Found,
+    name: str,
+    keys: Mapping[int, str],
+    parameters: Sequence[str],
+    apart: bool = False,
+    stays: Callable[[str, torch.Tensor], bool] = lambda _key, _tensor: True,
+) -> Traced:
     """The Graph of what Dynamo found.
 
     Args:
@@ -42,10 +49,11 @@ def build_graph(found: Found, name: str, keys: Mapping[int, str], parameters: Se
         keys: qualified name of each parameter and buffer of the model, by the ``id`` of the tensor.
         parameters: names of the positional parameters of the traced function.
         apart: whether its ops may be placed on several devices.
+        stays: whether ops go to where a tensor of the model lies, by its name; one that moves to them is an argument.
     """
     as_plain_calls(found.module)
     module = with_regions(found.module)
-    held = _name(module.graph, found, keys, parameters)
+    held = _name(module.graph, found, keys, parameters, stays)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})
     grad, _, autocast, cache = modes_here()  # Dynamo has left the caller's inference mode
     entry = Mode(grad, None, autocast, cache, -1 if any(enabled for _, enabled, _ in autocast) else 0)
@@ -90,7 +98,11 @@ def _device(placeholders: Sequence[torch.fx.Node]) -> str:
 
 
 def _name(
-    graph: torch.fx.Graph, found: Found, keys: Mapping[int, str], parameters: Sequence[str]
+    graph: torch.fx.Graph,
+    found: Found,
+    keys: Mapping[int, str],
+    parameters: Sequence[str],
+    stays: Callable[[str, torch.Tensor], bool],
 ) -> dict[str, tuple[str, Any]]:
     """Give nodes readable names; for each placeholder its key, if it is state, and its value.
 
@@ -105,7 +117,7 @@ def _name(
             value = next(values)
             key, label = _placeholder(node, value, keys, parameters)
             node.target = node.name = names.create_name(label, node)
-            held[node.name] = key, value
+            held[node.name] = key if key and (not isinstance(value, torch.Tensor) or stays(key, value)) else "", value
         else:
             path = _path(node, found.paths) if node.op.startswith("call_") else ""
             node.name = names.create_name(f"{path}_{target_of(node)}" if path else node.name, node)
