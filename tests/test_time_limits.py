@@ -73,4 +73,4 @@ def test_list_scheduling_tries_more_than_once_where_there_is_time() -> None:
     for limit, tries in ((0.05, 1), (0.2, 1), (2.0, 16)):
         policy = Auto(time_limit=limit)
         assert next(iter(policy.policies(posed(50), [], lambda: 0.0))) == List(tries), (limit, tries)
-    assert not worth_while(0.05) and worth_while(5.0)
+    assert not worth_while(posed(50), 0.05) and worth_while(posed(50), 5.0)

@@ -29,6 +29,9 @@ import networkx as nx
 
 Objective = Literal["latency", "throughput", "memory"]
 
+ROUNDING = 1e-10
+"""Part of a processor's memory by which sums of fractions may exceed it: 0.1 + 0.2 is more than 0.3 to a computer."""
+
 ORDER, ISSUE = -1, -2
 """In the place of a value: an edge over which nothing passes; one that, on accelerators, orders only what the host issues."""
 
@@ -245,16 +248,22 @@ class Problem:
         return {group: sum(self.memory[task] for task in tasks) for group, tasks in self.members.items()}
 
     @cached_property
+    def caps(self) -> list[float]:
+        """Bytes that each processor holds at most: its memory, and what the sum of demands in fractions may be off by."""
+        slack = 0.0 if all(float(each).is_integer() for each in self.memory) else ROUNDING
+        return [each.memory * (1 + slack) for each in self.processors]
+
+    @cached_property
     def crowded(self) -> bool:
         """Whether some processor has not the memory for everything, so that where one group goes matters to others."""
-        return sum(self.demand.values()) > min(each.memory for each in self.processors)
+        return sum(self.demand.values()) > min(self.caps)
 
     @cached_property
     def able(self) -> dict[int, list[int]]:
         """The processors that can run every task of each group, other groups left out. Lists are shared: not to be changed."""
         alike: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
-        for number, each in enumerate(self.processors):
-            alike[id(self.seconds[number]), each.memory].append(number)
+        for number, cap in enumerate(self.caps):
+            alike[id(self.seconds[number]), cap].append(number)
         classes = [(self.seconds[numbers[0]], memory, numbers) for (_, memory), numbers in alike.items()]
         known: dict[tuple[bool, ...], list[int]] = {}
         found: dict[int, list[int]] = {}

@@ -30,7 +30,7 @@ def refuse_impossible(problem: Problem) -> None:
     bound = _bound_to(problem)
     for devices in sorted(bound, key=len)[:MOST_SETS]:
         demands = [need for able, needs in bound.items() if able <= devices for need in needs]
-        room = sum(problem.processors[number].memory for number in devices)
+        room = sum(problem.caps[number] for number in devices)
         if sum(demands) > room * (1 + 1e-12):
             raise PlacementError(_too_much(problem, sorted(devices), demands, room))
 

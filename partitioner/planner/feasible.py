@@ -37,7 +37,7 @@ class Feasible:
         self._placed: list[int] = [-1] * len(problem.tasks) if problem.contiguous else []
 
     def _reserve(self, group: int, processor: int) -> None:
-        if self.used[processor] + self.problem.demand[group] > self.problem.processors[processor].memory:
+        if self.used[processor] + self.problem.demand[group] > self.problem.caps[processor]:
             raise PlacementError(self._full(self.problem.members[group][0]))
         self.home[group] = processor
         self.used[processor] += self.problem.demand[group]
@@ -87,7 +87,7 @@ class Feasible:
             self._placed[task] = processor
 
     def _fits(self, processor: int, group: int) -> bool:
-        return self.used[processor] + self.problem.demand[group] <= self.problem.processors[processor].memory
+        return self.used[processor] + self.problem.demand[group] <= self.problem.caps[processor]
 
     def _back(self, task: int, roomy: Sequence[int]) -> str:
         names = ", ".join(self.problem.processors[number].name for number in roomy)

@@ -85,10 +85,10 @@ class Careful(Feasible):
         """What must move for ``group`` to go to ``processor``: itself, perhaps one other; ``None`` if that is not enough."""
         demand, here = self.problem.demand, self.known[group]
         need = demand[group]
-        room = self.problem.processors[processor].memory - self.load[processor]
+        room = self.problem.caps[processor] - self.load[processor]
         if need <= room:
             return [(group, processor)]
-        back = self.problem.processors[here].memory - self.load[here] + need
+        back = self.problem.caps[here] - self.load[here] + need
         for other in self.at[processor]:
             if other not in self.placed and need <= room + demand[other] and demand[other] <= back and here in self.able[other]:
                 return [(group, processor), (other, here)]

@@ -24,7 +24,7 @@ from partitioner.planner.latency.tries import Found
 from partitioner.planner.latency.walk import Walk
 from partitioner.planner.timing import timed
 
-MOVED_IN_ALL, MOST_MOVED = 24_000, 200
+MOVED_IN_ALL, MOST_MOVED = 60_000, 200
 """Tasks that a few moves for one problem time together, and the largest problem that gets any."""
 
 ENOUGH = 120

@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from math import floor, inf, log2
 from typing import Any
 
 from partitioner.errors import SpecError
 from partitioner.ir.problem import Problem
+from partitioner.planner.caps import in_whole
 from partitioner.planner.latency.sites import Site, alike
 
 LOADING = 0.7
@@ -89,21 +89,14 @@ class Places:
         return site_of
 
     def _memory(self) -> None:
-        """Caps, in the largest power of two that keeps sums exact in 64 bits; bytes below it are left out, as a bound may."""
+        """Caps, in units of which sums stay exact."""
         demand = self.problem.demand
-        total = sum(demand.values())
-        if total <= 0:
-            return
-        scale = (
-            2.0 ** min(0, floor(52 - log2(total)))
-            if all(float(each).is_integer() for each in demand.values())
-            else (2.0 ** floor(52 - log2(total)))
-        )
-        for number, site in enumerate(self.sites):
-            cap = self.problem.processors[site.processors[0]].memory
-            if cap < min(inf, total):
-                here = [(floor(demand[group] * scale), var) for (group, at), var in self.at.items() if at == number]
-                self.cp.add(sum(need * var for need, var in here if need) <= floor(cap * scale))
+        needs, caps = in_whole(list(demand.values()), [self.problem.caps[site.processors[0]] for site in self.sites])
+        need_of = dict(zip(demand, needs, strict=True))
+        for number, cap in enumerate(caps):
+            if cap >= 0:
+                here = [(need_of[group], var) for (group, at), var in self.at.items() if at == number]
+                self.cp.add(sum(need * var for need, var in here if need) <= cap)
 
     def _contiguous(self) -> None:
         backward = self.problem.backward

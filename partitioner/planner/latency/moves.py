@@ -29,6 +29,9 @@ SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 PULLS, BOTH = 0.4, 0.7
 """Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
 
+STRICT = 0.5
+"""Part of the moves between processors that keep memory caps; the others may leave one too full, for which a search pays."""
+
 THRIFTY = 0.7
 """Part of the moves between processors that look at two of them and take the one where less time is wasted."""
 
@@ -115,7 +118,8 @@ class Moves:
                 return False
             for each in piece:
                 self.send(lanes, each, there)
-            if problem.crowded and not self.emptied(lanes, there, piece):
+            strict = problem.crowded and (problem.contiguous or self.random.random() < STRICT)
+            if strict and not self.emptied(lanes, there, piece):
                 return False
         lanes[task] = lane
         return not problem.contiguous or there == here or self.allowed(lanes)
@@ -133,7 +137,7 @@ class Moves:
     def emptied(self, lanes: list[int], there: int, piece: Sequence[int]) -> bool:
         """Whether memory suffices ``there``, if need be when another group has gone from there to wherever it fits."""
         problem, home = self.problem, self.problem.lanes
-        room = [each.memory for each in problem.processors]
+        room = list(problem.caps)
         for group, tasks in problem.members.items():
             room[home[lanes[tasks[0]]]] -= problem.demand[group]
         if room[there] >= 0:

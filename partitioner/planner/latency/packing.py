@@ -35,7 +35,7 @@ def certificate(problem: Problem) -> dict[int, int] | None:
 def keeps(problem: Problem, home: dict[int, int]) -> bool:
     """Whether homes keep memory caps and contiguity; groups and pins are kept by what they are."""
     homes = [home[group] for group in problem.group_of]
-    if any(full > each.memory for full, each in zip(held(problem, homes), problem.processors, strict=True)):
+    if any(full > cap for full, cap in zip(held(problem, homes), problem.caps, strict=True)):
         return False
     return not problem.contiguous or next(returns(problem, homes), None) is None
 
@@ -47,7 +47,7 @@ def _packed(problem: Problem, able: dict[int, list[int]]) -> dict[int, int] | No
     scarce = sorted(able, key=lambda group: (len(able[group]), -demand[group]))
     for order in (largest, scarce):
         for rule in (0.0, 1.0, -1.0):
-            room = [each.memory for each in problem.processors]
+            room = list(problem.caps)
             home: dict[int, int] = {}
             for group in order:
                 fits = [each for each in able[group] if demand[group] <= room[each]]
@@ -62,7 +62,7 @@ def _packed(problem: Problem, able: dict[int, list[int]]) -> dict[int, int] | No
 
 def _backtracked(problem: Problem, able: dict[int, list[int]], order: list[int]) -> dict[int, int] | None:
     """Depth first, largest demand first, tightest processor first; equal rooms are tried once."""
-    demand, room = problem.demand, [each.memory for each in problem.processors]
+    demand, room = problem.demand, list(problem.caps)
 
     def ways(group: int) -> Iterator[int]:
         fits = sorted((room[each], each) for each in able[group] if demand[group] <= room[each])
@@ -110,7 +110,7 @@ class _Trail:
     def __init__(self, problem: Problem, able: dict[int, list[int]], order: Sequence[int]) -> None:
         self.problem, self.able, self.order = problem, able, order
         self.home: dict[int, int] = {}
-        self.room = [each.memory for each in problem.processors]
+        self.room = list(problem.caps)
         self.left = [0] * len(problem.tasks)
         self.sources = [
             [] if task in problem.backward else [source for source, _ in before if source not in problem.backward]

@@ -17,6 +17,7 @@ from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick, Timed
 from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
+from partitioner.planner.overfull import Overfull, Price
 
 HEATS = (0.06, 0.01, 0.002)
 """By which part of a makespan a move may make it longer to be kept with probability 1/e, at the beginning of each cycle, which
@@ -48,11 +49,13 @@ class Walk:
         order = by_urgency(look.problem, [-each for each in known.clock.start])
         ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
+        self.overfull = Overfull(look.problem)
+        self.price = Price(self.best.seconds / max(1e-300, sum(look.problem.demand.values())))
 
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk on from the best place seen until it is time, with falling heat; the best place seen then."""
         start, heat, cycle = perf_counter(), HEATS[0], 0
-        self.now = self.best
+        self.now, excess = self.best, 0.0
         often = 16 if len(self.problem.tasks) <= SMALL else 1
         critical, energy = self.critical(), self.energy(self.now)
         for turn in range(most):
@@ -62,17 +65,19 @@ class Walk:
                     break
                 passed = len(HEATS) * max(turn / most, (at - start) / max(1e-9, until - start))
                 if int(passed) > cycle:
-                    cycle, self.now = int(passed), self.best
+                    cycle, self.now, excess = int(passed), self.best, 0.0
                     critical, energy = self.critical(), self.energy(self.now)
                 heat = HEATS[cycle % len(HEATS)] * COLD ** (passed % 1.0) * self.best.seconds
             next_ = self.step(critical)
             if next_ is None:
                 continue
-            felt = self.energy(next_)
-            if felt <= energy or felt - energy < -log(max(1e-300, self.random.random())) * heat:
-                self.now, energy = next_, felt
+            felt, more = self.energy(next_), self.overfull.bytes(next_.lanes)
+            worse = felt - energy + self.price.now * (more - excess)
+            if worse <= 0 or worse < -log(max(1e-300, self.random.random())) * heat:
+                self.now, energy, excess = next_, felt, more
+                self.price.note(excess > 0)
                 critical = self.critical()
-            if next_.seconds < self.best.seconds * (1 - 1e-12):
+            if next_.seconds < self.best.seconds * (1 - 1e-12) and not more:
                 self.best = next_
                 if next_.seconds <= least * (1 + 1e-9):
                     break

@@ -18,7 +18,7 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.exact import Exact, worth_while
 from partitioner.planner.policies.fit import Fit
-from partitioner.planner.policies.list import List
+from partitioner.planner.policies.list import List, tries_for
 from partitioner.planner.policies.search import Search
 from partitioner.planner.policies.single import Single
 
@@ -34,7 +34,7 @@ LOOKS = {"latency": 1, "throughput": 2, "memory": 1}
 CLOSE = 1e-6
 """A gap that is not worth more time."""
 
-THOROUGH, PER_TASK = 0.25, 2e-4
+THOROUGH, PER_TASK = 0.6, 2e-4
 """Seconds, and those for each task, from which on list scheduling may try more than once; by what is asked for and not by
 the clock, for it to give the same on every machine."""
 
@@ -56,6 +56,7 @@ class Auto:
         deadline, look = began + self.time_limit, 0.0
         best: Assignment | None = None
         answers: list[Assignment] = []
+        tries = tries_for(problem, List.tries) if self.thorough(problem) else 1
         bound, reason = 0.0, PlacementError("no policy was tried")
         for policy in self.policies(problem, answers, lambda: max(0.0, deadline - time.monotonic())):
             if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() + look > deadline):
@@ -67,25 +68,29 @@ class Auto:
                 continue
             answers.append(answer)
             bound = max(bound, answer.bound)
-            look = look or LOOKS[problem.objective] * (time.monotonic() - began)
+            look = look or LOOKS[problem.objective] * (time.monotonic() - began) / tries
             if best is None or answer.cost < best.cost:
                 best = answer
         if best is None:
             raise reason
         return replace(best, policy=f"auto, {best.policy}", bound=min(bound, best.cost))
 
+    def thorough(self, problem: Problem) -> bool:
+        """Whether there is time for more than one list schedule."""
+        return self.time_limit >= THOROUGH + PER_TASK * len(problem.tasks)
+
     def policies(
         self, problem: Problem, answers: Sequence[Assignment], left: Callable[[], float]
     ) -> Iterator[Callable[[Problem], Assignment]]:
         """What to run, in order, each with its part of the time that is left; what takes time begins at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
-        yield List() if self.time_limit >= THOROUGH + PER_TASK * count else List(tries=1)
+        yield List() if self.thorough(problem) else List(tries=1)
         if problem.objective == "latency":
             if count <= MIDDLE and not problem.contiguous:
                 yield ByLevel()
             yield Single()
         yield Fit()
-        if problem.objective == "latency" and solver and count <= SMALL and worth_while(SOLVER_SHARE * left()):
+        if problem.objective == "latency" and solver and count <= SMALL and worth_while(problem, SOLVER_SHARE * left()):
             yield partial(Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed).beyond, answers=answers)
         if count <= MIDDLE or problem.objective == "throughput":
             yield partial(Search(time_limit=left(), seed=self.seed).beyond, answers=answers)

@@ -24,7 +24,7 @@ from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
-from partitioner.planner.latency.tries import several
+from partitioner.planner.latency.tries import several, uneven
 from partitioner.planner.throughput import balanced
 
 BEFORE, AFTER = 0.1, 0.1
@@ -35,9 +35,14 @@ LEAST = 0.1
 """Seconds that the solver must have to be of use."""
 
 
-def worth_while(seconds: float) -> bool:
+PER_UNEVEN = 0.015
+"""Likewise, for each task, where processors are unequal or memory is scarce: there local search does more with less time."""
+
+
+def worth_while(problem: Problem, seconds: float) -> bool:
     """Whether the solver would come to anything in so many seconds: its module is to be imported first."""
-    return loading() + LEAST < seconds
+    least = max(LEAST, PER_UNEVEN * len(problem.tasks)) if uneven(problem) else LEAST
+    return loading() + least < seconds
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _fewest(problem: Problem, usable: list[int]) -> int:
     """Processors without which the memory cannot suffice, however groups are shared out."""
     need = sum(problem.demand.values())
     for count, each in enumerate(usable, 1):
-        need -= problem.processors[each].memory
+        need -= problem.caps[each]
         if need <= 0:
             return count
     return len(usable) + 1
@@ -114,7 +114,7 @@ def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | N
     able = [_able(problem, block) for block in blocks]
     for processor in ordered:
         fits = [processor in each for each in able]
-        best = _extended(best, need, over, fits, problem.processors[processor].memory)
+        best = _extended(best, need, over, fits, problem.caps[processor])
     found = best[len(blocks)]
     if found is None:
         return None
@@ -124,7 +124,7 @@ def _segments(problem: Problem, processors: Sequence[int]) -> dict[int, int] | N
 
 def _holds_all(problem: Problem, processor: int) -> bool:
     """Whether one processor may have every group, and has room for all."""
-    if sum(problem.demand.values()) > problem.processors[processor].memory:
+    if sum(problem.demand.values()) > problem.caps[processor]:
         return False
     return processor in _able(problem, list(problem.able))
 

@@ -31,6 +31,7 @@ from partitioner.planner.latency.tries import settled, several, uneven
 from partitioner.planner.throughput.first import evened, fillings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
+from partitioner.planner.throughput.solve import soon_balanced
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
@@ -62,17 +63,23 @@ class List:
         ruled = closed(problem)
         homes = Homes(ruled)
         if problem.objective == "throughput":
-            return placed(problem, "list", _evenest(ruled, homes, self.tries))
-        count, bound = max(1, len(problem.tasks)), makespan_bound(ruled)
-        tries = max(1, min(self.tries, TASKS_IN_ALL // count))
+            even = _evenest(ruled, homes, self.tries)
+            return placed(problem, "list", soon_balanced(ruled, even) if self.tries > 1 else even)
+        bound, tries = makespan_bound(ruled), tries_for(problem, self.tries)
         known = several(ruled, homes, tries)
         if tries > 1 and known[0].seconds > bound * (1 + 1e-9) and uneven(ruled):
             with suppress(PlacementError):
-                known += settled(ruled, _evenest(replace(ruled, objective="throughput"), homes, tries), tries)[:2]
+                load = replace(ruled, objective="throughput")
+                known += settled(ruled, soon_balanced(load, _evenest(load, homes, tries)), tries)[:2]
                 known.sort(key=lambda each: each.seconds)
         found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
+
+
+def tries_for(problem: Problem, most: int) -> int:
+    """How many schedules a problem of its size gets, of ``most``."""
+    return max(1, min(most, TASKS_IN_ALL // max(1, len(problem.tasks))))
 
 
 def _evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:

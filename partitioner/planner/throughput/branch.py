@@ -36,23 +36,24 @@ class Branching:
 
     def __init__(self, park: Park, order: Sequence[int]) -> None:
         self.park, self.units, self.order = park, park.units, order
-        self.caps = [each.memory for each in park.units.problem.processors]
+        self.caps = park.units.problem.caps
         self.loads, self.convex = Loads(park, [-1] * park.units.count), Convex(park.units, [])
         self.alike = {each: names for names in park.interchangeable for each in names}
 
-    def search(self, until: float, below: float = inf, first: bool = False) -> Found:
+    def search(self, until: float, below: float = inf, first: bool = False, steps: int = STEPS) -> Found:
         """Look for the best placement.
 
         Args:
             until: moment, by the monotonic clock, at which to stop.
             below: the largest load must be smaller than this.
             first: whether the first placement that is found will do.
+            steps: placements of one unit that are tried; of many units, more.
         """
         if self.units.contiguous and self.units.reach is None:
             return Found(None, False)
         best: list[int] | None = None
         untried, saved = [self._choices(0, below)], [list(self.loads.slots)]
-        for step in range(max(STEPS, 4 * self.units.count)):
+        for step in range(max(steps, 4 * self.units.count)):
             if not step % 64 and monotonic() > until:
                 return Found(best, False)
             while untried and not untried[-1]:

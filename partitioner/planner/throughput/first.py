@@ -22,7 +22,7 @@ FILLED = (1.1, 1.0, 1.2, 1.05, 1.35, 1.6, 2.0)
 
 def greedy(park: Park) -> list[int] | None:
     """Largest first; ``None`` if memory runs out. Contiguity is not looked at."""
-    units, caps = park.units, [each.memory for each in park.units.problem.processors]
+    units, caps = park.units, park.units.problem.caps
     if units.count * len(caps) > MOST_PAIRS:
         return None
     loads = Loads(park, [-1] * units.count)

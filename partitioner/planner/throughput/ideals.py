@@ -68,7 +68,7 @@ class IdealCuts:
         self._unable = (~np.isfinite(seconds)).astype(float) @ within.T
         self._compute = np.where(np.isfinite(seconds), seconds, 0.0) @ within.T
         self._memory = within @ units.memory
-        self._caps = np.array([units.problem.processors[each.processors[0]].memory for each in park.classes])
+        self._caps = np.array([units.problem.caps[each.processors[0]] for each in park.classes])
         self._count_flows(park, within)
         self._moved: tuple[int, Floats] = (-1, np.zeros(0))
 

@@ -74,7 +74,7 @@ class LineCuts:
         self._unable = _prefix(~np.isfinite(seconds))[:, points]
         self._compute = _prefix(np.where(np.isfinite(seconds), seconds, 0.0))[:, points]
         self._memory = _prefix(park.units.memory[sequence][None])[0, points]
-        self._caps = np.array([park.units.problem.processors[each.processors[0]].memory for each in park.classes])
+        self._caps = np.array([park.units.problem.caps[each.processors[0]] for each in park.classes])
         self._difference = np.zeros((2, len(park.classes), self.size + 1))
         self._prepare(park, known)
 

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
-from math import ceil, floor, inf, isfinite
+from math import floor, inf, isfinite
 from typing import Any
 
+from partitioner.planner.caps import in_whole
 from partitioner.planner.latency.model import loading
 from partitioner.planner.throughput.prices import Park
 
@@ -188,15 +189,12 @@ class Model:
                     self.slots[3 * end + (0 if not overlap else 1 if end == home else 2)].append((passed, ticks))
 
     def _memory(self) -> None:
-        """Caps, in units of which sums stay exact; demands rounded down and caps up where they are not whole."""
-        memory: list[float] = self.units.memory.tolist()
-        total = sum(memory)
-        grain = max(1.0, total / 2**53)
-        for processor, each in enumerate(self.problem.processors):
-            if each.memory < total:
-                sizes = [floor(size / grain) if processor in places else 0 for size, places in zip(memory, self.x, strict=True)]
-                held = [places[processor] * size for size, places in zip(sizes, self.x, strict=True) if size]
-                self.model.add(sum(held) <= ceil(each.memory / grain))
+        """Caps, in units of which sums stay exact."""
+        sizes, caps = in_whole(self.units.memory.tolist(), self.problem.caps)
+        for processor, cap in enumerate(caps):
+            if cap >= 0:
+                here = [(places[processor], size) for size, places in zip(sizes, self.x, strict=True) if processor in places]
+                self.model.add(sum(literal * size for literal, size in here if size) <= cap)
 
     @property
     def _ranked(self) -> list[int]:

@@ -18,6 +18,7 @@ from itertools import cycle
 from math import exp, inf
 from time import monotonic
 
+from partitioner.planner.overfull import Price
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
@@ -49,7 +50,8 @@ class Annealing:
 
     def __init__(self, park: Park, homes: Sequence[int], seed: int = 0) -> None:
         self.park, self.units = park, park.units
-        self.caps = [each.memory for each in park.units.problem.processors]
+        self.caps, held = park.units.problem.caps, float(park.units.memory.sum())
+        self.crowded, self.price = held > min(self.caps), Price(self.units.count / max(1e-300, held))
         self.able = park.units.able_sets
         self.movable = [unit for unit, each in enumerate(park.units.able) if len(each) > 1]
         self.random, self.powers, self.power = random.Random(seed), cycle(POWERS), POWERS[-1]
@@ -122,8 +124,11 @@ class Annealing:
         back = self._back(piece, here, there) if choose() < SWAP else []
         moves = dict.fromkeys(piece, there) | dict.fromkeys(back, here)
         deltas = self.loads.joint_deltas(moves)
-        if self._accept(self._energy(deltas), temperature) and self._fits(moves) and self._convex(piece, back, here, there):
+        energy = self._energy(deltas) + self.price.now * self._excess(moves)
+        if self._accept(energy, temperature) and self._convex(piece, back, here, there):
             self.loads.move_all(moves, deltas)
+            if self.crowded:
+                self.price.note(self._full)
             self._rehome(piece, here, there)
             if back:
                 self._rehome(back, there, here)
@@ -172,13 +177,21 @@ class Annealing:
                 return self._piece(unit, here, LARGEST, (0.5 + choose()) * sum(row[each] for each in piece))
         return []
 
-    def _fits(self, moves: Mapping[int, int]) -> bool:
-        """Whether no processor is too full after some moves."""
+    def _excess(self, moves: Mapping[int, int]) -> float:
+        """By how many more bytes memory is exceeded after some moves."""
+        if not self.crowded:
+            return 0.0
         more: defaultdict[int, float] = defaultdict(float)
         for unit, there in moves.items():
             more[there] += self.loads.memory[unit]
             more[self.loads.home[unit]] -= self.loads.memory[unit]
-        return all(self.loads.used[each] + held <= self.caps[each] for each, held in more.items())
+        over = ((self.loads.used[each] - self.caps[each], held) for each, held in more.items())
+        return sum(max(0.0, each + held) - max(0.0, each) for each, held in over)
+
+    @property
+    def _full(self) -> bool:
+        """Whether some processor holds more than it may."""
+        return self.crowded and any(used > cap for used, cap in zip(self.loads.used, self.caps, strict=True))
 
     def _convex(self, piece: Sequence[int], back: Sequence[int], here: int, there: int) -> bool:
         """Whether both processors stay convex when they exchange two pieces."""
@@ -207,5 +220,5 @@ class Annealing:
 
     def _note(self) -> None:
         largest = self.loads.largest
-        if largest < self.least * (1 - 1e-12):
+        if largest < self.least * (1 - 1e-12) and not self._full:
             self.least, self.best = largest, list(self.loads.home)

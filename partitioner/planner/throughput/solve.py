@@ -37,6 +37,12 @@ TURNS = 4
 PATIENCE = 5.0
 """Seconds that are spent at least before it is said that nothing fits."""
 
+MOVES, MOST_MOVED = 1_500, 2_000
+"""Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
+
+FEW = 2_000
+"""Steps by which a placement that fits is mostly found if going on deeper finds one at all; then the solver is asked first."""
+
 CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
 
@@ -75,6 +81,20 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
         prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
         bound = max(bound, prove(search, bound, until))
     return units.spread_over(search.best), min(bound, search.least)
+
+
+def soon_balanced(problem: Problem, homes: list[int]) -> list[int]:
+    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted."""
+    if not 1 < len(problem.tasks) <= MOST_MOVED:
+        return homes
+    units = units_of(problem, contiguous=problem.contiguous)
+    start = [homes[tasks[0]] for tasks in units.members]
+    if units.spread_over(start) != homes or not units.valid(start):
+        return homes
+    park = park_of(units)
+    search = Annealing(park, start)
+    search.run(inf, ROUNDS, MOVES, enough=bound_of(park))
+    return units.spread_over(search.best)
 
 
 def _has_time(park: Park, until: float) -> bool:
@@ -173,9 +193,11 @@ def _fitting(park: Park, until: float) -> list[int]:
     """
     until = max(until, monotonic() + PATIENCE)
     searches: list[Callable[[], Found]] = [
+        lambda: Branching(park, _topological(park)).search(until, first=True, steps=FEW),
+        lambda: Branching(park, by_size(park)).search(until, first=True, steps=FEW),
+        lambda: _modelled(park, until),
         lambda: Branching(park, _topological(park)).search(until, first=True),
         lambda: Branching(park, by_size(park)).search(until, first=True),
-        lambda: _modelled(park, until),
     ]
     for search in searches:
         found = search()

@@ -76,7 +76,7 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
 def _filled(park: Park, order: Sequence[int]) -> list[int] | None:
     """One processor after the other, each with as much of an order as fits: where only cuts between coarse points do not."""
     units, homes = park.units, [-1] * park.units.count
-    waiting = [(each.memory, number) for number, each in enumerate(units.problem.processors)]
+    waiting = [(cap, number) for number, cap in enumerate(units.problem.caps)]
     waiting.sort()
     left, here = waiting.pop()
     for unit in order:

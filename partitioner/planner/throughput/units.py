@@ -102,7 +102,7 @@ class Units:
             if id(table) not in tables:
                 tables[id(table)] = self._summed(table)
             found[number] = tables[id(table)] / each.lanes
-            found[number, self.memory > each.memory] = inf
+            found[number, self.memory > problem.caps[number]] = inf
         for unit, pinned in pins.items():
             kept = found[pinned, unit] if pinned >= 0 else inf
             found[:, unit] = inf
@@ -209,7 +209,7 @@ class Units:
     def valid(self, homes: Sequence[int]) -> bool:
         """Whether units on these processors respect pins, memory and contiguity."""
         used = np.bincount(homes, self.memory, len(self.problem.processors))
-        if any(used[number] > each.memory for number, each in enumerate(self.problem.processors)):
+        if (used > self.problem.caps).any():
             return False
         if not np.isfinite(self.seconds[list(homes), range(self.count)]).all():
             return False

@@ -1,0 +1,118 @@
+"""Planning where memory is met exactly, by fractions too, and where a first placement that fits is hard to find."""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from partitioner import plan
+from partitioner.ir.problem import ORDER, Kind, Problem, Processor
+from partitioner.planner.caps import in_whole
+from partitioner.planner.overfull import Overfull
+from partitioner.planner.policies.exact import worth_while
+from partitioner.planner.throughput.branch import STEPS, Branching
+from partitioner.planner.throughput.solve import FEW, balanced
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _planted_graphs import planted
+
+
+def fractions(objective: str, policy: str) -> float | None:
+    """What a policy makes of 0.1 + 0.2 bytes on each of two devices that hold 0.3; the only even placement is 3 and 3."""
+    sizes, seconds = [0.1, 0.2, 0.2, 0.1], [1.0, 2.0, 2.0, 1.0]
+    tasks = [
+        {"name": f"t{n}", "seconds": each, "memory": size} for n, (each, size) in enumerate(zip(seconds, sizes, strict=True))
+    ]
+    devices = [{"name": name, "kind": "gpu", "memory": 0.3} for name in "ab"]
+    found = plan({"tasks": tasks}, {"devices": devices}, objective=objective, policy=policy, time_limit=2.0)
+    return found.makespan if objective == "latency" else found.load
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("policy", ["list", "search", "auto"])
+def test_a_cap_that_fractions_meet_exactly_is_kept(objective: str, policy: str) -> None:
+    """Sums of floats are above the cap by one in the last place."""
+    assert fractions(objective, policy) == 3.0
+
+
+def test_whole_demands_never_exceed_a_cap() -> None:
+    one = Kind("gpu", {1: [1.0, 1.0]})
+    whole = Problem("whole", ("a", "b"), (one,), (Processor("x", 0, memory=1e12),), [], memory=[1e12, 1.0])
+    assert whole.caps == [1e12] and whole.crowded
+    assert not Problem("parts", ("a", "b"), (one,), (Processor("x", 0, memory=0.3),), [], memory=[0.1, 0.2]).crowded
+
+
+def test_what_fits_is_never_said_not_to() -> None:
+    """With decimals, with binary fractions that no decimals reach, and with more bytes than a float counts."""
+    draw = Random(0)
+    for sizes in ([0.1] * 7, [draw.random() for _ in range(50)], [draw.random() * 2.0**70 for _ in range(50)]):
+        needs, caps = in_whole(sizes, [sum(sizes[:3]) * (1 + 1e-10), inf])
+        assert caps[1] == -1 and caps[0] >= sum(needs[:3]) and caps[0] < sum(needs)
+
+
+def test_memory_that_is_missing_is_counted() -> None:
+    kind = Kind("gpu", {1: [1.0] * 3})
+    problem = Problem(
+        "p", ("a", "b", "c"), (kind,), (Processor("x", 0, memory=4), Processor("y", 0, memory=4)), [], memory=[3, 2, 1]
+    )
+    over = Overfull(problem)
+    assert [over.bytes(lanes) for lanes in ([0, 0, 0], [0, 0, 1], [0, 1, 0])] == [2.0, 1.0, 0.0]
+
+
+def test_list_evens_out_loads() -> None:
+    """Largest first takes 7 for what fits in 6, and cuts a pair of chains where much passes over."""
+    bag = [{"name": f"t{n}", "seconds": each} for n, each in enumerate((3, 3, 2, 2, 2))]
+    two = {"devices": [{"name": name, "kind": "gpu"} for name in "ab"]}
+    assert plan({"tasks": bag}, two, objective="throughput", policy="list").load == 6.0
+    assert plan({"tasks": bag}, two, objective="throughput", policy={"name": "list", "tries": 1}).load == 7.0
+
+
+def eliminated(draw: Random) -> Problem:
+    """A Gaussian elimination on five processors of three kinds, contiguous, a quarter of the tasks for one kind alone."""
+    size, number, edges, count = 7, {}, [], 0
+    for pivot in range(size - 1):
+        for column in range(pivot, size):
+            number[pivot, column] = count
+            count += 1
+    for pivot in range(size - 1):
+        for column in range(pivot + 1, size):
+            edges.append((number[pivot, pivot], number[pivot, column], ORDER))
+            if pivot + 1 < size - 1:
+                edges.append((number[pivot, column], number[pivot + 1, column], ORDER))
+    table = [[float(draw.randint(1, 30)) for _ in range(count)] for _ in range(3)]
+    for task in range(count):
+        if draw.random() < 0.25:
+            only = draw.randrange(3)
+            for kind in {0, 1, 2} - {only}:
+                table[kind][task] = inf
+    kinds = tuple(Kind(f"k{each}", {1: row}) for each, row in enumerate(table))
+    where = tuple(Processor(f"p{each}", each % 3) for each in range(5))
+    rules: dict[str, Any] = {"objective": "throughput", "contiguous": True}
+    return Problem("elimination", tuple(f"t{task}" for task in range(count)), kinds, where, edges, **rules)
+
+
+def test_the_solver_is_asked_before_deep_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Depth first, 60,000 placements of one task each took more than the time limit and found none that fits."""
+    pytest.importorskip("ortools")
+    asked: list[int] = []
+    deep = Branching.search
+
+    def search(self: Branching, until: float, below: float = inf, first: bool = False, steps: int = STEPS) -> Any:
+        asked.append(steps)
+        return deep(self, until, below, first, steps)
+
+    monkeypatch.setattr(Branching, "search", search)
+    monkeypatch.setattr("partitioner.planner.throughput.solve.staged", lambda *_: None)  # as if there were no time for stages
+    homes, bound = balanced(eliminated(Random(23)), 1.0)
+    assert len(homes) == 27 and bound > 0
+    assert asked[:2] == [FEW, FEW] and STEPS not in asked
+
+
+def test_little_time_is_for_local_search_where_processors_are_unequal() -> None:
+    small, large = planted(Random(0), 4, 3), planted(Random(0), 4, 19)
+    assert not worth_while(large, 1.0) and worth_while(large, 5.0) and worth_while(small, 1.0)
