@@ -159,6 +159,8 @@ FOURS = {
     "branches x pipeline, frozen": case("routed", "1f1b", clip=0.1, branch=2),
     "branches x data": case("towers", "gpipe", data=2, pipeline=1, branch=2),
     "again, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", recompute="segments"),
+    "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
+    "one layer for all stages, fsdp2": case("repeated", "interleaved_1f1b", data=2, wrap="fsdp2", **SEVERAL),
     "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
     "tensor x data, ddp": case("shared", "gpipe", data=2, pipeline=1, tensor=2),

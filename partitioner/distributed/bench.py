@@ -27,7 +27,6 @@ from partitioner.distributed.loads import Segments, StageLoad, backwards, held_b
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.part import part_of
 from partitioner.distributed.prediction import Outlook, predict
-from partitioner.distributed.schedules import refuse_ties_within
 from partitioner.distributed.segments import ends_of, in_flight
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
@@ -135,7 +134,6 @@ class Bench:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
         cut, loads = self._cut(asked, count), self._loads(asked, count)
         memory = self._memory(asked, count)
-        refuse_ties_within(asked, cut.ties, {key for key, weight in memory.state.items() if weight.gradient})
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)
 

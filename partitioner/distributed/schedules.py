@@ -9,7 +9,7 @@ zero bubble: Qi et al., ICLR 2024.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,27 +102,6 @@ def kind_of(spec: DistributedSpec) -> Kind:
             "run them again at different times; take recompute: stage, and a schedule whose backwards are not split"
         )
     return kind
-
-
-def refuse_ties_within(spec: DistributedSpec, ties: Mapping[str, Sequence[int]], trained: Collection[str]) -> None:
-    """Refuse two stages of one rank that share a weight, where copies reduce gradients.
-
-    Args:
-        spec: mesh, schedule, wrapping.
-        ties: the stages of each tensor that several use, by key.
-        trained: the keys of what has a gradient.
-
-    Raises:
-        SpecError: names one.
-    """
-    kind, ranks = kind_of(spec), spec.mesh.pipeline
-    held = {key: {kind.holder(stage, ranks) for stage in stages} for key, stages in ties.items()}
-    twice = [key for key, stages in ties.items() if key in trained and len(held[key]) < len(stages)]
-    if spec.wrap != "none" and spec.mesh.data > 1 and twice:
-        raise SpecError(
-            f"two stages of one rank share {twice[0]}, and {spec.wrap} would reduce its gradient twice: take a schedule with "
-            "one stage for each rank"
-        )
 
 
 def schedule(spec: DistributedSpec, kind: Kind, stages: list[PipelineStage], loss: Callable[..., Any] | None) -> Any:

@@ -49,6 +49,7 @@ class Step:
         last: the place along the pipeline axis of the rank that has the last stage.
         first_here: whether this rank has the first stage.
         sharded: whether parameters are sharded along the data axis.
+        apart: parameters that DDP or FSDP2 leave alone.
         shards: which part of each parameter this rank has, if there is a tensor axis.
         steps: how many have been watched for ranks that are given different batches.
 
@@ -67,6 +68,7 @@ class Step:
     last: int
     first_here: bool
     sharded: bool
+    apart: Set[nn.Parameter]
     shards: Shards | None = None
     steps: int = 0
     parameters: Mapping[str, nn.Parameter] = field(init=False)
@@ -98,7 +100,7 @@ class Step:
             self._see_one_batch()
             if self.shards is not None:
                 self.shards.start_step()
-            with gradients_summed(self.ties, self.ranks, self.parameters, sharded=self.sharded):
+            with gradients_summed(self.ties, self.ranks, self.parameters, self.apart):
                 losses = self._run()
             return self._shared(losses)
 

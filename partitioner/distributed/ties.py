@@ -8,7 +8,7 @@ Nothing in torch does that for stages: each rank would train its own copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
 
 @contextmanager
 def gradients_summed(
-    ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str, nn.Parameter], *, sharded: bool = False
+    ties: Sequence[Tie], ranks: Ranks, parameters: Mapping[str, nn.Parameter], apart: Set[nn.Parameter] = frozenset()
 ) -> Iterator[None]:
     """Around forwards and backwards: after, every holder of a tied parameter has the sum of all gradients of it.
 
@@ -66,18 +66,18 @@ def gradients_summed(
         ties: what other stages hold, too.
         ranks: this rank.
         parameters: this rank's, by key.
-        sharded: whether FSDP2 shards them; gradients of numbers, which it cannot, are averaged here.
+        apart: those that DDP or FSDP2 leave alone; their gradients are averaged over the data axis here.
     """
     trained = [(tie, parameters[tie.key]) for tie in ties if tie.key in parameters]  # buffers have values alone
     for tie, parameter in trained:
         if tie.ranks[0] != ranks.pipeline:
             parameter.grad = None
-    numbers = [each for each in parameters.values() if sharded and not each.dim() and each.requires_grad]
-    before = [each.grad for each in numbers]
-    for each in numbers:
+    averaged = [each for each in parameters.values() if each in apart and each.requires_grad]
+    before = [each.grad for each in averaged]
+    for each in averaged:
         each.grad = None
     yield
-    for each, grad in zip(numbers, before, strict=True):
+    for each, grad in zip(averaged, before, strict=True):
         each.grad = _averaged(each, ranks) if grad is None else grad + _averaged(each, ranks)
     for tie, parameter in trained:
         if not parameter.requires_grad:

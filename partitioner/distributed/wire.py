@@ -42,7 +42,7 @@ from partitioner.distributed.part import Part, Stage, part_of
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
 from partitioner.distributed.rerun import run_of
-from partitioner.distributed.schedules import Kind, kind_of, refuse_ties_within, schedule
+from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.state import state_of, warn_of_copies
 from partitioner.distributed.step import Step
 from partitioner.distributed.tensor.local import Place
@@ -107,6 +107,7 @@ def parallelize(
         last=wired.kind.holder(wired.held.cut.count - 1, wired.asked.mesh.pipeline),
         first_here=0 in wired.held.numbers,
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
+        apart=wired.apart,
         shards=wired.shards,
     )
     return wired.held, step
@@ -152,6 +153,7 @@ class Wired:
         ranks: this rank.
         batches: what stages read: fill it before each step; stages are called with numbers of microbatches.
         ties: parameters that other ranks hold, too; `ties.gradients_summed`, around a step, sums theirs.
+        apart: parameters that DDP or FSDP2 leave alone; it averages theirs.
         stages: of torch, this rank's; for any schedule of torch's.
         held: this rank's parameters and buffers under the model's keys.
         shards: which part of each this rank has, if there is a tensor axis.
@@ -162,6 +164,7 @@ class Wired:
     ranks: Ranks
     batches: Batches
     ties: list[Tie]
+    apart: set[nn.Parameter]
     stages: list[PipelineStage]
     held: Ranked
     shards: Shards | None = None
@@ -220,8 +223,6 @@ def stages(
         cut = together(lambda: cut_by(saved, example.traced))
         together(lambda: refuse_other_ranks(saved, model, cut, cluster, ranks.device, here()))
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
-    trained = {key for key, tensor in example.traced.state.items() if tensor.requires_grad}
-    together(lambda: refuse_ties_within(asked, cut.ties, trained))
     batches = Batches(model, example, asked.microbatches, ranks.device)
     parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
     if asked.mesh.branch > 1:
@@ -231,19 +232,18 @@ def stages(
     draws = None if shards is None else shards.draws
     runs = together(lambda: [run_of(part.traced, machine, whole, again, draws) for part in parts])
     modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
-    holders = {key: {kind.holder(stage, asked.mesh.pipeline) for stage in users} for key, users in cut.ties.items()}
     together(lambda: refuse_parameters(asked, modules if training else ()))
-    ties = ties_of(ranks, holders)
+    ties = ties_of(ranks, {key: {kind.holder(each, asked.mesh.pipeline) for each in users} for key, users in cut.ties.items()})
     start_alike(modules, ties, ranks, state)
     warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
-    wrapped = [wrapped_for(module, asked, ranks) if training else module for module in modules]
+    wrapped, apart = wrapped_for(modules, asked, ranks) if training else (modules, set())
     made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
     held = held_of(model, cut, numbers, modules, shards, ranks.device)
     batches.watch = Watch(model, example, held, modules, traceable=weights is None)
     if training:
         refuse_old_parameters(before, held)
         refuse_partial_views(held, () if shards is None else shards.forms, alone=asked.mesh.data == ranks.mesh.size())
-    return Wired(asked, kind, ranks, batches, ties, made, held, shards)
+    return Wired(asked, kind, ranks, batches, ties, apart, made, held, shards)
 
 
 def _branches(

@@ -4,12 +4,13 @@
                       gradients of both are averaged, once, behind the last microbatch
     data 1  stage 0  /
 
-DDP may compress what it sends, by a communication hook of torch's.
+DDP may compress what it sends, by a communication hook of torch's. What neither can reduce is left to `ties.gradients_summed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -67,16 +68,35 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
             raise SpecError(f"wrap fsdp2 takes trained parameters of one dtype in each stage, and one has {pair}; take ddp")
 
 
-def wrapped_for(module: Stage, asked: DistributedSpec, ranks: Ranks) -> nn.Module:
-    """A stage that agrees with the same stage of other copies; the stage itself where there are none."""
-    if asked.mesh.data == 1 or asked.wrap == "none" or not any(each.requires_grad for each in module.parameters()):
+def wrapped_for(
+    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks
+) -> tuple[Sequence[nn.Module], set[nn.Parameter]]:
+    """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others."""
+    if asked.mesh.data == 1 or asked.wrap == "none":
+        return modules, set()
+    apart = _reduced_apart(modules, asked)
+    return [_wrapped(module, asked, ranks, apart) for module in modules], apart
+
+
+def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec) -> set[nn.Parameter]:
+    """The parameters that neither DDP nor FSDP2 can reduce.
+
+    Those that two stages of this rank share, each of which would do it; and numbers under FSDP2, which cannot shard them.
+    """
+    times = Counter(each for module in modules for each in module.parameters())
+    return {each for each, count in times.items() if count > 1 or (asked.wrap == "fsdp2" and not each.dim())}
+
+
+def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter]) -> nn.Module:
+    """A stage that agrees with the same stage of other copies, but for ``apart``; the stage itself where that is all."""
+    if not any(each.requires_grad for each in {*module.parameters()} - apart):
         return module
     if asked.wrap == "fsdp2":
-        numbers = {each for each in module.parameters() if not each.dim()}  # which it cannot shard; see `gradients_summed`
-        if len(numbers) < len([*module.parameters()]):
-            fully_shard(module, mesh=ranks.mesh["data"], ignored_params=numbers)
+        fully_shard(module, mesh=ranks.mesh["data"], ignored_params={*apart})
         return module
     group: Any = ranks.mesh.get_group("data")
+    ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
     if asked.hook == "power_sgd":
         wrapped.register_comm_hook(PowerSGDState(group), powerSGD_hook)

@@ -131,6 +131,22 @@ class Tailed(nn.Module):
         return {"logits": x + one}
 
 
+class Repeated(nn.Module):
+    """One layer for all depths, with a norm and a number of each: stages of one rank share it, as in ALBERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 10)
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(8))
+        self.gains = nn.ParameterList(nn.Parameter(torch.tensor(1.0)) for _ in range(8))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        for norm, gain in zip(self.norms, self.gains, strict=True):
+            x = x + gain * torch.relu(self.layer(norm(x)))
+        return {"logits": self.head(x)}
+
+
 class Routed(nn.Module):
     """Experts with a gate that each of them reads, behind layers that do not learn."""
 
@@ -274,6 +290,7 @@ TRAININGS = {
     "words": Training(Words, lambda output: output["loss"], _texts),
     "tailed": Training(Tailed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "routed": Training(Routed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "repeated": Training(Repeated, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
