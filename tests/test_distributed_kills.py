@@ -33,15 +33,19 @@ def killed(folder: Path, moment: float, how: str) -> None:
         stderr=subprocess.DEVNULL,
     )
     until, before = time.monotonic() + 60, latest(folder / "run")
-    while not (pids / "0").exists() or not (pids / "1").exists() or latest(folder / "run") == before:
-        assert job.poll() is None and time.monotonic() < until, "the job saved nothing"
-        time.sleep(0.005)
-    while not list((folder / "run").glob("*.unfinished")):
-        assert job.poll() is None and time.monotonic() < until, "no save began"
-    time.sleep(moment)
-    for rank in ("0", "1"):
-        os.kill(int((pids / rank).read_text()), signal.SIGKILL)
-    assert job.wait(60) != 0
+    try:
+        while not (pids / "0").exists() or not (pids / "1").exists() or latest(folder / "run") == before:
+            assert job.poll() is None and time.monotonic() < until, "the job saved nothing"
+            time.sleep(0.005)
+        while not list((folder / "run").glob("*.unfinished")):
+            assert job.poll() is None and time.monotonic() < until, "no save began"
+        time.sleep(moment)
+        for rank in ("0", "1"):
+            os.kill(int((pids / rank).read_text()), signal.SIGKILL)
+        assert job.wait(60) != 0
+    finally:
+        job.terminate()  # torchrun then ends its ranks, or a test that fails would leave a job that fills the disk
+        job.wait(60)
 
 
 def seen_whole(folder: Path) -> int:

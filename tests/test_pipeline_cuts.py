@@ -73,6 +73,18 @@ def traced(graph: Graph) -> Traced:
     return Traced(graph, {key: torch.zeros(4) for key in STATE})
 
 
+def test_a_tied_weight_that_autocast_casts_is_in_several_stages() -> None:
+    """What autocast kept of it counted as a write, so that all between an embedding and its head was one stage."""
+    model = TRAININGS["tied"].model()
+    ids = torch.randint(0, 50, (4, 5), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        example = example_of(model, Call.of((ids,), {}))
+        cut = cut_into(example.traced, 4, CPU)
+        both = [module(ids)["logits"] for module in (model, Staged(model, example, cut))]
+    assert cut.ties == {"embed.weight": (0, 3)} and max(cut.seconds) < 0.6 * sum(cut.seconds)
+    assert torch.equal(*both)
+
+
 @given(model=modules(), count=st.integers(2, 5), train=st.booleans())
 def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count: int, train: bool) -> None:
     model.train(train)

@@ -142,10 +142,12 @@ def test_time_spent_waiting_for_a_core_is_none_of_the_calls() -> None:
         try:
             os.sched_setaffinity(0, {min(allowed)})
             rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            together = sum(_busy(lambda: tensor @ tensor) for _ in range(20))
-            timing = time_of(lambda: tensor @ tensor, budget=0.3)
-            rival.kill()
-            rival.wait()
+            try:
+                together = sum(_busy(lambda: tensor @ tensor) for _ in range(20))
+                timing = time_of(lambda: tensor @ tensor, budget=0.3)
+            finally:
+                rival.kill()
+                rival.wait()
             apart = time_of(lambda: tensor @ tensor, budget=0.3)
         finally:
             os.sched_setaffinity(0, allowed)

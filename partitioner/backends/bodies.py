@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.nodes import retarget
 from partitioner.errors import PartitionerError
-from partitioner.ir.access import ANY, LATER, RNG, SENT, TOKENS, Access
+from partitioner.ir.access import ANY, LATER, RNG, SENT, Access, is_storage
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.plan import Plan
 from partitioner.ir.task import Task, TaskGraph
@@ -142,10 +142,7 @@ def _needed(graph: Graph, nodes: Mapping[str, torch.fx.Node]) -> set[str]:
 def _is_given(access: Access, own: set[str]) -> bool:
     """Whether an access writes to a value that is made outside of a task, which could not be called again after a fault."""
     return (
-        access.write
-        and access.resource not in own
-        and access.resource not in TOKENS
-        and not access.resource.startswith("self.")
+        access.write and access.resource not in own and is_storage(access.resource) and not access.resource.startswith("self.")
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 ANY = "*"
+CAST = "cast of "
 RNG = "rng"
 LATER = "rng in backward"
 SENT = "sent between ranks"
@@ -26,6 +27,16 @@ in which the ranks of a job send to each other, which must be one on all of them
 Autograd runs the backward of what one thread made in reverse order; between threads it knows no order. So what ranks send in
 backward counts as a use of the generator there.
 """
+
+
+def is_storage(resource: str) -> bool:
+    """Whether a resource is memory, which lies somewhere: no token, and not what autocast keeps of a storage, after `CAST`.
+
+    Example:
+        >>> [is_storage(each) for each in ("self.weight", "cast of self.weight", RNG)]
+        [True, False, False]
+    """
+    return resource not in TOKENS and not resource.startswith(CAST)
 
 
 @dataclass(frozen=True, order=True)

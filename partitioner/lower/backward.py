@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from partitioner.ir.access import ANY, LATER, RNG, TOKENS, Access
+from partitioner.ir.access import ANY, LATER, RNG, Access, is_storage
 from partitioner.ir.gradient import Backward, BackwardError, Gradient, Step, same_sum
 from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
@@ -136,7 +136,7 @@ class _View:
                 resource = access.resource
                 if resource == ANY:
                     raise BackwardError(f"nothing is known of what {self.shown(op)} writes")
-                if resource in TOKENS or resource in self.arguments:
+                if not is_storage(resource) or resource in self.arguments:
                     continue
                 here = self.home[op.name]
                 if homes[resource] - {here}:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from partitioner.ir.access import TOKENS, conflict
+from partitioner.ir.access import conflict, is_storage
 from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_in_order, stale_uses, storage_users
 from partitioner.ir.footprint import Footprint
 from partitioner.ir.liveness import peak_bytes
@@ -133,7 +133,7 @@ def device(case: Case) -> Iterator[Fault]:
                 )
         for access in item.touches if isinstance(item, Run) else ():
             first = home.setdefault(access.resource, index)
-            if access.resource not in TOKENS and case.device(first) != here:
+            if is_storage(access.resource) and case.device(first) != here:
                 there = f"on {case.device(first)} and on {here}"
                 yield Fault("device", f"{access.resource} is used {there}", (first, index))
 

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from networkx.utils import UnionFind
 
 from partitioner.errors import PlacementError
-from partitioner.ir.access import TOKENS
+from partitioner.ir.access import is_storage
 from partitioner.ir.graph import Graph, Op, StateMeta
 
 
@@ -121,7 +121,7 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
     touching: defaultdict[str, list[tuple[str, bool]]] = defaultdict(list)
     for op in graph.ops:
         for access in op.accesses:
-            if access.resource not in TOKENS:
+            if is_storage(access.resource):
                 touching[access.resource].append((op.name, access.write and access.resource != op.name))
     for uses in touching.values():
         last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)

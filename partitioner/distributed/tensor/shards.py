@@ -21,7 +21,7 @@ from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rule
 from partitioner.errors import TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import weight_of
-from partitioner.ir.access import ANY, TOKENS
+from partitioner.ir.access import ANY, is_storage
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.optimizer import optimizer_named
@@ -215,7 +215,7 @@ def whole_only(graph: Graph) -> set[str]:
                 continue
             if access.resource == ANY:
                 found.add(op.name)
-            elif access.resource not in TOKENS and not _in_a_row(graph, op.name, access.resource, place):
+            elif is_storage(access.resource) and not _in_a_row(graph, op.name, access.resource, place):
                 found.update(owners[access.resource])
     return found
 

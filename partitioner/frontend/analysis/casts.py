@@ -1,7 +1,7 @@
 """What autocast keeps: the first op of a block that casts a weight does so for those that follow, on whatever lane they are.
 
     with autocast():
-        a = linear(x, w)         casts w, and keeps it: a hidden write
+        a = linear(x, w)         casts w, and keeps it: a hidden write to "cast of w"
         b = linear(y, w)         takes what was cast
     with autocast():
         c = linear(z, w)         casts w again
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import torch
 
+from partitioner.ir.access import CAST
 from partitioner.ir.mode import Mode
 
 Users = dict[str, list[torch.fx.Node]]
@@ -67,10 +68,10 @@ def of_arguments(users: Users, modes: Mapping[str, Mode], entry: Mode) -> dict[s
 
 
 def hidden_writes(users: Users, uncached: Mapping[str, Mode]) -> dict[str, frozenset[str]]:
-    """The resources that ops write without saying so, by name of the op."""
+    """What is kept of tensors, as resources that ops write without saying so, by name of the op."""
     found: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
     for resource, nodes in users.items():
         names = [node.name for node in nodes if node.name not in uncached]
         for name in names if len(names) > 1 else ():
-            found[name] |= {resource}
+            found[name] |= {CAST + resource}
     return found
