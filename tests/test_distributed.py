@@ -113,31 +113,18 @@ PAIRS = {
     "gpipe": case("tied", "gpipe"),
     "1f1b": case("shared", "1f1b"),
     "interleaved_1f1b": case("shared", "interleaved_1f1b", **SEVERAL),
-    "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
     "interleaved_zero_bubble": case("tied", "interleaved_zero_bubble", **SEVERAL),
     "zbv_zero_bubble": case("shared", "zbv_zero_bubble", **SEVERAL),
-    "three stages a rank": case("tied", "interleaved_1f1b", stages_per_rank=3),
-    "one microbatch": case("shared", "gpipe", microbatches=1, order=1.0, clip=5.0),
-    "two steps for one of the optimizer": case("tied", "1f1b", every=2),
     "gates and frozen stages": case("routed", "zbv_zero_bubble", clip=0.1, **SEVERAL),
-    "complex numbers, branches": case("waves", "gpipe", clip=0.01, pipeline=1, branch=2),
-    "complex numbers, tensor": case("waves", "gpipe", clip=0.01, pipeline=1, tensor=2),
-    "complex numbers, four stages": case("waves", "interleaved_1f1b", clip=0.01, **SEVERAL),
     "data, ddp": case("tied", "gpipe", data=2, pipeline=1),
     "data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, wrap="fsdp2", order=math.inf, clip=0.02),
     "tensor": case("shared", "gpipe", pipeline=1, tensor=2, order=3.0, clip=0.1),
     "tensor, u-net": case("unet", "gpipe", clip=0.05, pipeline=1, tensor=2),
     "values that layers keep": case("keeping", "1f1b"),
-    "values that layers keep, zbv": case("keeping", "zbv_zero_bubble", **SEVERAL),
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
-    "a stage without parameters": case("tailed", "1f1b"),
-    "a branch without parameters": case("tailed", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
     "again": case("shared", "1f1b", recompute="segments"),
-    "again, tensor": case("tied", "gpipe", pipeline=1, tensor=2, recompute="segments"),
-    "again, branches": case("towers", "gpipe", pipeline=1, branch=2, recompute="stage"),
     "u-net": case("unet", "1f1b", clip=0.05),
-    "u-net, four stages": case("unet", "interleaved_1f1b", clip=0.05, **SEVERAL),
 }
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),
@@ -152,21 +139,27 @@ FOURS = {
     "2x2, ddp": case("tied", "1f1b", data=2),
     "2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
-    "two steps for one, 2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2", every=2),
-    "data only": case("tied", "gpipe", data=4, pipeline=1),
-    "2x2, fsdp2, without parameters": case("tailed", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
-    "branches x pipeline, frozen": case("routed", "1f1b", clip=0.1, branch=2),
-    "branches x data": case("towers", "gpipe", data=2, pipeline=1, branch=2),
-    "again, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", recompute="segments"),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
     "one layer for all stages, fsdp2": case("repeated", "interleaved_1f1b", data=2, wrap="fsdp2", **SEVERAL),
     "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
-    "tensor x data, ddp": case("shared", "gpipe", data=2, pipeline=1, tensor=2),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
-AGAIN = {
+MORE = {
+    "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
+    "three stages a rank": case("tied", "interleaved_1f1b", stages_per_rank=3),
+    "one microbatch": case("shared", "gpipe", microbatches=1, order=1.0, clip=5.0),
+    "two steps for one of the optimizer": case("tied", "1f1b", every=2),
+    "complex numbers, branches": case("waves", "gpipe", clip=0.01, pipeline=1, branch=2),
+    "complex numbers, tensor": case("waves", "gpipe", clip=0.01, pipeline=1, tensor=2),
+    "complex numbers, four stages": case("waves", "interleaved_1f1b", clip=0.01, **SEVERAL),
+    "values that layers keep, zbv": case("keeping", "zbv_zero_bubble", **SEVERAL),
+    "a stage without parameters": case("tailed", "1f1b"),
+    "a branch without parameters": case("tailed", "gpipe", pipeline=1, branch=2),
+    "again, tensor": case("tied", "gpipe", pipeline=1, tensor=2, recompute="segments"),
+    "again, branches": case("towers", "gpipe", pipeline=1, branch=2, recompute="stage"),
+    "u-net, four stages": case("unet", "interleaved_1f1b", clip=0.05, **SEVERAL),
     "stages again": case("keeping", "gpipe", recompute="stage"),
     "again, zbv": case("keeping", "zbv_zero_bubble", recompute="segments", **SEVERAL),
     "again, zero bubble": case("tied", "interleaved_zero_bubble", recompute="segments", **SEVERAL),
@@ -174,7 +167,14 @@ AGAIN = {
     "again, ddp": case("tied", "gpipe", data=2, pipeline=1, recompute="segments"),
     "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
 }
-AGAIN_ON_FOUR = {
+MORE_ON_FOUR = {
+    "two steps for one, 2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2", every=2),
+    "2x2, fsdp2, without parameters": case("tailed", "gpipe", data=2, wrap="fsdp2"),
+    "branches x pipeline, frozen": case("routed", "1f1b", clip=0.1, branch=2),
+    "branches x data": case("towers", "gpipe", data=2, pipeline=1, branch=2),
+    "again, 2x2, fsdp2": case("tied", "1f1b", data=2, wrap="fsdp2", recompute="segments"),
+    "tensor x data, ddp": case("shared", "gpipe", data=2, pipeline=1, tensor=2),
+    "data only": case("tied", "gpipe", data=4, pipeline=1),
     "again, tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, recompute="segments", **SEVERAL),
     "again, branches x pipeline": case("towers", "1f1b", branch=2, recompute="stage"),
     "2x2, ddp, without parameters": case("tailed", "1f1b", data=2),
@@ -211,13 +211,13 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(scope="module")
-def again(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("again"), 2, AGAIN)
+def more(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("more"), 2, MORE)
 
 
 @pytest.fixture(scope="module")
-def again_on_four(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("again_on_four"), 4, AGAIN_ON_FOUR)
+def more_on_four(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("more_on_four"), 4, MORE_ON_FOUR)
 
 
 @pytest.fixture(scope="module")
@@ -249,15 +249,15 @@ def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", AGAIN)
-def test_two_ranks_that_run_forwards_again_train_as_one_process_does(again: Job, name: str) -> None:
-    assert_same_training(AGAIN[name], [rank[name] for rank in again])
+@pytest.mark.parametrize("name", MORE)
+def test_more_of_two_ranks_train_as_one_process_does(more: Job, name: str) -> None:
+    assert_same_training(MORE[name], [rank[name] for rank in more])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", AGAIN_ON_FOUR)
-def test_four_ranks_that_run_forwards_again_train_as_one_process_does(again_on_four: Job, name: str) -> None:
-    assert_same_training(AGAIN_ON_FOUR[name], [rank[name] for rank in again_on_four])
+@pytest.mark.parametrize("name", MORE_ON_FOUR)
+def test_more_of_four_ranks_train_as_one_process_does(more_on_four: Job, name: str) -> None:
+    assert_same_training(MORE_ON_FOUR[name], [rank[name] for rank in more_on_four])
 
 
 @pytest.mark.slow

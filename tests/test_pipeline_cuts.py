@@ -73,6 +73,34 @@ def traced(graph: Graph) -> Traced:
     return Traced(graph, {key: torch.zeros(4) for key in STATE})
 
 
+class Closed(torch.autograd.Function):
+    """Gives no gradient, where another function would give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+class Behind(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](Closed.apply(self[0](x)))
+
+
+def test_what_a_stage_received_may_get_no_gradient() -> None:
+    """The hook that makes it contiguous, for it to be sent, failed: T5 on data x pipeline x tensor ranks did not train."""
+    model, x = Behind(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
+    example = example_of(model, Call.of((x,), {}))
+    last = part_of(example.traced, cut_into(example.traced, 2, CPU), 1)
+    stage = Stage(last, partial(interpret, last.graph), last.traced.state, lambda number: {})
+    value = torch.ones(2, 4, requires_grad=True)
+    stage(value, number=torch.zeros(1, dtype=torch.int64))[0].sum().backward()
+    assert value.grad is None and model[1].weight.grad is not None
+
+
 def test_a_tied_weight_that_autocast_casts_is_in_several_stages() -> None:
     """What autocast kept of it counted as a write, so that all between an embedding and its head was one stage."""
     model = TRAININGS["tied"].model()

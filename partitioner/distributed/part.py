@@ -140,7 +140,7 @@ class Stage(nn.Module):
         known |= dict(zip(part.received, values if part.number else (), strict=True))
         for value in values:
             if value.requires_grad and value.is_leaf:  # its gradient is sent back, and what is sent must be contiguous
-                value.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+                value.register_hook(_contiguous)  # type: ignore[no-untyped-call]
         known |= {name: getattr(*place) for name, place in inside.places.items()}
         arguments = [known[name] for name in part.graph.arguments]
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
@@ -161,6 +161,11 @@ class Stage(nn.Module):
             now = "train" if self.training else "eval"
             raise InputError(f"these stages were traced in {now} mode; make new ones of the model in the other mode")
         return self
+
+
+def _contiguous(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient as it can be sent; a function may have given none, for what DDP says that the loss does not reach."""
+    return None if gradient is None else gradient.contiguous()
 
 
 def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:
