@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partialmethod
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
@@ -72,3 +72,40 @@ def data_undo(owner: type) -> Callable[[], None]:
                     type.__setattr__(owner, name, value)
 
     return undo
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """What an object of a user's class has in slots, by name.
+
+    Example:
+        >>> class Pair:
+        ...     __slots__ = ("left", "right")
+        >>> pair = Pair()
+        >>> pair.left = 1
+        >>> slots_of(pair)
+        {'left': 1}
+    """
+    found = {}
+    for name, slot in _slots(type(value)).items():
+        with suppress(AttributeError):  # nothing is there yet
+            found[name] = slot.__get__(value)
+    return found
+
+
+def slots_undo(value: Any, then: Mapping[str, Any]) -> Callable[[], None]:
+    """Puts back what an object had in its slots, past whatever its class says of setting attributes."""
+
+    def undo() -> None:
+        for name, slot in _slots(type(value)).items():
+            if name in then:
+                slot.__set__(value, then[name])
+            else:
+                with suppress(AttributeError):
+                    slot.__delete__(value)
+
+    return undo
+
+
+def _slots(kind: type) -> dict[str, Any]:
+    found = {name: slot for owner in owners(kind) for name, slot in vars(owner).items()}
+    return {name: slot for name, slot in found.items() if isinstance(slot, MemberDescriptorType)}

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch._library.custom_ops import CustomOpDef
 
-from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked
+from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked, slots_of, slots_undo
 from partitioner.model.functions import bindings, names_in, reached, used_globals, users_function, wrapped
 from partitioner.model.undo import stream_undo, tensor_undo
 
@@ -168,6 +168,8 @@ class _Kept:
         held = _attributes(value)
         if held is not None:
             self.containers.append((path, held, dict(held)))
+        if slots := slots_of(value):
+            self.undo.append(slots_undo(value, slots))
         for live, then in [(live, then) for _, live, then in self.containers[before:] if isinstance(live, dict)]:
             for key in [key for key, item in then.items() if _is_iterator(item)]:
                 live[key] = _Taken(then[key])
@@ -194,12 +196,15 @@ class _Kept:
             inside = items.items(value) if isinstance(value, dict) else enumerate(items.__iter__(value))
             closed = _CODE if id(value) in self.of_globals else ()  # functions in there are others', to be called back
             yield from (((path, key), item) for key, item in inside if not isinstance(item, closed))
-        held = _attributes(value) or {}
+        held = {**(_attributes(value) or {}), **slots_of(value)}
         yield from (((path, key), item) for key, item in held.items() if type(item) not in _PLAIN)
         yield from self._of_class(type(value))
 
     def _of_class(self, kind: type) -> Iterator[tuple[Path, Any]]:
-        """Data that a user's class holds for all of its objects, and what its methods can reach, once code speaks of them."""
+        """Data that a user's class holds for all of its objects, and what its methods can reach, once code speaks of them.
+
+        Likewise its metaclass, which may count what is made, or keep it.
+        """
         for owner in owners(kind, nn.Module):
             if id(owner) in self.classes:
                 continue
@@ -212,6 +217,7 @@ class _Kept:
                     yield found
                 else:  # not called, for all we know
                     self.silent.setdefault(key, []).append(found)
+            yield from self._of_class(type(owner))
 
     def restore(self) -> list[str]:
         """Put everything back; the names of what had changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,16 +19,18 @@ HERE = _Here()
 """``HERE.ours``: whether a tracer of ours is at work."""
 
 
-def routed(name: str, kind: type) -> Any:
+def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     """A method of a partitioned module, whose model is of class ``kind``.
 
-    A tracer of ours that meets it sees the model's own method; torch.compile goes past it.
+    A tracer of ours that meets it sees the model's own method, or the class's if the module was ``given`` that one in its
+    place; torch.compile goes past it.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() and _sees_the_model():
             own = self.__dict__.get(name)
-            return getattr(kind, name)(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+            of_class = own is None or own is given.get(name)
+            return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
         return self._partitioner_programs(name, args, kwargs)
 
     return call

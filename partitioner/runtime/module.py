@@ -54,6 +54,8 @@ class Parallel(nn.Module):
     """A partitioned model. Made by `partition`, not by hand."""
 
     _partitioner_programs: Programs
+    _partitioner_class: type
+    """The class of this one module; another one if torch has derived one of it since."""
 
     def __init_subclass__(cls, **_options: Any) -> None:
         """The model's class is told of classes that users derive from it, and not of those that are made here."""
@@ -100,6 +102,13 @@ class Parallel(nn.Module):
         piece = self._partitioner_programs.shown
         return str(self._programs_plan().program) if piece is None else piece.executable.code
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__dict__":  # it is the model's
+            object.__setattr__(self._partitioner_programs.original, name, value)
+        if name == "__class__":
+            _leave_lanes(type(self), value, self._partitioner_programs)
+        super().__setattr__(name, value)
+
     def _programs_plan(self) -> Plan:
         plan: Plan = Parallel.__dict__["plan"].function(self)
         return plan
@@ -114,9 +123,12 @@ class Parallel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
-        programs = self._partitioner_programs.twin(copy.deepcopy(self._partitioner_programs.original, memo))
-        memo[id(self)] = twin = parallel_of(programs)
-        return twin
+        if type(self)._partitioner_class is not type(self):
+            memo[id(self)] = other = object.__new__(type(self))
+            object.__setattr__(other, "__dict__", copy.deepcopy(self.__dict__, memo))
+            return other
+        memo[id(self)] = twin = parallel_of(self._partitioner_programs)  # what the model holds may hold this module
+        return parallel_of(self._partitioner_programs.twin(copy.deepcopy(self._partitioner_programs.original, memo)), twin)
 
     def __copy__(self) -> Parallel:
         return parallel_of(self._partitioner_programs.twin(copy.copy(self._partitioner_programs.original)))
@@ -131,21 +143,24 @@ class Parallel(nn.Module):
         return self._partitioner_programs.summary()
 
 
-def parallel_of(programs: Programs) -> Parallel:
-    """A module whose calls go through ``programs``."""
-    original = programs.original
+def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Parallel:
+    """A module whose calls go through ``programs``; one that is there already, of the same class of model, if it is given."""
+    original, given = programs.original, programs.given
     kind = type(original)
-    forward = _Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original))
+    forward = _Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original), given)
     ours = {"_partitioner_programs": programs, "forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     shown = [name for name, value in vars(Parallel).items() if isinstance(value, Shown)]
     theirs = {name: inspect.getattr_static(kind, name) for name in shown if hasattr(kind, name)}
-    routed = {name: _Method(name, kind, MethodType(method, original)) for name, method in _methods_with_parts(original)}
+    methods = {name: MethodType(method, original) for name, method in _methods_with_parts(original)}
+    routed = {name: _Method(name, kind, method, given) for name, method in methods.items()}
     slots = {name: _slot(programs, name) for owner in kind.__mro__ for name in _slots(owner)}
     names = {**theirs, **slots, **routed, **ours, "__qualname__": f"Parallel[{kind.__qualname__}]"}
     made = _class_of_one(kind, names)
-    parallel = object.__new__(made)
+    made._partitioner_class = made
+    parallel = object.__new__(made) if parallel is None else parallel
+    object.__setattr__(parallel, "__class__", made)
     object.__setattr__(parallel, "__dict__", original.__dict__)
-    return parallel  # type: ignore[no-any-return]
+    return parallel
 
 
 def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
@@ -159,17 +174,47 @@ def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
     return metaclass(kind.__name__, (Parallel, kind), {**names, **plain, **finaliser})
 
 
+def _leave_lanes(made: type[Parallel], other: type, programs: Programs) -> None:
+    """A module gets another class. If torch has derived it of the one made here (parametrizations do), calls run as they are.
+
+    Raises:
+        PlacementError: it is a class of the user's, and with state on several devices nothing can run as it is.
+    """
+    if other is made._partitioner_class:
+        return
+    kind = type(programs.original)
+    if not issubclass(other, made) and not programs.on_one:
+        raise PlacementError(_cannot_change(kind))
+    for name in [name for name, value in vars(made).items() if isinstance(value, _Method) and issubclass(other, made)]:
+        setattr(other, name, getattr(kind, name) if programs.on_one else _refusing(kind))
+
+
+def _cannot_change(kind: type) -> str:
+    return f"{kind.__name__} was given another class, and its state lies on several devices; do that before partition()"
+
+
+def _refusing(kind: type) -> Callable[..., Any]:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise PlacementError(_cannot_change(kind))
+
+    return refuse
+
+
 _BOUND: Callable[..., Any] = MethodType if torch.__version__ < "2.12" else FunctionType.__get__
 """A method of a function and an object, made so that Dynamo sees the function; of the older one, so that it does not warn."""
 
 
 class _Method:
-    """A method of the model's class that runs through programs. Giving an instance one of its own overrides it there alone."""
+    """A method of the model's class that runs through programs, unless the module was given one of its own in its place.
 
-    def __init__(self, name: str, kind: type, plain: Callable[..., Any]) -> None:
+    The model has that one, too, for its other methods to find; but for ``forward``, to which what took its place may go back.
+    """
+
+    def __init__(self, name: str, kind: type, plain: Callable[..., Any], given: dict[str, Any]) -> None:
+        self.name, self.given = name, given
         self.own: Callable[..., Any] | None = None
 
-        self.call = routed(name, kind)
+        self.call = routed(name, kind, given)
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(self.call, attribute, getattr(plain, attribute, getattr(self.call, attribute)))
         if isinstance(plain, MethodType):
@@ -181,12 +226,22 @@ class _Method:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.call
-        return _BOUND(self.call, instance) if self.own is None else self.own
+        own = self.own if self.name == "forward" else instance.__dict__.get(self.name)
+        if own is None or (self.name != "forward" and own is not self.given.get(self.name)):
+            return _BOUND(self.call, instance)
+        return own
 
     def __set__(self, instance: Any, value: Any) -> None:
-        self.own = value
+        if self.name == "forward":
+            self.own = value
+        else:
+            instance.__dict__[self.name] = self.given[self.name] = value
 
     def __delete__(self, instance: Any) -> None:
+        if self.own is None and self.name not in instance.__dict__:
+            raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self.name!r}")
+        if self.own is None:
+            del instance.__dict__[self.name]
         self.own = None
 
 
@@ -210,6 +265,8 @@ def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType
             inherited = hasattr(nn.Module, name) or name.startswith("_")
             if not isinstance(method, FunctionType) or inherited or method.__code__.co_flags & STOPS:
                 continue
+            if inspect.getattr_static(type(original), name) is not method:
+                continue  # a nearer class has something else under this name
             if parts & set(names_in(method.__code__)):
                 yield name, method
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, Protocol
 
 from torch import nn
@@ -20,6 +21,7 @@ from torch.compiler import is_exporting
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._device import DeviceContext
 
+from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import Planned
@@ -60,6 +62,7 @@ class Programs:
     Attributes:
         place: puts the model's state where it belongs, given an example call; ``None`` once it is there.
         provisional: a plan to look at until the first call.
+        given: methods that the module was given in the place of its class's, by name.
         tried: the plans that were run on the examples before one was chosen.
     """
 
@@ -74,19 +77,32 @@ class Programs:
         self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.lock = threading.RLock()
-        self.methods: dict[str, Method] = {}
+        self.given: dict[str, Any] = {}
+        self.methods: dict[tuple[str, bool], Method] = {}
         self.forward = self.method("forward")
 
     def method(self, name: str) -> Method:
         """A method of the model, traced."""
-        if name not in self.methods:
-            self.methods[name] = self.trace(self.original, self.receive, method=name)
-        return self.methods[name]
+        key = name, self.is_given(name)
+        if key not in self.methods:
+            self.methods[key] = self.trace(self.original, self.receive, method=name, of_class=key[1])
+        return self.methods[key]
+
+    def is_given(self, name: str) -> bool:
+        """Whether the module was given such a method. Who has its class's from before, to call it in there, means that one."""
+        return name in self.given and vars(self.original).get(name, self) is self.given[name]
+
+    def plain(self, name: str) -> Callable[..., Any]:
+        """A method of the model as it lies."""
+        owner = type(self.original)
+        return MethodType(getattr(owner, name), self.original) if self.is_given(name) else getattr(self.original, name)
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
         if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
-            return getattr(self.original, name)(*args, **kwargs)
+            return self.plain(name)(*args, **kwargs)
+        if peek_interpreter_stack() is not None:
+            raise TraceError(_under_a_transform(type(self.original).__name__))
         if self.place is not None:
             self.settle(args, kwargs)
         return self.run(name, args, kwargs)
@@ -104,7 +120,7 @@ class Programs:
             raised, HERE.raised = HERE.raised, None
             if raised is not error or not self.on_one:
                 raise
-        return getattr(self.original, name)(*args, **kwargs)
+        return self.plain(name)(*args, **kwargs)
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put state where it belongs, once."""
@@ -196,6 +212,13 @@ def _is_transformed() -> bool:
         return True
     modes = _len_torch_function_stack()
     return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
+
+
+def _under_a_transform(name: str) -> str:
+    return (
+        f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...), which the tracer cannot enter, and with "
+        "state on several devices nothing runs without it. For such calls partition the model on one device."
+    )
 
 
 def _is_traced() -> bool:

@@ -69,7 +69,13 @@ Home = Callable[[], str | None]
 
 
 def compiled(
-    root: nn.Module, receive: Receive, *, method: str = "forward", whole: bool = False, home: Home = lambda: None
+    root: nn.Module,
+    receive: Receive,
+    *,
+    method: str = "forward",
+    of_class: bool = False,
+    whole: bool = False,
+    home: Home = lambda: None,
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -77,13 +83,14 @@ def compiled(
         root: the model.
         receive: gives a callable for each graph. A `PartitionerError` that it raises reaches the caller of the model.
         method: name of the method.
+        of_class: whether it is that of the model's class, whatever the model itself has under this name.
         whole: whether one graph must be all of it; otherwise Python may stand between graphs.
         home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
             they are; ``None`` for where they are.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
-    return Compiled(root, receive, method, whole, home)
+    return Compiled(root, receive, (method, of_class), whole, home)
 
 
 EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -98,7 +105,7 @@ class Compiled:
         reasons: why frames ran as they are, the last time that they were tried, by their code.
     """
 
-    def __init__(self, root: nn.Module, receive: Receive, method: str, whole: bool, home: Home) -> None:
+    def __init__(self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home) -> None:
         self.root, self.receive, self.whole, self.ask_home = root, receive, whole, home
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
@@ -118,7 +125,7 @@ class Compiled:
         """Start without programs."""
         self.forked = False
         self.callbacks: dict[_Backend, Any] = {}
-        self.entry = _entry(type(self.root).__name__, self.method)
+        self.entry = _entry(type(self.root).__name__, *self.method)
         self.backend = self._new_backend()
         weakref.finalize(self, reset_code, self.entry.__code__).atexit = False  # or torch would keep its programs for good
 
@@ -204,9 +211,10 @@ class _Backend:
         return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, caught)), numbers)
 
 
-def _entry(name: str, method: str) -> FunctionType:
+def _entry(name: str, method: str, of_class: bool) -> FunctionType:
     """A function with a code object of its own, so that programs are counted, and open shapes learnt, for this model alone."""
-    source = f"def {method}(self, /, *args, **kwargs):\n    return self.{method}(*args, **kwargs)\n"
+    called = f"type(self).{method}(self, " if of_class else f"self.{method}("
+    source = f"def {method}(self, /, *args, **kwargs):\n    return {called}*args, **kwargs)\n"
     file = f"<partitioner {name}.{method} {next(_numbers)}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, file, "exec"), namespace)  # a text of our own

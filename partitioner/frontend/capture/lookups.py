@@ -2,17 +2,20 @@
 
 It guards that ``key in table`` was false, and not that ``try: table[key]`` was in vain; the keys of a dictionary, and not their
 order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks; a function
-of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class.
+of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class. Objects it makes
+past what the class's class does when it is called: there the graph ends.
 """
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from enum import EnumType
 from functools import partial
 from inspect import getattr_static
-from types import FunctionType
-from typing import Any
+from types import FunctionType, UnionType
+from typing import Any, get_args
 
 from torch import nn
 from torch._dynamo import utils
@@ -36,6 +39,8 @@ from torch._dynamo.variables.base import VariableTracker
 from partitioner.frontend.capture.absent import absence_guarded, has_guard
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.here import HERE
+from partitioner.model.functions import is_users
+from partitioner.model.source import is_user_code
 
 _OF_TENSORS = {
     "is_leaf": ("is_leaf", GuardBuilder.CONSTANT_MATCH),
@@ -48,7 +53,7 @@ _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor
 @contextmanager
 def lookups_guarded() -> Iterator[None]:
     """While a frame is traced: what decides what it finds is guarded."""
-    attributes = _of_attributes(), absence_guarded(), _of_classes(), _of_tensors()
+    attributes = _of_attributes(), absence_guarded(), _of_classes(), _of_instances(), _of_tensors()
     with ExitStack() as stack:
         for guarded in (_of_keys(), _of_items(), *attributes, _of_builtins(), _of_errors()):
             stack.enter_context(guarded)
@@ -68,6 +73,35 @@ def _of_errors() -> Iterator[None]:
 
     with amended(BuiltinVariable, call_str=say):
         yield
+
+
+@contextmanager
+def _of_instances() -> Iterator[None]:
+    """What a metaclass takes for an instance may be told by anything, as by the attributes that a protocol asks for.
+
+    So the question ends the graph, but for abstract classes, which look at the class alone.
+    """
+    plain = BuiltinVariable.call_isinstance
+
+    def ask(self: Any, tx: Any, value: Any, kinds: Any) -> Any:
+        for kind in _classes(kinds.as_python_constant()):
+            says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
+            own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
+            if own and is_user_code(says.__code__.co_filename):
+                raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
+        return plain(self, tx, value, kinds)
+
+    with amended(BuiltinVariable, call_isinstance=ask):
+        yield
+
+
+def _classes(asked: Any) -> Iterator[Any]:
+    """The classes of which ``isinstance`` is asked."""
+    if not isinstance(asked, tuple | UnionType):
+        yield asked
+        return
+    for each in asked if isinstance(asked, tuple) else get_args(asked):
+        yield from _classes(each)
 
 
 @contextmanager
@@ -141,7 +175,16 @@ def _of_attributes() -> Iterator[None]:
 
 @contextmanager
 def _of_classes() -> Iterator[None]:
-    plain = UserDefinedClassVariable.var_getattr
+    plain, make = UserDefinedClassVariable.var_getattr, UserDefinedClassVariable.call_function
+
+    def called(self: Any, *arguments: Any) -> Any:
+        kind = type(self.value)
+        call = getattr_static(kind, "__call__", None) if issubclass(kind, type) else None
+        if isinstance(call, FunctionType) and call is not EnumType.__call__ and is_user_code(call.__code__.co_filename):
+            raise Unsupported(f"{self.value.__name__} is called, of which its metaclass {kind.__name__} makes what it likes")
+        if is_users(getattr(self.value, "__module__", None)) and hasattr(self.value, "__del__"):
+            raise Unsupported(f"a {self.value.__name__} is made, which has a finaliser")
+        return make(self, *arguments)
 
     def look_for(self: Any, tx: Any, name: str) -> Any:
         found = plain(self, tx, name)
@@ -151,7 +194,7 @@ def _of_classes() -> Iterator[None]:
             install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.CONSTANT_MATCH))  # torch 2.11 has none
         return found
 
-    with amended(UserDefinedClassVariable, var_getattr=look_for):
+    with amended(UserDefinedClassVariable, var_getattr=look_for, call_function=called):
         yield
 
 

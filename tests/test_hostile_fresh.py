@@ -1,0 +1,320 @@
+"""Programs that an outsider wrote who had not seen the others: classes that make objects in their own way, what users do to the
+partitioned module itself (methods replaced, another class, another dictionary), models that hold the module made of them.
+
+Each is judged as those of `hostile` are: it does what the plain model does.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field
+from types import MethodType, SimpleNamespace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import pytest
+import torch
+from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
+from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from pretend import pretending, spread
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from partitioner import PlacementError, TraceError
+
+TWO = {"lazy:0": 1, "lazy:1": 1}
+
+FRESH: dict[str, Program] = {}
+
+fresh = kept_in(FRESH)
+
+pytestmark = pytest.mark.usefixtures("scattering")
+
+
+def verdict_of(program: Program, example: bool = True, made: Change | None = None) -> str:
+    verdict = judge(program, Variant(not example, example), made)
+    return verdict.kind if verdict.kind in (EQUAL, REFUSED) else f"{verdict.kind}: {verdict.detail}"
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+@pytest.mark.parametrize("name", FRESH)
+def test_equal(name: str, example: bool) -> None:
+    assert verdict_of(FRESH[name], example) == EQUAL
+
+
+class Single(type):
+    """Makes one object of a class, and gives it again."""
+
+    made: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls, *args: Any) -> Any:
+        if cls not in Single.made:
+            Single.made[cls] = super().__call__(*args)
+        return Single.made[cls]
+
+
+class Registry(metaclass=Single):
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Registers(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        registry = Registry()
+        registry.calls += 1
+        return self.left(x) * registry.calls + self.right(x)
+
+
+def registers() -> nn.Module:
+    Single.made.clear()
+    return Registers()
+
+
+@fresh(registers)
+def one_object_of_a_class(run: Run) -> Steps:
+    """Dynamo makes objects past the metaclass, so each call had a registry of its own.
+
+    What the metaclass keeps was not put back after `partition` had run the model.
+    """
+    for _ in range(3):
+        yield run(rand()), Registry().calls
+
+
+def test_one_object_of_a_class_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the graph, so it is refused, and the registry is as it was."""
+
+    with pretending(monkeypatch):
+        one = FRESH["one_object_of_a_class"]
+        assert verdict_of(one, made=lambda model, _: spread(model, (rand(),), TWO)) == REFUSED
+
+
+class Quacking(type):
+    """Whatever quacks is an instance of its classes."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return hasattr(one, "quack")
+
+
+class Duck(metaclass=Quacking):
+    pass
+
+
+@runtime_checkable
+class Quacks(Protocol):
+    quack: bool
+
+
+class AsksForDucks(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        twice = 2.0 if isinstance(self, (str, Duck)) else 1.0
+        return self.left(x) * twice + self.right(x) * (3.0 if isinstance(self, Quacks) else 1.0)
+
+
+@fresh(AsksForDucks)
+def instances_that_a_metaclass_tells(run: Run) -> Steps:
+    """The answer was taken for good: of a metaclass of the user's, and of a protocol."""
+    yield run(rand())
+    run.module.quack = True
+    yield run(rand())
+    del run.module.quack
+    yield run(rand())
+
+
+class Handle:
+    made = closed = 0
+
+    def __init__(self, kind: str) -> None:
+        Handle.made += 1
+        self.kind = kind
+
+    def __del__(self) -> None:
+        assert self.kind
+        Handle.closed += 1
+
+
+class Opens(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        handle = Handle("file")
+        return self.left(x) + self.right(x) * len(handle.kind)
+
+
+@fresh(Opens)
+def objects_with_a_finaliser(run: Run) -> Steps:
+    """They were not made, and the finaliser ran on the half of one that stood for them."""
+    for before in [(Handle.made, Handle.closed)] * 3:
+        yield run(rand()), Handle.made - before[0], Handle.closed - before[1]
+
+
+@dataclass(slots=True)
+class Tally:
+    total: Tensor
+    calls: int = 0
+    last: Tensor = field(init=False)
+
+
+class Tallies(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, tally = self.left(x) + self.tally.total, self.tally
+        tally.total, tally.calls = left.detach().mean(0), tally.calls + 1
+        if hasattr(tally, "last"):
+            left = left + tally.last
+        tally.last = left.detach()
+        return left * tally.calls + self.right(x)
+
+
+@fresh(Tallies)
+def state_in_slots(run: Run) -> Steps:
+    """What `partition` had written there when it ran the model was not put back."""
+    for seed in range(3):
+        yield run(rand(seed=seed)), run.module.tally
+
+
+class Encodes(Two):
+    def encode(self, x: Tensor) -> Tensor:
+        return self.left(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) * self.right(x)
+
+
+@fresh(Encodes)
+def method_replaced_on_the_module(run: Run) -> Steps:
+    """Callers of the method had the new one, and forward went on with that of the class."""
+    module = run.module
+    yield run(rand()), module.encode(rand())
+    module.encode = lambda x: x * 2
+    yield run(rand()), module.encode(rand()), "encode" in vars(module)
+    del module.encode
+    yield run(rand()), module.encode(rand()), raised(lambda: delattr(module, "encode"))
+    module.encode = MethodType(lambda self, x: self.right(x) + 1, module)
+    twin = copy.deepcopy(module)
+    yield run(rand()), twin(rand()), twin.encode(rand()), twin.encode.__self__ is twin
+    del vars(module)["encode"]
+    yield run(rand()), twin(rand())
+
+
+@fresh(Encodes)
+def method_wrapped_on_the_module(run: Run) -> Steps:
+    """The new one calls the class's, and not itself."""
+    module = run.module
+    plain = module.encode
+    module.encode = lambda x: plain(x) * 2
+    yield run(rand()), module.encode(rand())
+    module.encode = plain
+    yield run(rand()), module.encode(rand())
+
+
+def test_wrapped_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new method is part of the one graph, with the class's method in it."""
+    model = Encodes()
+    with pretending(monkeypatch):
+        parallel = spread(model, (rand(),), TWO, copy=True)
+        for module in (model, parallel):
+            plain = module.encode
+            module.encode = lambda x, plain=plain: plain(x) * 2
+        for call in (lambda module: module(rand()), lambda module: module.encode(rand())):
+            torch.testing.assert_close(call(parallel).detach(), call(model).detach(), check_device=False)
+
+
+class EncodesMore(Encodes):
+    def encode(self, x: Tensor, times: int = 1) -> Tensor:
+        return super().encode(x) * times
+
+
+class EncodesNothing(Encodes):
+    @property
+    def encode(self) -> Any:  # type: ignore[override]
+        return self.right
+
+
+@fresh(EncodesMore)
+def method_of_a_nearer_class(run: Run) -> Steps:
+    """It had the signature of the method that it overrides."""
+    yield run(rand()), run.module.encode(rand(), times=3), str(inspect.signature(run.module.encode))
+
+
+@fresh(EncodesNothing)
+def property_in_the_place_of_a_method(run: Run) -> Steps:
+    """It was called in the place of being asked."""
+    yield run(rand()), run.module.encode is run.module.right
+
+
+class Scales(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.gain = nn.Parameter(torch.ones(4)), 2.0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x) * self.gain + self.right(x)
+
+
+@fresh(Scales)
+def parametrized_itself(run: Run) -> Steps:
+    """Torch gives the module another class, in which the weight is a property, and the model lost it."""
+    module = run.module
+    yield run(rand())
+    parametrize.register_parametrization(module, "scale", nn.Tanh())
+    yield run.learn(rand(grad=True)), module.scaled(rand()), list(module.state_dict())
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.parametrizations.scale.original.add_(1)
+    yield twin(rand()), run(rand())
+    parametrize.remove_parametrizations(module, "scale")
+    yield run(rand()), list(module.state_dict())
+
+
+def test_another_class_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops met tensors of two devices. Nothing can run as it is there, so a class of the user's is refused, and a call is."""
+    with pretending(monkeypatch):
+        parallel = spread(Scales(), (rand(),), TWO)
+        before = parallel(rand())
+        with pytest.raises(PlacementError, match="Scales was given another class"):
+            parallel.__class__ = type("More", (Scales,), {})
+        assert torch.equal(before, parallel(rand()))
+        parametrize.register_parametrization(parallel, "scale", nn.Tanh())
+        for call in (parallel, parallel.scaled):
+            with pytest.raises(PlacementError, match="Scales was given another class"):
+                call(rand())
+        parametrize.remove_parametrizations(parallel, "scale", leave_parametrized=False)
+        assert torch.equal(before, parallel(rand()))
+
+
+@fresh(Scales)
+def dictionary_replaced(run: Run) -> Steps:
+    """The module had one, and the model, which computes, went on with the other."""
+    module = run.module
+    saved = copy.deepcopy(vars(module))
+    with torch.no_grad():
+        module.scale.mul_(2)
+    yield run(rand())
+    module.__dict__ = saved
+    module.gain = 3.0
+    yield run(rand()), module.scale
+    yield run.learn(rand(grad=True)), module.scale.grad
+
+
+def test_transforms_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal had the first line of a page of torch's: "If you are reaching here, it means dynamo failed for ..."."""
+    with pretending(monkeypatch):
+        parallel = spread(Two(), (rand(),), TWO)
+        for call in (torch.func.vmap(parallel), torch.func.grad(lambda x: parallel(x).sum())):
+            with pytest.raises(TraceError, match=r"Two is called under a transform of torch\.func"):
+                call(rand(2, 4))
+
+
+@fresh(Two)
+def copied_with_its_trainer(run: Run) -> Steps:
+    """The copy of the trainer asked for a copy of the module, of which there was the half."""
+    run.module.trainer = SimpleNamespace(module=run.module)
+    twin = copy.deepcopy(run.module)
+    with torch.no_grad():
+        twin.left.weight.mul_(2)
+    yield twin.trainer.module is twin, twin(rand()), run(rand())
+    yield copy.deepcopy(twin.trainer).module(rand())
