@@ -79,7 +79,7 @@ def slots_of(value: Any) -> dict[str, Any]:
 
     Example:
         >>> class Pair:
-        ...     __slots__ = ("left", "right")
+        ...     __module__, __slots__ = "my_layers", ("left", "right")
         >>> pair = Pair()
         >>> pair.left = 1
         >>> slots_of(pair)
