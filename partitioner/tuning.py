@@ -63,7 +63,8 @@ COMPILED: dict[str, Choices] = {
     "scripted": {"compile_tasks": "torchscript"},
     "batched": {"compile_tasks": "batched"},
 }
-"""What it tries on the fastest of them then, and on the serial plan: the same kernels without Python, and fewer of them."""
+"""What it tries then on the fastest of them, on the serial plan, and on the fastest with lanes, whose hand-offs take less time
+without Python: the same kernels without Python, and fewer of them."""
 
 LARGEST = 2_000
 """Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
@@ -109,7 +110,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(race.accelerators):
         race.run(wanted)
         if tune and spec.compile_tasks is None and spec.backward == "autograd" and programs.machine.lanes[0].kind == "cpu":
-            ahead = {SERIAL, race.best()} if race.seconds else set(race.choices)
+            ahead = {SERIAL, race.best(), race.best(on_lanes=True)} if race.seconds else set(race.choices)
             kept = {name: choices for name, choices in race.choices.items() if name in ahead}
             ways = itertools.product(kept.items(), COMPILED.items())
             race.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
@@ -199,9 +200,11 @@ class _Race:
         """Let go of all copies: nothing more is run."""
         self.ways, self.spares = {}, []
 
-    def best(self) -> str:
-        """The fastest so far. The serial plan is taken unless another one is clearly faster."""
-        return min(self.seconds, key=lambda name: self.seconds[name] * (1 if name == SERIAL else MATTERS))
+    def best(self, on_lanes: bool = False) -> str:
+        """The fastest so far, of those on several lanes if there are any. A serial plan is taken unless one is clearly faster."""
+        several = [name for name in self.seconds if any(len(set(plan.placement.lanes)) > 1 for plan in self.plans[name])]
+        names = several if on_lanes and several else self.seconds
+        return min(names, key=lambda name: self.seconds[name] * (1 if name == SERIAL else MATTERS))
 
     def tried(self) -> tuple[Tried, ...]:
         """All that ran."""

@@ -73,7 +73,7 @@ def test_a_lane_calls_one_function_between_two_hand_offs() -> None:
     assert all(len(segment.tasks) == 1 for segment in segments(each.fused.program))
     longer = [task for task in each.fused.tasks.tasks if len(task.ops) >= LEAST_OPS]
     assert compiled_ops(parallel) == {op for task in longer for op in task.ops} and len(longer) >= 2
-    lines = [line for line in parallel.code.splitlines() if " ops" in line]
+    lines = [line for line in each.lanes.code.splitlines() if " ops" in line]
     assert len(lines) == len(each.bodies), "one call for each"
     assert f"compiled: {len(compiled_ops(parallel))} of {len(each.plan.graph.ops)} ops" in str(parallel)
 

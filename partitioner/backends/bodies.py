@@ -46,7 +46,7 @@ class Compiler:
 
 
 LEAST_OPS = 2
-"""Ops of the smallest task that is compiled."""
+"""Ops of the smallest task that is called as a function on its lane; one op is called as it is in less time."""
 
 
 class CompileError(PartitionerError):
@@ -65,6 +65,7 @@ class Body:
         written: positions of the arguments that it writes: running statistics and the like.
         draws: whether it draws random numbers.
         on_cpu: whether those are a CPU's.
+        ops: how many it holds.
 
     Attributes:
         run: what is called; ``None`` until the first call.
@@ -78,6 +79,7 @@ class Body:
     written: frozenset[int]
     draws: bool
     on_cpu: bool = True
+    ops: int = 0
     run: Callable[..., Any] | None = field(default=None, init=False)
     reason: str = field(default="", init=False)
 
@@ -153,7 +155,7 @@ def bodies_of(plan: Plan, refused: Refused, compile: Compile) -> dict[str, Body]
     return {
         task.name: _body(plan, task, nodes, compile)
         for task in plan.tasks.tasks
-        if len(task.ops) >= LEAST_OPS and task.outputs and not alone.intersection(task.ops)
+        if task.outputs and not alone.intersection(task.ops)
     }
 
 
@@ -172,7 +174,7 @@ def _body(plan: Plan, task: Task, nodes: Mapping[str, torch.fx.Node], compile: C
     touched = {access.resource for access in task.accesses if access.write}
     written = frozenset(number for number, name in enumerate(read) if touched.intersection(_storages(plan.graph, name)))
     module = torch.fx.GraphModule({}, graph, task.name)
-    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, lane.kind == "cpu")
+    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, lane.kind == "cpu", len(own))
 
 
 def _storages(graph: Graph, name: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A program whose tasks are compiled, each by itself: lanes, events and copies stay as they are, outside.
 
 first call       in program order on the caller's thread, each task compiled when its turn comes
-further calls    on lanes
+further calls    on lanes, or as one function of all lanes (`joined.py`), whichever took less time at the first call
 
 Where a call is under something that compiled tasks do not know of, such as a dispatch mode, its ops are called one by one.
 """
@@ -9,12 +9,16 @@ Where a call is under something that compiled tasks do not know of, such as a di
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from partitioner.backends.bodies import Body, Compiler, Refused, bodies_of, uncompiled
+from partitioner.backends.batched import is_faster
+from partitioner.backends.bodies import LEAST_OPS, Compiler, Refused, bodies_of, uncompiled
+from partitioner.backends.joined import Joined, joined
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.plan import Plan
@@ -37,14 +41,16 @@ class Compiled:
         self.plainly, self.plan = plainly, plainly.plan
         refused = uncompiled(self.plan.graph, compiler)
         self.fused = fuse(self.plan, refused)
-        self.bodies: Mapping[str, Body] = bodies_of(self.fused, refused, compiler.compile)
+        self.all = bodies_of(self.fused, refused, compiler.compile)
+        self.bodies = {task: body for task, body in self.all.items() if body.ops >= LEAST_OPS}
         self.lanes = plainly.with_tasks(self.fused, self.bodies)
+        self.joined: Joined | None = None
         self.lock, self.is_first = threading.RLock(), True
 
     @property
     def code(self) -> str:
         """The generated source."""
-        return self.lanes.code
+        return self.lanes.code if self.joined is None else self.joined.source
 
     @property
     def reasons(self) -> list[str]:
@@ -54,7 +60,7 @@ class Compiled:
     @property
     def compiled_ops(self) -> int:
         """How many ops are called in functions."""
-        return sum(len(self.fused.tasks.by_name[task].ops) for task, body in self.bodies.items() if not body.reason)
+        return sum(body.ops for body in self.bodies.values() if not body.reason)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run the program; the graph's results."""
@@ -66,9 +72,23 @@ class Compiled:
                     found = self._compiling(arguments)
                     self.is_first = False
                     return found
+        if self.joined is not None and self.joined.is_allowed():
+            with suppress(Exception):  # nothing has been changed, and lanes know whose fault it is
+                return self.joined(arguments)
         return self.lanes(arguments)
 
     def _compiling(self, arguments: Sequence[Any]) -> list[Any]:
         """The first call, with the threads that ops will have on lanes: kernels are made for as many."""
+        on_cpu = not self.lanes.accelerated and all(isinstance(each, Tensor) for each in arguments)
+        every = self.plainly.with_tasks(self.fused, self.all) if on_cpu and self.lanes.hosts > 1 else self.lanes
         with threads(max(1, torch.get_num_threads() // self.lanes.hosts)):
-            return self.lanes(arguments, in_order=True)
+            found = every(arguments, in_order=True)
+        if every is not self.lanes and not torch.are_deterministic_algorithms_enabled():
+            self.joined = self._faster(joined(self.fused, self.all), arguments)
+        return found
+
+    def _faster(self, one: Joined | None, arguments: Sequence[Any]) -> Joined | None:
+        """All lanes as one function, if it takes less time on these values than lanes do."""
+        if one is None or not one.is_allowed():
+            return None
+        return one if is_faster(lambda *each: one(each), lambda *each: self.lanes(each), arguments) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,28 +24,36 @@ PLUMBING = frozenset(
 """What a recorded graph may hold beside ATen's ops."""
 
 
-def torchscript(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
-    """A TorchScript function of the ATen ops that a module calls on some values.
+@dataclass(frozen=True, eq=False)
+class Scripted:
+    """A function of TorchScript, called without its optimiser, for what that fuses has other bits.
 
-    TorchScript's optimiser is left out, for what it fuses has other bits: that is a switch of the thread, set for the call.
+    The optimiser is a switch of the thread, set for the call.
+    """
+
+    function: Any
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives."""
+        switch = torch._C._set_graph_executor_optimize
+        switch(False)
+        try:
+            return self.function(*arguments)
+        finally:
+            switch(True)
+
+
+def torchscript(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Scripted:
+    """A TorchScript function of the ATen ops that a module calls on some values. It goes when nobody holds it any more.
 
     Raises:
         CompileError: it holds something else than calls of ATen.
     """
-    record: Any = torch._C._create_function_from_trace
+    record: Any = torch._C._create_graph_by_tracing
     with LOCK, torch.no_grad(), _unwarned():
-        function = record(type(module).__name__, module.forward, tuple(arguments), lambda _: "", True, False, [])
-    _refuse_strangers(function.graph)
-    switch = torch._C._set_graph_executor_optimize
-
-    def run(*arguments: Any) -> Any:
-        switch(False)
-        try:
-            return function(*arguments)
-        finally:
-            switch(True)
-
-    return run
+        graph, _ = record(module.forward, tuple(arguments), lambda _: "", True, False, None, [])
+    _refuse_strangers(graph)
+    return Scripted(torch._C._create_function_from_graph(type(module).__name__, graph))
 
 
 @contextmanager

@@ -1,0 +1,268 @@
+"""All lanes of a program as one TorchScript function: between two hand-offs stands no Python, and in a hand-off neither.
+
+    def on_lane_1(x: Tensor, w: Tensor) -> Tuple[Tensor]:     what a lane that is not the caller's runs between two hand-offs
+        right = t1(x, w)
+        return (right,)
+
+    def program(x: Tensor, v: Tensor, w: Tensor) -> List[Tensor]:
+        ends_1 = torch.jit.fork(on_lane_1, x, w)              begun as soon as what it reads is there
+        left = t0(x, v)                                       the caller's lane
+        (right,) = torch.jit.wait(ends_1)
+        return [t2(left, right)]
+
+Forks run on PyTorch's own pool of threads, ``torch.get_num_interop_threads()``, under the modes of the caller. One that waits
+for another gives its thread back meanwhile, so any number of lanes ends on any number of threads.
+
+Only programs are joined whose tasks are all functions and write nothing: what fails halfway is called again, on lanes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from partitioner.backends.bodies import Body
+from partitioner.backends.compilers import Scripted
+from partitioner.backends.nodes import results
+from partitioner.backends.openmp import rest
+from partitioner.ir.plan import Plan
+from partitioner.ir.program import Free, Program, Record, Run, Wait
+from partitioner.model.modes import flushes, threads
+
+
+class _Pool:
+    """PyTorch's own threads. In the child of a fork they do not exist, and torch would wait for them for good."""
+
+    alive = True
+
+    def forget(self) -> None:
+        """They are gone."""
+        self.alive = False
+
+
+POOL = _Pool()
+os.register_at_fork(after_in_child=POOL.forget)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What a lane runs between two hand-offs: tasks, and the jobs whose end the program lets it wait for.
+
+    Args:
+        lane: its own; the caller's where nothing is read, for such tasks are short.
+        reads: values of others, or arguments.
+        makes: values.
+    """
+
+    number: int
+    lane: int
+    bodies: Mapping[str, Body]
+    after: tuple[int, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """A program as one function.
+
+    Args:
+        function: takes the values of some arguments, and gives the graph's results.
+        positions: of these arguments among the graph's.
+        lanes: how many share the CPU.
+        source: what was compiled, for people.
+    """
+
+    function: Callable[..., list[Any]]
+    positions: tuple[int, ...]
+    lanes: int
+    source: str
+
+    def is_allowed(self) -> bool:
+        """Whether a call may use torch's own threads: none are left after a fork, none flush numbers, none have named ranges."""
+        return POOL.alive and not flushes() and not profiler._is_profiler_enabled
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run on the values of the graph's placeholders."""
+        share = max(1, torch.get_num_threads() // self.lanes)
+        with threads(share):
+            if share == 1:
+                rest()
+            return self.function(*[arguments[position] for position in self.positions])
+
+
+def joined(plan: Plan, bodies: Mapping[str, Body]) -> Joined | None:
+    """One function of a whole program, or ``None`` where something has to stand between its tasks.
+
+    Args:
+        plan: on several CPU lanes.
+        bodies: the function of each task of which there is one, compiled.
+
+    Source: TorchScript's fork and wait, https://docs.pytorch.org/docs/stable/generated/torch.jit.fork.html
+    """
+    if not _can_join(plan, bodies):
+        return None
+    jobs = _jobs(plan.program, bodies)
+    arguments = [name for name in plan.graph.arguments if any(name in job.reads for job in jobs)]
+    source = _Text(jobs).program(arguments, [result.name for result in results(plan.graph)])
+    function = _compiled(source, {task: body.run.function for task, body in bodies.items()})  # type: ignore[union-attr]
+    positions = tuple(map(list(plan.graph.arguments).index, arguments))
+    return Joined(function, positions, len({job.lane for job in jobs}), source)
+
+
+def _can_join(plan: Plan, bodies: Mapping[str, Body]) -> bool:
+    """Whether a program is calls of functions of TorchScript that write nothing, on several lanes of the CPU."""
+    runs = [item for item in plan.program.instructions if isinstance(item, Run)]
+    calm = all(isinstance(item, Run | Record | Wait | Free) for item in plan.program.instructions)
+    scripted = all(isinstance(getattr(bodies.get(run.task), "run", None), Scripted) for run in runs)
+    pure = not any(body.written or body.draws for body in bodies.values())
+    made = {name for body in bodies.values() for name in body.outputs}
+    returned = all(isinstance(result, torch.fx.Node) and result.name in made for result in results(plan.graph))
+    on_cpu = all(lane.kind == "cpu" for lane in plan.program.lanes)
+    return calm and scripted and pure and returned and on_cpu and len({run.lane for run in runs}) > 1
+
+
+def _jobs(program: Program, bodies: Mapping[str, Body]) -> list[_Job]:
+    """The jobs of a program, in an order in which they can run."""
+    groups: list[tuple[int, list[str], list[int]]] = []
+    latest: dict[int, int] = {}  # the last job of a lane
+    recorded: dict[int, int] = {}
+    waited: defaultdict[int, list[int]] = defaultdict(list)
+    open_: set[int] = set()  # lanes whose last job goes on
+    for item in program.instructions:
+        match item:
+            case Run(task=task, lane=lane) if lane in open_:
+                groups[latest[lane]][1].append(task)
+            case Run(task=task, lane=lane):
+                own = [latest[lane]] if lane in latest else []
+                latest[lane] = len(groups)
+                groups.append((lane, [task], [*own, *waited.pop(lane, [])]))
+                open_.add(lane)
+            case Record(lane=lane, event=event):
+                open_.discard(lane)
+                if lane in latest:
+                    recorded[event] = latest[lane]
+            case Wait(lane=lane, event=event):
+                open_.discard(lane)
+                if event in recorded:
+                    waited[lane].append(recorded[event])
+    caller = min(lane for lane, *_ in groups)
+    return [
+        _job(number, lane, caller, {task: bodies[task] for task in tasks}, after)
+        for number, (lane, tasks, after) in enumerate(groups)
+    ]
+
+
+def _job(number: int, lane: int, caller: int, bodies: Mapping[str, Body], after: Sequence[int]) -> _Job:
+    makes = [name for body in bodies.values() for name in body.outputs]
+    reads = dict.fromkeys(name for body in bodies.values() for name in body.inputs if name not in makes)
+    return _Job(number, lane if reads else caller, bodies, tuple(dict.fromkeys(after)), tuple(reads), tuple(makes))
+
+
+class _Text:
+    """Writes the function of a program.
+
+    Args:
+        jobs: in an order in which they can run.
+    """
+
+    def __init__(self, jobs: Sequence[_Job]) -> None:
+        self.jobs = jobs
+        self.caller = min(job.lane for job in jobs)
+        self.maker = {name: job for job in jobs for name in job.makes}
+        self.variables: dict[str, str] = {}
+        self.ended: set[int] = set()
+
+    def program(self, arguments: Sequence[str], returned: Sequence[str]) -> str:
+        """The text: a function for each job of another lane, and that of the program."""
+        functions, lines = [], []
+        for job in _early(self.jobs, self.caller):
+            if job.lane == self.caller:
+                lines += [*self._waits(self._running(job)), *self._calls(job)]
+            else:
+                functions.append(self._function(job))
+                lines.append(f"ends_{job.number} = torch.jit.fork(on_lane_{job.number}, {', '.join(self._given(job))})")
+        lines += self._waits(self._others(self.jobs))
+        head = f"def program({', '.join(f'{self._variable(name)}: Tensor' for name in arguments)}) -> List[Tensor]:"
+        end = f"return [{', '.join(map(self._variable, returned))}]"
+        return "\n".join([*functions, head, *(f"    {line}" for line in (*lines, end)), ""])
+
+    def _function(self, job: _Job) -> str:
+        """The function of a job of another lane: it waits for others' jobs by itself."""
+        running = self._running(job)
+        futures = [f"ends_{other.number}: Future[{_type(other)}]" for other in running]
+        parameters = [*futures, *(f"{name}: Tensor" for name in self._given(job)[len(futures) :])]
+        waits = [self._wait(other) for other in running]
+        lines = [*waits, *self._calls(job), f"return {self._tuple(job)}"]
+        head = f"def on_lane_{job.number}({', '.join(parameters)}) -> {_type(job)}:"
+        return "\n".join([head, *(f"    {line}" for line in lines), ""])
+
+    def _running(self, job: _Job) -> list[_Job]:
+        """The jobs of other lanes that a job has to wait for, unless the caller has."""
+        makers = [self.maker[name] for name in job.reads if name in self.maker]
+        return self._others([*(self.jobs[number] for number in job.after), *makers])
+
+    def _others(self, jobs: Sequence[_Job]) -> list[_Job]:
+        found = dict.fromkeys(jobs)
+        return [job for job in found if job.lane != self.caller and job.number not in self.ended]
+
+    def _waits(self, jobs: Sequence[_Job]) -> list[str]:
+        """Lines after which jobs have ended."""
+        self.ended.update(job.number for job in jobs)
+        return [self._wait(job) for job in jobs]
+
+    def _wait(self, job: _Job) -> str:
+        return f"{self._tuple(job)} = torch.jit.wait(ends_{job.number})"
+
+    def _given(self, job: _Job) -> list[str]:
+        """What a job of another lane is given: futures of those that it waits for, and values that are there."""
+        running = self._running(job)
+        there = [name for name in job.reads if self.maker.get(name) not in running]
+        return [*(f"ends_{other.number}" for other in running), *map(self._variable, there)]
+
+    def _calls(self, job: _Job) -> list[str]:
+        return [
+            f"{', '.join(map(self._variable, body.outputs))} = {task}({', '.join(map(self._variable, body.inputs))})"
+            for task, body in job.bodies.items()
+        ]
+
+    def _tuple(self, job: _Job) -> str:
+        return f"({', '.join(map(self._variable, job.makes))},)"
+
+    def _variable(self, name: str) -> str:
+        """A value's variable: a number, for names of the model's may mean something to TorchScript."""
+        return self.variables.setdefault(name, f"v{len(self.variables)}")
+
+
+def _type(job: _Job) -> str:
+    return f"Tuple[{', '.join(['Tensor'] * len(job.makes))}]"
+
+
+def _early(jobs: Sequence[_Job], caller: int) -> Iterator[_Job]:
+    """The jobs in an order in which those of other lanes begin as soon as those of the caller's let them."""
+    waiting, begun = list(jobs), set[int]()
+    while waiting:
+        ready = [job for job in waiting if begun.issuperset(job.after)]
+        job = next((job for job in ready if job.lane != caller), ready[0])
+        waiting.remove(job)
+        begun.add(job.number)
+        yield job
+
+
+def _compiled(source: str, functions: Mapping[str, Any]) -> Callable[..., list[Any]]:
+    """The function ``program`` of a text that calls functions of TorchScript, all in one."""
+    unit: Any = torch._C.CompilationUnit()
+    unit.define(source, {"torch": torch, **functions}.get)
+    function = unit.find_function("program")
+    passes: Any = torch._C
+    graphs = [function.graph, *(node.g("Subgraph") for node in function.graph.nodes() if node.kind() == "prim::fork")]
+    for graph in graphs:
+        passes._jit_pass_inline(graph)
+        passes._jit_pass_dce(graph)  # what a name of a function leaves behind points to nowhere once that is gone
+    return Scripted(function)
