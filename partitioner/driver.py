@@ -53,7 +53,7 @@ from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
-from partitioner.tuning import is_insisted_on, refuse_untunable, tuned
+from partitioner.tuning import faster_alone, is_insisted_on, refuse_untunable, tuned
 
 
 def partition(
@@ -191,6 +191,8 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
         else:
             _prepare(programs, call, chosen, check)
     programs.tried = tried
+    if check and chosen.compile_tasks is None and chosen.backward == "autograd":
+        programs.alone = faster_alone(programs, call)
     return programs
 
 

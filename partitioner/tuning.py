@@ -10,9 +10,11 @@ wants it, the others read copies, and once one is kept its state moves.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
 from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
-from partitioner.runtime.programs import Programs
+from partitioner.runtime.programs import Programs, elements
 from partitioner.runtime.standins import Spares, can_be_repeated, repeatable
 from partitioner.runtime.tuning import measured
 from partitioner.spec.spec import Spec
@@ -43,7 +45,7 @@ ASKED: Choices = {}
 
 SERIAL = "serial"
 MATTERS = 1.05
-"""How much faster than the serial plan another one must be measured to be."""
+"""How much faster than the serial plan another one must be measured to be, or than its programs the model as it is."""
 
 BESIDE: dict[str, Choices] = {
     SERIAL: {"policy": Single()},
@@ -65,6 +67,9 @@ COMPILED: dict[str, Choices] = {
 }
 """What it tries then on the fastest of them, on the serial plan, and on the fastest with lanes, whose hand-offs take less time
 without Python: the same kernels without Python, and fewer of them."""
+
+SHORT = 2e-3
+"""Seconds of a call from which on what guards take does not matter."""
 
 LARGEST = 2_000
 """Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
@@ -121,6 +126,29 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         race.give_back()
         _move(programs, *graphs[0], plan)
     return (spec.model_copy(update=choices) if choices else spec), race.tried(), plan
+
+
+def faster_alone(programs: Programs, call: Call) -> int:
+    """Elements in the arguments of a call up to which the model runs as it is; -1 where its programs are not slower.
+
+    Guards take some 10 to 30 us, which nothing can win back for a model of that size. So a short call is timed beside the
+    model's own forward: only on a CPU where the model lies, and where forward is one graph, so that nothing in it prints.
+    """
+    model, (args, kwargs) = programs.original, call.fill(call.tensors)
+    size = elements(call.leaves)
+    lies_here = {tensor.device.type for tensor in all_state(model).values()} <= {"cpu"}
+    if size == inf or not lies_here or programs.machine.lanes[0].kind != "cpu" or not programs.forward.is_whole:
+        return -1
+    with state_kept(model, args, kwargs), torch.random.fork_rng([]):
+        if any(piece.reason for piece, _ in programs.graphs_of(args, kwargs)):
+            return -1
+        start = time.perf_counter()
+        programs.run("forward", args, kwargs)
+        if time.perf_counter() - start > SHORT:
+            return -1
+        ways = {"as it is": lambda: model.forward(*args, **kwargs), "programs": lambda: programs.run("forward", args, kwargs)}
+        found = measured(ways, ())
+    return int(size) if found["as it is"] * MATTERS < found["programs"] else -1
 
 
 def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:
@@ -201,7 +229,7 @@ class _Race:
         self.ways, self.spares = {}, []
 
     def best(self, on_lanes: bool = False) -> str:
-        """The fastest so far, of those on several lanes if there are any. A serial plan is taken unless one is clearly faster."""
+        """The fastest so far, or of those on several lanes, if there are any. Serial wins unless another is clearly faster."""
         several = [name for name in self.seconds if any(len(set(plan.placement.lanes)) > 1 for plan in self.plans[name])]
         names = several if on_lanes and several else self.seconds
         return min(names, key=lambda name: self.seconds[name] * (1 if name == SERIAL else MATTERS))

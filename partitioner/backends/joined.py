@@ -85,7 +85,7 @@ class Joined:
     source: str
 
     def is_allowed(self) -> bool:
-        """Whether a call may use torch's own threads: none are left after a fork, none flush numbers, none have named ranges."""
+        """Whether a call may use torch's own threads: none is left after a fork, none flushes numbers, none names ranges."""
         return POOL.alive and not flushes() and not profiler._is_profiler_enabled
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:

@@ -10,11 +10,12 @@ runs; later programs take it where it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from types import MethodType
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch._C import _get_function_stack_at, _get_tracing_state, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_exporting
@@ -41,6 +42,10 @@ class Method(Protocol):
     failures: dict[Any, str]
     reasons: dict[Any, str]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no frame but its own was traced, or left to run as it is, so far."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method through its programs."""
 
@@ -64,6 +69,7 @@ class Programs:
         provisional: a plan to look at until the first call.
         given: methods that the module was given in the place of its class's, by name.
         tried: the plans that were run on the examples before one was chosen.
+        alone: elements in the arguments of a call up to which the model runs as it is, for it was measured to be faster.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Programs:
         self.on_one = len({device.torch_device for device in machine.devices}) == 1
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
+        self.alone = -1
         self.pieces: list[Piece] = []
         self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -99,6 +106,8 @@ class Programs:
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
+        if self.alone >= 0 and name == "forward" and elements((*args, *kwargs.values())) <= self.alone:
+            return self.plain(name)(*args, **kwargs)
         if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
             return self.plain(name)(*args, **kwargs)
         if peek_interpreter_stack() is not None:
@@ -132,7 +141,7 @@ class Programs:
     def twin(self, copied: nn.Module) -> Programs:
         """The programs of a copy of the model: none yet, for guards hold for one model. Until then this one's plan is shown."""
         programs = self.of_twin(copied)
-        programs.provisional = self.plan
+        programs.provisional, programs.alone = self.plan, self.alone
         if self.place is None:
             programs.place = None  # the copy's state lies where it belongs
         return programs
@@ -182,7 +191,7 @@ class Programs:
             return f"Parallel({type(self.original).__name__}): traced and planned at its first call"
         latest = self.latest.pieces
         whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
-        return summary(plan, whole, len(latest), self.tried, self.forward.failures.values())
+        return summary(plan, whole, len(latest), self.tried, self.forward.failures.values(), self.alone)
 
     @property
     def shown(self) -> Piece | None:
@@ -201,6 +210,19 @@ def _stop(_piece: Piece, _arguments: Sequence[Any]) -> None:
 
 def _seconds(plan: Plan) -> float:
     return plan.costs.time(plan.costs.ops, plan.machine.devices[0])
+
+
+def elements(values: Iterable[Any]) -> float:
+    """How many elements there are in the tensors among some values; infinitely many if a value may hold who knows what."""
+    total: float = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            total += value.numel()
+        elif isinstance(value, list | tuple):
+            total += elements(value)
+        elif value is not None and not isinstance(value, int | float | str):
+            return inf
+    return total
 
 
 def _is_transformed() -> bool:

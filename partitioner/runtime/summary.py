@@ -14,7 +14,9 @@ Piece = tuple[Executable, str]
 """A graph's program, and why Python goes on after it."""
 
 
-def summary(plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tried], failures: Iterable[str]) -> str:
+def summary(
+    plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tried], failures: Iterable[str], alone: int
+) -> str:
     """What was made.
 
     Args:
@@ -23,6 +25,7 @@ def summary(plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tr
         graphs: how many of them that call had.
         tried: the plans that were run on the examples.
         failures: why frames run as they are.
+        alone: elements of the arguments up to which a call runs as it is; -1 for none.
     """
     lines = [plan.summary()]
     if not plan.graph.observed:
@@ -32,6 +35,8 @@ def summary(plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tr
         lines += (f"    {reason}" for reason in dict.fromkeys(reason for _, reason in pieces if reason))
     if tried:
         lines.append(f"  the fastest on the examples of: {', '.join(map(str, tried))}")
+    if alone >= 0:
+        lines.append("  calls no larger than the example run as they are, because the model itself was measured to be faster")
     graphed = [executable for executable, _ in pieces if isinstance(executable, Graphed)]
     executables = [executable.plainly if isinstance(executable, Graphed) else executable for executable, _ in pieces]
     if graphed:

@@ -121,6 +121,11 @@ class Compiled:
         """Where all tensors are taken to lie while a frame of this call is traced."""
         return self.ask_home()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no frame but the method's own was traced, or left to run as it is, so far."""
+        return not self.failures and not self.reasons and set(self.programs) <= {self.entry.__code__}
+
     def _start(self) -> None:
         """Start without programs."""
         self.forked = False

@@ -1,0 +1,90 @@
+"""Calls that guards would take longer than: they are made as they are, where that was measured, and nobody can tell."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partitioner import partition, tuning
+from partitioner.runtime.module import Parallel
+from partitioner.runtime.programs import elements
+
+LANES = ["cpu:0", "cpu:1"]
+X = torch.ones(2, 4)
+
+
+class Small(nn.Module):
+    """A microsecond or two, beside which guards take ten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.weight
+
+
+def pieces_run(parallel: Parallel, *args: Any) -> int:
+    """How many programs a call runs."""
+    programs = parallel._partitioner_programs
+    programs.latest.pieces = []
+    parallel(*args)
+    return len(programs.latest.pieces)
+
+
+@pytest.fixture
+def small() -> Parallel:
+    return partition(Small(), LANES, example_inputs=X)
+
+
+def test_a_call_that_guards_outlast_runs_as_it_is_and_a_larger_one_does_not(small: Parallel) -> None:
+    assert small.calls == 0, "measuring leaves no trace"
+    assert "calls no larger than the example run as they are" in str(small)
+    assert pieces_run(small, X) == pieces_run(small, X[:1]) == 0
+    assert pieces_run(small, torch.ones(3, 4)) == 1
+    assert small.calls == 3 and torch.equal(small(X), X)
+    assert pieces_run(copy.deepcopy(small), X) == 0
+
+
+def test_hooks_run_once_and_gradients_arrive(small: Parallel) -> None:
+    seen: list[Tensor] = []
+    small.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    small(X).sum().backward()
+    assert len(seen) == 1 and torch.equal(small.weight.grad, torch.full((4,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tune": False}, {"check": False}, {"policy": "single"}, {"compile_tasks": "torchscript"}, {"backward": "lanes"}],
+    ids=str,
+)
+def test_not_where_somebody_says_how_it_is_to_run_or_that_nothing_is_to_be(options: dict[str, Any]) -> None:
+    assert pieces_run(partition(Small(), LANES, example_inputs=X, **options), X) == 1
+
+
+def test_not_where_its_programs_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measured", lambda ways, _: dict.fromkeys(ways, 1.0))
+    assert pieces_run(partition(Small(), LANES, example_inputs=X), X) == 1
+
+
+def test_not_where_forward_is_several_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would print again and again."""
+
+    class Prints(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            print("called")
+            return super().forward(x)
+
+    parallel = partition(Prints(), LANES, example_inputs=X)
+    assert parallel._partitioner_programs.alone == -1 and capsys.readouterr().out.count("called") < 10
+
+
+def test_what_the_arguments_hold_is_counted() -> None:
+    assert elements([X, [X, (X, 3)], None, True, "sum"]) == 24
+    assert elements([{"x": X}]) == float("inf")
