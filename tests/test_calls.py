@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
 from torch.nn import functional as F
 
 from partitioner import Parallel, TraceError, partition
@@ -94,3 +94,19 @@ def test_dropout_is_called_without_its_wrapper() -> None:
     found = parallel(ROWS)
     torch.manual_seed(0)
     assert torch.equal(found, model(ROWS))
+
+
+def test_guards_that_nothing_depends_on_are_left_out_and_hooks_are_still_seen() -> None:
+    """A third of BERT's guards: hooks that want keywords are among the hooks, and a mark says how the next program is made."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = torch.ones(2, 3)
+    parallel = partition(model, ["cpu"], example_inputs=x)
+    code = parallel._partitioner_programs.forward.entry.__code__
+    guards = "".join(str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code))
+    assert "_forward_hooks" in guards and "with_kwargs" not in guards and "_dynamo_dynamic_indices" not in guards
+    wanted = parallel(x)
+    handle = model[1].register_forward_hook(lambda module, args, kwargs, output: output + 1, with_kwargs=True)
+    assert torch.equal(parallel(x), wanted + 1)
+    handle.remove()
+    torch._dynamo.mark_dynamic(x, 0)
+    assert torch.equal(parallel(x), wanted) and torch.allclose(parallel(x[:1]), wanted[:1])

@@ -32,6 +32,7 @@ from partitioner.frontend.capture.fastpaths import fast_paths_kept
 from partitioner.frontend.capture.functions import marks_kept
 from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
 from partitioner.frontend.capture.interrupts import held_back
+from partitioner.frontend.capture.leaner import needless_left_out
 from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.numbers import numbers_kept
 from partitioner.frontend.capture.numpys import numpy_kept
@@ -209,6 +210,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
             numpy_kept(whole),
             nullcontext() if whole else caches_kept(),
             scripts_kept(),
+            needless_left_out(),
             nullcontext() if home is None else fakes_at(torch.device(home)),
         ):
             yield
