@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 # Parallel test workers share the cores. This comes before torch is imported, because threads that a test starts take
 # their OpenMP thread count from the environment and not from torch.set_num_threads.
@@ -16,6 +15,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # What ops were measured to take is remembered for the next run of a user, and must not be for that of a test.
 os.environ["PARTITIONER_CACHE"] = ""
+
+# Nothing that is imported or collected goes away again, so until the first test there is nothing to look for.
+gc.disable()
 
 import pytest
 import torch
@@ -42,29 +44,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file that share a job go to one worker, or each would run it again; others go where there is room."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if "test_distributed" in file else nodeid
-
-    return Scheduling(config, log)
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.path.stem.startswith("test_distributed"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays: the garbage collector need not look at half a million objects each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +84,16 @@ def scattering() -> Iterator[None]:
 def one_thread() -> None:
     """Kernels split their sums among threads, so that bits depend on how many there are; lanes get fewer than eager."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_untimed() -> Iterator[None]:
+    """torch times each new program's guards, for its log, and empties the processor's caches before: 25 ms a program."""
+    from torch._dynamo import guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
