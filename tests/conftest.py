@@ -16,9 +16,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # What ops were measured to take is remembered for the next run of a user, and must not be for that of a test.
 os.environ["PARTITIONER_CACHE"] = ""
 
-# Nothing that is imported or collected goes away again, so until the first test there is nothing to look for.
-gc.disable()
-
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -28,6 +25,8 @@ from hypothesis import HealthCheck, settings
 logging.getLogger("torch.__trace").propagate = True
 
 collect_ignore = ["jobs"]  # programs that ranks run
+
+gc.disable()  # what is collected stays, so until the first test there is no garbage to look for
 
 settings.register_profile(
     "quick", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
@@ -78,6 +77,14 @@ def scattering() -> Iterator[None]:
     POLICIES["scatter"] = scatter
     yield
     POLICIES.pop("scatter", None)
+
+
+@pytest.fixture
+def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policy `list` searches a little: enough for schedules that no rank would make, too little to be good."""
+    from partitioner.planner.latency import improve
+
+    monkeypatch.setattr(improve, "MOVED_IN_ALL", improve.MOVED_IN_ALL // 20)
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:
 
 def inspected(model: str, stdout: TextIO) -> None:
     """Like `run`, with a stream of the operating system's."""
-    with contextlib.redirect_stdout(stdout), pytest.raises(SystemExit, match="^0$"):
+    with contextlib.redirect_stdout(stdout), pytest.raises(SystemExit, match=r"^0$"):
         cli.app(["inspect", model, "--devices", "cuda:0,cuda:1"])
 
 

@@ -261,7 +261,8 @@ def best_by_trying(problem: Problem) -> float:
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.1)], ids=str)
+@pytest.mark.usefixtures("few_moves")
+@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.02)], ids=str)
 def test_schedules_keep_every_rule_and_bounds_hold(policy: Callable[[Problem], Assignment]) -> None:
     for problem in problems(50, (2, 4, 6, 7), (1, 2, 3), seed=1):
         check(problem, policy(problem))

@@ -1,4 +1,4 @@
-"""The mutation score of the verifier: of hundreds of right programs, damaged in every way we know, it lets nothing harmful pass.
+"""The mutation score of the verifier: of many right programs, damaged in every way we know, it lets nothing harmful pass.
 
 `mutations.py` says what is done to them, and when a mutant counts as missed. ``pytest -s`` shows the table, and so does
 ``python benchmarks/mutation_score.py``, for any number of programs.

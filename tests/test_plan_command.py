@@ -820,25 +820,22 @@ def answers_or_refuses(graph: object, machine: object, **how: Any) -> None:
         json.dumps(answer.data(), allow_nan=False)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(paths(GOOD_GRAPH))), VALUES, st.sampled_from(["latency", "throughput"]), st.booleans())
 def test_any_value_anywhere_in_a_graph(path: str, value: object, objective: str, contiguous: bool) -> None:
     answers_or_refuses(changed(GOOD_GRAPH, path, value), GOOD_MACHINE, objective=objective, contiguous=contiguous)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(paths(GOOD_MACHINE))), VALUES, st.sampled_from(["latency", "throughput"]), st.booleans())
 def test_any_value_anywhere_in_a_machine(path: str, value: object, objective: str, contiguous: bool) -> None:
     answers_or_refuses(GOOD_GRAPH, changed(GOOD_MACHINE, path, value), objective=objective, contiguous=contiguous)
 
 
-@settings(max_examples=100, deadline=None)
 @given(VALUES, VALUES)
 def test_any_two_values(graph: object, machine: object) -> None:
     answers_or_refuses(graph, machine)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(["json", "yaml", "toml"]))
 def test_any_bytes_in_a_file(tmp_path: Path, data: bytes, ending: str) -> None:
     (tmp_path / "machine.json").write_text(json.dumps(GOOD_MACHINE))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -270,7 +270,6 @@ def test_a_reshape_is_local_exactly_where_it_says(data: st.DataObject) -> None:
     assert (found in right) if found is not None else not right
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_planner_finds_the_cheapest_of_all_choices(data: st.DataObject) -> None:
     """On graphs that are small enough to try all rules of all ops."""
