@@ -14,6 +14,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?= -n 2
 BENCHMARKS := $(filter-out benchmarks/_%, $(wildcard benchmarks/*.py))
 
+# Bytecode is kept whatever the shell says: workers, and the processes that tests start, all import the same files.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test test-all check bench clean
 
 demo: $(VENV)/.demo

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 # Parallel test workers share the cores. This comes before torch is imported, because threads that a test starts take
 # their OpenMP thread count from the environment and not from torch.set_num_threads.
@@ -27,6 +26,8 @@ logging.getLogger("torch.__trace").propagate = True
 
 collect_ignore = ["jobs"]  # programs that ranks run
 
+gc.disable()  # what is collected stays, so until the first test there is no garbage to look for
+
 settings.register_profile(
     "quick", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -42,29 +43,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file that share a job go to one worker, or each would run it again; others go where there is room."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if "test_distributed" in file else nodeid
-
-    return Scheduling(config, log)
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.path.stem.startswith("test_distributed"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: the garbage collector need not look at half a million objects each time."""
+    """What has been imported and collected stays: the garbage collector need not look at half a million objects each time.
+
+    Nor at all that tests leave behind, which took a tenth of their time; whoever makes much calls ``gc.collect()``.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(2_000, 20, 200)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +84,27 @@ def scattering() -> Iterator[None]:
 
 
 @pytest.fixture
+def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policy `list` searches a little: enough for schedules that no rank would make, too little to be good."""
+    from partitioner.planner.latency import improve
+
+    monkeypatch.setattr(improve, "MOVED_IN_ALL", improve.MOVED_IN_ALL // 20)
+
+
+@pytest.fixture
 def one_thread() -> None:
     """Kernels split their sums among threads, so that bits depend on how many there are; lanes get fewer than eager."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_untimed() -> Iterator[None]:
+    """torch times each new program's guards, for its log, and empties the processor's caches before: 25 ms a program."""
+    from torch._dynamo import guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

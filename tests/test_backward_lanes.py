@@ -146,7 +146,7 @@ class Web(nn.Module):
 
 
 @given(picks=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2)), min_size=4, max_size=12))
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 3)
 def test_sums_of_many_gradients(picks: list[tuple[int, int, int]]) -> None:
     """Each value has three readers and more, on all lanes; eager's order of summation shows in the bits."""
     model, x = Web(picks), numbers(4, 6).requires_grad_()

@@ -46,7 +46,7 @@ def compiled_ops(parallel: Parallel) -> set[str]:
 
 
 @given(model=modules())
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_random_modules_have_eager_s_bits(model: GeneratedModule) -> None:
     inputs = model.example_inputs(seed=0)
     for train in (False, True):
@@ -56,7 +56,7 @@ def test_random_modules_have_eager_s_bits(model: GeneratedModule) -> None:
 
 
 @given(model=modules())
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_fused_plans_keep_every_rule_and_each_lane_its_ops(model: GeneratedModule) -> None:
     plan = partition(model, example_inputs=model.example_inputs(seed=0), spec=spec(3), copy=True, check=False).plan
     for refused in (lambda tasks: set(), uncompiled(plan.graph, COMPILERS["torchscript"])):
@@ -99,7 +99,7 @@ class Drawing(nn.Module):
         return self.left(x) * self.right(x)
 
 
-@pytest.mark.parametrize("how", ["torchscript", "inductor"])
+@pytest.mark.parametrize("how", ["torchscript", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_random_numbers_and_statistics_are_eager_s(how: str) -> None:
     """Recording calls the ops once more: nothing may be drawn or written by that."""
     model = Drawing().train()

@@ -32,12 +32,14 @@ CHAINS = {"user/unet"}
 """Nothing in these runs beside anything else: a U-Net's skips only wait for the way down and up again."""
 
 
+LONG = {"user/unet", "torchvision/squeezenet1_1"}
+
 JUDGED = [
-    pytest.param(name, mode, id=f"{name}-{mode}", marks=[] if number % 2 == turn else [pytest.mark.slow])
+    pytest.param(name, mode, id=f"{name}-{mode}", marks=[] if number % 2 == turn and name not in LONG else [pytest.mark.slow])
     for number, name in enumerate(_corpus_models.SAMPLE)
     for turn, mode in enumerate(corpus.MODES)
 ]
-"""Every model of the sample in both modes; quick tests take one of them of each, in turns."""
+"""Every model of the sample in both modes; quick tests take one of them, in turns, of those that do not take long."""
 
 
 @pytest.mark.parametrize(("name", "mode"), JUDGED)

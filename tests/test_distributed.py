@@ -123,8 +123,6 @@ PAIRS = {
     "values that layers keep": case("keeping", "1f1b"),
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
-    "again": case("shared", "1f1b", recompute="segments"),
-    "u-net": case("unet", "1f1b", clip=0.05),
 }
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),
@@ -137,16 +135,15 @@ BITWISE = {
 FOURS = {
     "four stages": case("tied", "1f1b", pipeline=4),
     "2x2, ddp": case("tied", "1f1b", data=2),
-    "2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
-    "one layer for all stages, fsdp2": case("repeated", "interleaved_1f1b", data=2, wrap="fsdp2", **SEVERAL),
-    "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
 MORE = {
+    "u-net": case("unet", "1f1b", clip=0.05),
+    "again": case("shared", "1f1b", recompute="segments"),
     "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
     "three stages a rank": case("tied", "interleaved_1f1b", stages_per_rank=3),
     "one microbatch": case("shared", "gpipe", microbatches=1, order=1.0, clip=5.0),
@@ -168,6 +165,9 @@ MORE = {
     "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
 }
 MORE_ON_FOUR = {
+    "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
+    "one layer for all stages, fsdp2": case("repeated", "interleaved_1f1b", data=2, wrap="fsdp2", **SEVERAL),
+    "2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2"),
     "two steps for one, 2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2", every=2),
     "2x2, fsdp2, without parameters": case("tailed", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline, frozen": case("routed", "1f1b", clip=0.1, branch=2),

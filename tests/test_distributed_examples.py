@@ -30,7 +30,7 @@ def losses(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "pipeline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("branches", "hybrid", "tensor"))]
+    "name", ["pipeline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("branches", "data", "hybrid", "tensor"))]
 )
 def test_it_learns(name: str, tmp_path: Path) -> None:
     (line,) = lines(EXAMPLES / f"{name}.py")

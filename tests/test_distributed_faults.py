@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from jobs.torchrun import command as started_by
 
+from partitioner.distributed import parallelize
 from partitioner.distributed.board import ANSWER, PATIENCE
+from partitioner.errors import SpecError
 
 JOBS = Path(__file__).parent / "jobs"
 PAIR = {"mesh": {"pipeline": 2}}
@@ -215,28 +218,19 @@ def test_what_is_right_is_taken(refused: list[dict[str, Any]], name: str) -> Non
     assert [rank[name]["text"] for rank in refused] == ["", ""]
 
 
-def test_without_torchrun_the_error_says_how_to_start() -> None:
-    command = [sys.executable, str(JOBS / "fail.py"), "none", "forward", "0", json.dumps(PAIR)]
-    without = {key: value for key, value in environment().items() if key != "RANK"}
-    done = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "SpecError: this process is not one of several" in done.stderr
-    assert "torchrun --nproc-per-node 2 program.py" in done.stderr
+def test_without_torchrun_the_error_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    says = "this process is not one of several(.|\n)*torchrun --nproc-per-node 2 program.py"
+    with pytest.raises(SpecError, match=says):
+        parallelize(torch.nn.Linear(4, 4), torch.ones(8, 4), {"distributed": PAIR}, torch.nn.functional.mse_loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        pytest.param(
-            PAIR | {"microbatches": 3},
-            "InputError: a batch of 8 rows does not divide into 3 microbatches",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"mesh": {"pipeline": 3}},
-            "SpecError: the mesh (data 1 x pipeline 3) has 3 ranks, and the job has 2",
-            marks=pytest.mark.slow,
-        ),
+        (PAIR | {"microbatches": 3}, "InputError: a batch of 8 rows does not divide into 3 microbatches"),
+        ({"mesh": {"pipeline": 3}}, "SpecError: the mesh (data 1 x pipeline 3) has 3 ranks, and the job has 2"),
         (PAIR | {"microbatches": 1}, "SpecError: schedule 1f1b needs as many microbatches as ranks: 2, and 1 were asked"),
     ],
 )

@@ -22,6 +22,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.slow
 def test_two_hosts_train_as_one_process(tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
     start_on_two(2, JOBS / "train.py", tmp_path, PYTHONPATH=str(JOBS.parent))

@@ -38,7 +38,7 @@ def test_random_programs_give_what_eager_gives(ranks: list[dict[str, Any]]) -> N
     """Outputs, gradients and buffers, with rules chosen at random: in-place ops, views, ties, several outputs among them."""
     for rank in ranks:
         assert max(each["apart"] for each in rank["programs"]) < 2e-4
-    assert sum(each["parts"] for each in ranks[0]["programs"]) > 50, "hardly anything was shared out"
+    assert sum(each["parts"] for each in ranks[0]["programs"]) > 30, "hardly anything was shared out"
 
 
 def test_ranks_drop_the_same_of_wholes_and_others_of_parts(ranks: list[dict[str, Any]]) -> None:

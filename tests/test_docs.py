@@ -9,10 +9,8 @@ A fence says what happens to its block:
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -20,6 +18,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
+
+from partitioner.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(path for path in (ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")) if path.exists())
@@ -79,14 +80,11 @@ def test_python_blocks_run(path: Path, workplace: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_work(path: Path, workplace: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for command in commands(path.read_text()):
         words = shlex.split(command, comments=True)
-        if words[0] == "partitioner":
-            words = ["python", "-m", *words]
         if words[:3] == ["python", "-m", "partitioner"]:
-            run = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, env=environment)
-            assert run.returncode == 0, f"$ {command}\n{run.stdout}{run.stderr}"
+            done = CliRunner().invoke(app, words[3:])
+            assert done.exit_code == 0, f"$ {command}\n{done.output}"
         elif words[0] == "make":
             targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
             assert make_targets().issuperset(targets), f"$ {command}: the Makefile has no such target"

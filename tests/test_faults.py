@@ -261,7 +261,7 @@ def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> Non
     """What a handler raises comes out of the call that is traced, once, and the next call is as any other.
 
     It was lost in guards and weak references, a timeout passed for a model that cannot be traced, and some ended the process.
-    One of twelve may be lost still: there is a microsecond, in torch's own guards, in which it is (README).
+    One of eight may be lost still: there is a microsecond, in torch's own guards, in which it is (README).
     """
     draw = random.Random(0)
     raised = caught = 0
@@ -274,7 +274,7 @@ def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> Non
     previous = signal.signal(signal.SIGALRM, on_signal)
     try:
         for _ in range(100):
-            if caught == 12:
+            if caught == 8:
                 break
             parallel = partition(Towers(), ["cpu:0", "cpu:1", "cpu:2"])
             try:
@@ -288,7 +288,7 @@ def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> Non
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert caught == 12 <= raised <= 13, "the test wants to interrupt the tracer, and no interrupt is lost"
+    assert caught == 8 <= raised <= 9, "the test wants to interrupt the tracer, and no interrupt is lost"
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
@@ -658,7 +658,7 @@ def make_and_drop(count: int) -> list[weakref.ref[Any]]:
     return dropped
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
 def test_modules_that_are_dropped_leave_nothing_behind(count: int) -> None:
     """No module, weight, graph, thread or line of source."""
     make_and_drop(1)
@@ -677,7 +677,7 @@ def test_copies_share_their_workers() -> None:
     parallel = spread(Towers(), X)
     parallel(X)
     before = len(POOL.workers)
-    for twin in [copy.deepcopy(parallel) for _ in range(20)]:
+    for twin in [copy.deepcopy(parallel) for _ in range(5)]:
         twin(X)
     assert len(POOL.workers) == before
     assert all(worker.thread.daemon and worker.thread.name.startswith("partitioner lane") for worker in POOL.workers)

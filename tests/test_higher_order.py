@@ -156,7 +156,7 @@ class ChosenTwice(Branches):
         return torch.cond(x.sum() > 0, deeper, lambda h: h * self.scale, (x,))
 
 
-@pytest.mark.parametrize("kind", [Chosen, ChosenTwice])
+@pytest.mark.parametrize("kind", [pytest.param(Chosen, marks=pytest.mark.slow), ChosenTwice])
 def test_a_choice_on_lanes(kind: type[Branches]) -> None:
     """Both ways, with gradients for what either way uses: zeros where the other one was taken."""
     model = kind().eval()

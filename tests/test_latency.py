@@ -261,7 +261,8 @@ def best_by_trying(problem: Problem) -> float:
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.1)], ids=str)
+@pytest.mark.usefixtures("few_moves")
+@pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.02)], ids=str)
 def test_schedules_keep_every_rule_and_bounds_hold(policy: Callable[[Problem], Assignment]) -> None:
     for problem in problems(50, (2, 4, 6, 7), (1, 2, 3), seed=1):
         check(problem, policy(problem))
@@ -367,7 +368,8 @@ def test_memory_that_greedy_choices_would_waste() -> None:
             check(problem, policy(problem))
 
 
-@pytest.mark.parametrize("turns", [80, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("few_moves")
+@pytest.mark.parametrize("turns", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_answers_are_found_wherever_there_are_any(turns: int) -> None:
     """Certificates against all choices: found if and only if there is one; and every policy answers then."""
     random = Random(8)
@@ -387,7 +389,7 @@ def test_answers_are_found_wherever_there_are_any(turns: int) -> None:
         else:
             with pytest.raises(PlacementError):
                 List(2)(problem)
-    assert min(seen.values()) >= 20
+    assert min(seen.values()) >= turns / 4
 
 
 def test_contiguity_closes_groups() -> None:
@@ -458,7 +460,7 @@ def test_orders_respect_edges_and_mirrors_mirror() -> None:
 
 def test_throughput_by_list_keeps_rules() -> None:
     random = Random(13)
-    for _ in range(60):
+    for _ in range(25):
         problem = replace(anything(random, 6, 3), objective="throughput")
         if next(homes(problem), None) is None:
             continue
@@ -528,7 +530,7 @@ def test_what_travels_first_need_not_be_read_first(seed: int) -> None:
 def test_what_others_answered_is_where_search_begins() -> None:
     """On slow links `fit` can be ahead of every list schedule; `auto` went on from the schedules and was no better than it."""
     pytest.importorskip("ortools")
-    for number, problem in enumerate(problems(30, (8, 12), (2, 3), seed=31)):
-        best = Exact(time_limit=1.0)(problem) if number < 3 else Search(time_limit=0.05, seed=number)(problem)
+    for number, problem in enumerate(problems(12, (8, 12), (2, 3), seed=31)):
+        best = Exact(time_limit=0.5)(problem) if number < 2 else Search(time_limit=0.05, seed=number)(problem)
         for policy in (Search(time_limit=0.0), Exact(time_limit=0.0)):
             assert policy.beyond(problem, [best]).cost <= best.cost * (1 + CLOSE), (number, policy)

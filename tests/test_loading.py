@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -296,7 +296,6 @@ def damaged(text: str, rng: Random) -> str:
     return "\n".join(" ".join(line) for line in lines)
 
 
-@settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_a_damaged_program_is_refused_or_right(rng: Random) -> None:
     """Whatever happened to its text: one error of our family, never a raw one."""

@@ -1,4 +1,4 @@
-"""The mutation score of the verifier: of 500 right programs, damaged in every way we know, it lets nothing harmful pass.
+"""The mutation score of the verifier: of many right programs, damaged in every way we know, it lets nothing harmful pass.
 
 `mutations.py` says what is done to them, and when a mutant counts as missed. ``pytest -s`` shows the table, and so does
 ``python benchmarks/mutation_score.py``, for any number of programs.
@@ -9,13 +9,16 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import settings
 from oracle import judge
 
 from mutations import DAMAGES, Score, mutants, outcome_of, score
 from partitioner.ir.program import Record, Run, Wait
 from programs import Lowered, random_lowered, with_instructions
 
-PROGRAMS = 500
+PROGRAMS = 8 * settings.default.max_examples
+
+pytestmark = pytest.mark.xdist_group("mutation")
 
 
 @pytest.fixture(scope="module")

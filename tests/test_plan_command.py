@@ -126,7 +126,8 @@ def test_a_link_carries_one_value_at_a_time_in_both_directions() -> None:
 def test_a_task_of_no_length_does_not_run_in_the_middle_of_another(policy: str) -> None:
     """A can run z at 1 and then x until 7, or x until 6 and then z, and y until 11: never both at once."""
     tasks = [task("b", {"B": 1}), task("z", {"A": 0}), task("y", {"B": 5}), task("x", {"A": 6})]
-    answer = ask(graph(*tasks, edges="bz zy"), machine(device("A"), device("B")), policy=policy, time_limit=1)
+    limit = 10.0 if policy == "exact" else 0.5  # one ends with a proof, and has a solver to load
+    answer = ask(graph(*tasks, edges="bz zy"), machine(device("A"), device("B")), policy=policy, time_limit=limit)
     assert answer.makespan in (7, 11)
     assert policy == "list" or answer.makespan == 7
 
@@ -820,25 +821,22 @@ def answers_or_refuses(graph: object, machine: object, **how: Any) -> None:
         json.dumps(answer.data(), allow_nan=False)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(paths(GOOD_GRAPH))), VALUES, st.sampled_from(["latency", "throughput"]), st.booleans())
 def test_any_value_anywhere_in_a_graph(path: str, value: object, objective: str, contiguous: bool) -> None:
     answers_or_refuses(changed(GOOD_GRAPH, path, value), GOOD_MACHINE, objective=objective, contiguous=contiguous)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(paths(GOOD_MACHINE))), VALUES, st.sampled_from(["latency", "throughput"]), st.booleans())
 def test_any_value_anywhere_in_a_machine(path: str, value: object, objective: str, contiguous: bool) -> None:
     answers_or_refuses(GOOD_GRAPH, changed(GOOD_MACHINE, path, value), objective=objective, contiguous=contiguous)
 
 
-@settings(max_examples=100, deadline=None)
 @given(VALUES, VALUES)
 def test_any_two_values(graph: object, machine: object) -> None:
     answers_or_refuses(graph, machine)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(["json", "yaml", "toml"]))
 def test_any_bytes_in_a_file(tmp_path: Path, data: bytes, ending: str) -> None:
     (tmp_path / "machine.json").write_text(json.dumps(GOOD_MACHINE))

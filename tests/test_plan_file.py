@@ -352,9 +352,10 @@ def first(document: dict[str, Any], rows: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda d: d.pop("model"), "model: Field required"),
+        (lambda d: d.pop("model"), "model: is missing"),
+        (lambda d: d.clear(), r"plan:\n  schema_version: is missing; save_plan and inspect --save-plan write plans$"),
         (lambda d: d.update(schema_version=2), "schema_version: .*less than or equal to 1"),
-        (lambda d: d.update(colour="blue"), "colour: Extra inputs"),
+        (lambda d: d.update(colour="blue"), "colour: is no key here"),
         (lambda d: d["devices"][0].update(lanes="two"), r"devices\.0\.lanes: .*integer"),
         (lambda d: d["devices"][0].update(lanes=0), r"devices\.0\.lanes: .*greater"),
         (lambda d: d["devices"][0].update(flops=float("nan")), r"devices\.0\.flops: .*finite|devices\.0\.flops"),

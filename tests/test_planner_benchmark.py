@@ -68,7 +68,7 @@ def test_the_score_is_that_of_the_definition(homes: list[str], load: float) -> N
 
 
 def test_the_score_is_the_load_that_the_planner_reports() -> None:
-    for seed in range(20):
+    for seed in range(8):
         draw = random.Random(seed)
         edges = {(one, two) for two in range(2, 11) for one in draw.sample(range(1, two), min(two - 1, 2))}
         cost = [float(draw.randint(0, 5)) for _ in range(11)]

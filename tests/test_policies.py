@@ -88,6 +88,7 @@ def test_another_package_may_offer_one(tmp_path: Path, monkeypatch: pytest.Monke
         policy_of("half")
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("policy", [ByLevel(), List(), Single()], ids=lambda policy: type(policy).__name__)
 @given(rng=st.randoms(use_true_random=False))
 def test_what_is_promised_is_what_the_program_takes(policy: object, rng: Random) -> None:
@@ -106,6 +107,7 @@ def test_what_is_promised_is_what_the_program_takes(policy: object, rng: Random)
         assert makespan == pytest.approx(placement.cost)
 
 
+@pytest.mark.usefixtures("few_moves")
 @given(rng=st.randoms(use_true_random=False))
 def test_over_links_too(rng: Random) -> None:
     """A copy keeps its reader's lane busy, and the clock knows; METIS beat a plan that promised 7.59 ms and took 8.77 ms.
@@ -127,6 +129,7 @@ def test_over_links_too(rng: Random) -> None:
     assert simulate(program, costs, tasks, placement).makespan == pytest.approx(placement.cost)
 
 
+@pytest.mark.usefixtures("few_moves")
 @given(rng=st.randoms(use_true_random=False))
 def test_threads_are_given_where_nothing_runs_beside(rng: Random) -> None:
     """By what must come before what: a task with all cores has no task of another lane that neither precedes nor follows it."""

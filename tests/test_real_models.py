@@ -230,19 +230,26 @@ def quick(request: pytest.FixtureRequest) -> Iterator[zoo.ZooModel]:
     gc.collect()
 
 
+def in_turns(first: int) -> pytest.MarkDecorator:
+    """Each model is judged in one mode by the quick tests, and in both by the slow ones."""
+    marks = [[], [pytest.mark.slow]]
+    models = [pytest.param(entry, id=str(entry), marks=marks[(number + first) % 2]) for number, entry in enumerate(QUICK)]
+    return pytest.mark.parametrize("quick", models, indirect=True, scope="module")
+
+
 def skip_if_eval_only(entry: zoo.ZooModel) -> None:
     if "eval-only" in entry.tags:
         pytest.skip("takes these inputs in eval mode only")
 
 
+@in_turns(0)
 def test_eval_on_lanes(quick: zoo.ZooModel) -> None:
     check_eval(quick)
 
 
+@in_turns(1)
 def test_training_on_lanes(quick: zoo.ZooModel) -> None:
     skip_if_eval_only(quick)
-    if quick.name == "torchvision/vit_b_16":
-        pytest.skip("a chain, and by far the largest of these; the rest of the zoo has others of its kind")
     check_train(quick)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -270,7 +270,6 @@ def test_a_reshape_is_local_exactly_where_it_says(data: st.DataObject) -> None:
     assert (found in right) if found is not None else not right
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_planner_finds_the_cheapest_of_all_choices(data: st.DataObject) -> None:
     """On graphs that are small enough to try all rules of all ops."""
@@ -378,7 +377,7 @@ def test_layers_that_are_alike_are_shared_out_once(monkeypatch: pytest.MonkeyPat
     plain = sharding._step
     monkeypatch.setattr(sharding, "_step", lambda *asked: steps.append(asked) or plain(*asked))
     made, costs = [], []
-    for depth in (4, 8, 16):
+    for depth in (3, 6, 12):
         steps.clear()
         traced = example_in(nn.Sequential(*(Block() for _ in range(depth))), torch.randn(4, 16, 64), None, 1).traced
         found = sharding_of(traced, Axis(2), Device("cpu", "cpu"), Spec())

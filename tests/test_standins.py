@@ -157,7 +157,7 @@ def test_a_race_leaves_no_trace(train: bool) -> None:
 
 
 @given(model=modules(), train=st.booleans(), grad=st.booleans())
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_random_modules_are_left_as_they_were_and_equal_eager(model: GeneratedModule, train: bool, grad: bool) -> None:
     model.train(train)
     eager, before = copy.deepcopy(model), taken_down(model)

@@ -35,7 +35,8 @@ from partitioner.runtime.pieces import Piece
 X = numbers(4, 6)
 TWO = {"lazy:0": 1, "lazy:1": 1}
 MIXED = {"lazy:0": 1, "cpu": 1}
-EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
+MACHINES = {"two GPUs": TWO, "GPU and CPU": MIXED}
+EACH = pytest.mark.parametrize("lanes", MACHINES.values(), ids=MACHINES)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -364,9 +365,16 @@ def leaves(tree: Any) -> list[Any]:
     return [part for leaf in found for part in (leaves(vars(leaf)) if is_dataclass(leaf) else [leaf])]
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+IN_TURNS = [
+    pytest.param(name, lanes, id=f"{name}-{where}", marks=[] if number % 2 == turn else [pytest.mark.slow])
+    for number, name in enumerate(sorted(MODELS))
+    for turn, (where, lanes) in enumerate(MACHINES.items())
+]
+"""Every hazard on both machines; quick tests take each on one of them."""
+
+
+@pytest.mark.parametrize(("name", "lanes"), IN_TURNS)
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
-@EACH
 def test_hazards(name: str, lanes: dict[str, int]) -> None:
     """Two calls with results, buffers and written inputs as in eager, in training; or refused with a reason."""
     model, parallel = make(name).train(), None

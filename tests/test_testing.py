@@ -45,7 +45,7 @@ def differentiate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def test_eager_differentiates_every_example_and_every_kind_is_reached() -> None:
     kinds: Counter[str] = Counter()
 
-    @settings(max_examples=300, suppress_health_check=SLOW_START)
+    @settings(max_examples=4 * settings.default.max_examples, suppress_health_check=SLOW_START)
     @given(modules(max_steps=12), st.booleans())
     def run(module: GeneratedModule, train: bool) -> None:
         module.train(train)
@@ -59,7 +59,7 @@ def test_eager_differentiates_every_example_and_every_kind_is_reached() -> None:
         assert find(recipes(), lambda recipe, kind=kind: kind in {step.kind for step in recipe.steps})
 
 
-@settings(max_examples=100, suppress_health_check=SLOW_START)
+@settings(suppress_health_check=SLOW_START)
 @given(modules(max_steps=12))
 def test_the_writer_knows_each_shape_and_what_shares_memory(module: GeneratedModule) -> None:
     """Whether a write is legal is decided from these; a wrong one would surface as a rare error in eager's backward."""
@@ -74,7 +74,7 @@ def test_the_writer_knows_each_shape_and_what_shares_memory(module: GeneratedMod
         assert owners.setdefault(address, value.storage) == value.storage, f"{value} shares memory that it should not"
 
 
-@settings(max_examples=50, suppress_health_check=SLOW_START)
+@settings(suppress_health_check=SLOW_START)
 @given(modules())
 def test_a_recipe_gives_the_same_module_every_time(module: GeneratedModule) -> None:
     again = build(module.recipe)

@@ -6,6 +6,7 @@ the definition, and placements of the published form are scored from their JSON.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
@@ -36,6 +38,7 @@ from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.stages import Cuts
 
+SEEDS = settings.default.max_examples
 SOLVER = find_spec("ortools") is not None
 
 
@@ -85,16 +88,15 @@ def faults(problem: Problem, homes: Sequence[int], convex: bool) -> Iterator[str
 
 
 def is_convex(problem: Problem, homes: Sequence[int]) -> bool:
-    forward: nx.DiGraph[int] = nx.DiGraph()
-    forward.add_nodes_from(set(range(len(homes))) - problem.backward)
-    forward.add_edges_from((a, b) for a, b, _ in problem.edges if not {a, b} & problem.backward)
-    reached = {task: nx.descendants(forward, task) for task in forward}
-    return not any(
-        homes[first] == homes[last] != homes[between]
-        for first in forward
-        for between in reached[first]
-        for last in reached[between]
-    )
+    edges = tuple((a, b) for a, b, _ in problem.edges if not {a, b} & problem.backward)
+    return not any(homes[first] == homes[last] != homes[between] for first, between, last in paths(edges))
+
+
+@functools.cache
+def paths(edges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
+    """All tasks of which one comes before the other and that before the third."""
+    reached = {task: nx.descendants(graph, task) for graph in [nx.DiGraph(edges)] for task in graph}
+    return [(first, between, last) for first in reached for between in reached[first] for last in reached[between]]
 
 
 def placements(problem: Problem, convex: bool) -> Iterator[list[int]]:
@@ -209,7 +211,7 @@ def check(seeds: range, convex: bool, proves: bool) -> None:
 @pytest.mark.skipif(not SOLVER, reason="needs ortools")
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
 def test_answers_with_a_solver_are_proven_to_be_the_best(convex: bool) -> None:
-    check(range(80), convex, proves=True)
+    check(range(SEEDS), convex, proves=True)
 
 
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
@@ -217,9 +219,10 @@ def test_answers_without_a_solver_are_the_best(convex: bool, monkeypatch: pytest
     """Few tasks: annealing finds the optimum, and branch and bound proves it."""
     monkeypatch.setitem(sys.modules, "ortools", None)  # what importing an absent package looks like
     assert not model.installed()
-    check(range(80, 130), convex, proves=True)
+    check(range(SEEDS, 2 * SEEDS), convex, proves=True)
 
 
+@pytest.mark.slow
 def test_the_small_problems_have_everything_in_them() -> None:
     """Else the tests above would say little: contiguity, memory and groups each change some optima."""
     problems = [small(seed) for seed in range(60)]

@@ -427,6 +427,7 @@ def _rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel(tmp_path: Path) -> None:
     """Two processes, each with two lanes, average their gradients: as one process with the whole batch."""
     torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="spawn")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lanes import plans_of
 
@@ -44,7 +44,6 @@ def one_thread() -> Iterator[None]:
     train=st.booleans(),
     spread=st.booleans(),
 )
-@settings(max_examples=2 * settings.default.max_examples)
 def test_emitted_module_equals_eager(
     model: GeneratedModule, devices: list[str], policy: str, train: bool, spread: bool
 ) -> None:

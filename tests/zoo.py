@@ -137,7 +137,7 @@ IMAGE_SIZES = {"alexnet": 64, "inception_v3": 75, "maxvit_t": 224, "vit_b_32": 6
 IMAGE_SIZES |= {"efficientnet_b5": 64, "efficientnet_b6": 64, "efficientnet_v2_l": 64, "efficientnet_v2_m": 64}
 
 QUICK_TORCHVISION = """
-googlenet mobilenet_v3_small resnet18 shufflenet_v2_x0_5 squeezenet1_1 swin_t vit_b_16
+googlenet mobilenet_v3_small resnet18 shufflenet_v2_x0_5 squeezenet1_1
 """
 """One or two of each kind; the largest of a kind, and one that is made like another, are left to the slow tests."""
 

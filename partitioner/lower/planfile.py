@@ -160,6 +160,8 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
         return SavedPlan.model_validate_json(content)
     except ValidationError as error:
         faults = [_fault(each) for each in error.errors(include_url=False, include_context=False, include_input=False)]
+        if _UNVERSIONED in faults:  # a document of another kind, and of that no other fault is worth a line
+            faults = [f"{_UNVERSIONED}; save_plan and inspect --save-plan write plans"]
     except RecursionError:
         faults = ["it is nested too deeply; a plan has five levels"]
     except ValueError as error:
@@ -179,4 +181,10 @@ def _mapping(pairs: list[tuple[str, Any]]) -> None:
 
 def _fault(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "the document"
-    return f"{quote(place)[1:-1]}: {str(error['msg']).removeprefix('Value error, ')}"
+    return f"{quote(place)[1:-1]}: {_PLAINLY.get(error['type'], error['msg']).removeprefix('Value error, ')}"
+
+
+_PLAINLY = {"missing": "is missing", "extra_forbidden": "is no key here"}
+"""Faults in the words that errors of specs have for them."""
+
+_UNVERSIONED = "schema_version: is missing"

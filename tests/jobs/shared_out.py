@@ -44,7 +44,7 @@ from partitioner.testing import KINDS, Recipe, Step, build
 
 SPEC = {"distributed": {"mesh": {"tensor": 2}, "timeout": 60}}
 ALIKE = [kind for kind in KINDS if not any(word in kind for word in ("noise", "dropout", "sequential"))]
-PROGRAMS = 25
+PROGRAMS = 15
 
 
 def recipe(draw: random.Random) -> Recipe:

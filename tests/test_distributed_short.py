@@ -1,0 +1,47 @@
+"""A model without memory, of which each rank reads what it holds and nothing else; and a gradient scaler over ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs.torchrun import start
+from jobs.weights import Tied
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks answers."""
+    folder, state = tmp_path_factory.mktemp("short"), Tied().state_dict()
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch.save(state, folder / "whole.pt")
+    safetensors.save_file({key: value for key, value in state.items() if key != "head.weight"}, folder / "model.safetensors")
+    start(2, JOBS / "short.py", folder, PYTHONPATH=str(JOBS.parent))
+    answers: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())
+    return answers
+
+
+def test_a_rank_reads_what_it_holds(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["weights"] for rank in ranks)
+    assert first["apart"] < 1e-5 and second["apart"] < 1e-5
+    for rank in (first, second):
+        assert rank["read"] == rank["held"], "nothing else has a value"
+    assert set(first["held"]) | set(second["held"]) == set(Tied().state_dict())
+    assert set(first["held"]) & set(second["held"]) == {"embed.weight", "head.weight"}, "the tie, under both of its keys"
+    assert {"idle.weight", "idle.bias"} <= set(first["held"]), "what is never called is with the first stage"
+
+
+def test_all_ranks_skip_together(ranks: list[dict[str, Any]]) -> None:
+    """The overflow is on the first rank alone; with torch's own scaler the second would step.
+
+    Where nothing overflows, the scaler changes nothing.
+    """
+    for rank in ranks:
+        found = rank["scaler"]
+        assert found["apart"] == 0.0 and found["losses"] == 0.0, "a power of two scales without rounding"
+        assert found["skipped"] == [0, 1]
