@@ -158,6 +158,8 @@ def returns(problem: Problem, homes: Sequence[int]) -> Iterator[int]:
 def between(problem: Problem, group_of: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Pairs of groups that contiguity joins: a task of the second lies on a path between two tasks of the first.
 
+    Of pairs that follow from others, as there are very many, most are left out.
+
     Args:
         problem: whose tasks they are; paths go over forward tasks alone.
         group_of: the group of each task.
@@ -173,12 +175,34 @@ def between(problem: Problem, group_of: Sequence[int]) -> Iterator[tuple[int, in
         return
     bit = {group: 1 << number for number, group in enumerate(large)}
     below, above = _met(problem, group_of, bit, False), _met(problem, group_of, bit, True)
+    joined: list[tuple[int, int]] = []  # groups that pairs so far have made one, as bits, and the number of one of them
     for task, group in enumerate(group_of):
         both = below[task] & above[task] & ~bit.get(group, 0)
-        while both:
-            low = both & -both
-            yield large[low.bit_length() - 1], group
-            both ^= low
+        if not both:
+            continue
+        whole = both | bit.get(group, 0)
+        met = [each for each in joined if each[0] & whole]
+        known = sum(each for each, _ in met)
+        first, *others = [one for _, one in met] + bits(whole & ~known)
+        if others:
+            yield from ((large[first], large[other]) for other in others)
+            joined = [each for each in joined if not each[0] & whole] + [(known | whole, first)]
+        if group not in bit:
+            yield large[first], group
+
+
+def bits(mask: int) -> list[int]:
+    """The numbers of the bits of a mask that are set.
+
+    >>> bits(0b1011)
+    [0, 1, 3]
+    """
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
 
 
 def _met(problem: Problem, group_of: Sequence[int], bit: dict[int, int], upward: bool) -> list[int]:

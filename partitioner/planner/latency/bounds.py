@@ -3,7 +3,7 @@
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
 
-The work of a task that may run on different processors is its seconds at their prices (`planner/latency/prices.py`), where that
+The work of a task that may run on different processors is its seconds at their prices (`planner/prices.py`), where that
 is least. No schedule does more than one priced second of work in a second, so any prices give a bound; prices of one processor
 alone give that of the tasks it must run.
 
@@ -20,8 +20,8 @@ from math import inf
 import numpy as np
 
 from partitioner.ir.problem import ISSUE, Problem
-from partitioner.planner.latency.prices import Table, able_seconds, priced
 from partitioner.planner.latency.ranks import transit
+from partitioner.planner.prices import Table, able_seconds, priced
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from random import Random
 
 from partitioner.planner.latency.packing import keeps
-from partitioner.planner.latency.prices import waste
 from partitioner.planner.latency.quick import Quick
+from partitioner.planner.prices import waste
 
 ALONE = 0.4
 """Part of the moves between processors with a task alone, where values travel or parts are contiguous."""

@@ -17,8 +17,8 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.latency.prices import waste
 from partitioner.planner.latency.ranks import RankName, by_urgency, optimistic, ordered
+from partitioner.planner.prices import waste
 from partitioner.planner.timing import Ahead, Clock, timed
 
 AHEAD = -1.0

@@ -23,15 +23,15 @@ from functools import partial
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
-from partitioner.planner.assigned import placed, scheduled
+from partitioner.planner.assigned import cost_of, placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
 from partitioner.planner.latency.tries import settled, several, uneven
-from partitioner.planner.throughput.first import evened, fillings
+from partitioner.planner.throughput.first import evened, sparings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
-from partitioner.planner.throughput.solve import soon_balanced
+from partitioner.planner.throughput.solve import soon_balanced, stages_in_a_line
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
@@ -83,14 +83,22 @@ def tries_for(problem: Problem, most: int) -> int:
 
 
 def _evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
-    """Of several placements, the one whose largest load is smallest.
+    """Of several placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     Raises:
         PlacementError: none was found.
     """
-    park = park_of(units_of(problem, contiguous=False))
-    found = [homes.run(partial(evened, park))]
-    for full in fillings(park)[: tries - 1]:
+    count, found, reason = tries_for(problem, tries), list[tuple[float, list[int]]](), PlacementError("nothing was tried")
+    if problem.contiguous and tries > 1:
         with suppress(PlacementError):
-            found.append(homes.run(partial(evened, park, full=full)))
+            line, _ = stages_in_a_line(problem, 1)
+            found.append((cost_of(problem, line, 0.0), line))
+    park = park_of(units_of(problem, contiguous=False))
+    for each in sparings(park)[:count] if count > 1 or not found else ():
+        try:
+            found.append(homes.run(partial(evened, park, sparing=each)))
+        except PlacementError as error:
+            reason = error
+    if not found:
+        raise reason
     return min(found)[1]

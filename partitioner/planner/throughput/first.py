@@ -16,11 +16,17 @@ from partitioner.planner.throughput.prices import Park
 MOST_PAIRS = 400_000
 """Units times processors that are weighed, in all."""
 
-FILLED = (1.1, 1.0, 1.2, 1.05, 1.35, 1.6, 2.0)
-"""How full processors are, as part of what each would have if work could be cut anywhere; where few are tried, the first."""
+SPARING = (16.0, 4.0, 64.0, 256.0, 1.0, 0.0)
+"""How many times what all processors lose if a unit runs on one is added to that one's load before loads are compared; the
+most promising first."""
 
 
-def greedy(park: Park) -> list[int] | None:
+def sparings(park: Park) -> tuple[float, ...]:
+    """Factors to try: where processors are alike to all units, nothing is lost; contiguous parts cannot choose."""
+    return (0.0,) if park.units.problem.contiguous or not park.waste else SPARING
+
+
+def greedy(park: Park, sparing: float = 0.0) -> list[int] | None:
     """Largest first; ``None`` if memory runs out. Contiguity is not looked at."""
     units, caps = park.units, park.units.problem.caps
     if units.count * len(caps) > MOST_PAIRS:
@@ -30,17 +36,17 @@ def greedy(park: Park) -> list[int] | None:
         room = [each for each in units.able[unit] if loads.used[each] + loads.memory[unit] <= caps[each]]
         if not room:
             return None
-        _put(loads, unit, room)
+        _put(loads, unit, room, sparing)
     return loads.home
 
 
-def evened(park: Park, rules: Feasible, full: float = 0.0) -> tuple[float, list[int]]:
+def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task: largest groups first, or in topological order if contiguous.
 
     Args:
         park: the groups as units, whatever contiguity makes of them, and processors.
         rules: where a task may go.
-        full: processors are filled up to so many seconds, one after the other; 0: all of them evenly.
+        sparing: how many times what is wasted counts, as in `SPARING`.
 
     Raises:
         PlacementError: a task fits nowhere any more.
@@ -55,30 +61,18 @@ def evened(park: Park, rules: Feasible, full: float = 0.0) -> tuple[float, list[
     for task in order:
         unit, ways = unit_of[task], rules.processors(task)
         if loads.home[unit] < 0:
-            _put(loads, unit, ways, full)
+            _put(loads, unit, ways, sparing)
         rules.assign(task, loads.home[unit])
     return loads.largest, units.spread_over(loads.home)
 
 
-def fillings(park: Park) -> list[float]:
-    """Seconds to which processors may be filled one after the other, where parts must be contiguous; few for large problems.
-
-    From what each would have if work could be cut anywhere to twice as much.
-    """
-    problem, seconds = park.units.problem, park.units.seconds
-    if not problem.contiguous or not seconds.size:
-        return []
-    least = float(seconds.min(axis=0).sum()) / len(problem.processors)
-    return [least * part for part in FILLED[: MOST_PAIRS // seconds.size]]
-
-
-def _put(loads: Loads, unit: int, ways: Sequence[int], full: float = 0.0) -> None:
-    """Place a unit where the largest load that grows stays smallest, or on the first processor that it does not overfill."""
+def _put(loads: Loads, unit: int, ways: Sequence[int], sparing: float) -> None:
+    """Place a unit where the largest load that grows stays smallest, and little is wasted."""
+    lost = loads.park.waste[unit] if sparing else ()
 
     def cost(trial: tuple[dict[int, float], int]) -> tuple[float, float]:
         deltas, there = trial
-        highest = loads.highest(deltas)
-        return (max(highest, full), there) if full else (highest, sum(deltas.values()))
+        return loads.highest(deltas) + (sparing * lost[there] if lost else 0.0), sum(deltas.values())
 
     deltas, there = min(((loads.deltas(unit, each), each) for each in ways), key=cost)
     loads.move(unit, there, deltas)

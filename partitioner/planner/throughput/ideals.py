@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from partitioner.planner.feasible import bits
 from partitioner.planner.throughput.prices import Park
 from partitioner.planner.throughput.stages import Bits, Numbers, joined
-from partitioner.planner.throughput.units import Floats, Units, bits
+from partitioner.planner.throughput.units import Floats, Units
 
 TOGETHER = 64
 """Columns of loads that are found by one product of matrices."""

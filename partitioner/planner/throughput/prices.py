@@ -13,7 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from partitioner.ir.problem import Problem
-from partitioner.planner.throughput.units import Floats, Units, bits
+from partitioner.planner.feasible import bits
+from partitioner.planner.prices import wasted
+from partitioner.planner.throughput.units import Floats, Units
 
 Charge = tuple[int, float, float]
 """A slot, and what is added to it for each value and for each byte."""
@@ -124,6 +126,15 @@ class Park:
         if self.by_itself:
             return [each.processors for each in self.classes]
         return [(number,) for each in self.classes for number in each.processors]
+
+    @cached_property
+    def waste(self) -> list[list[float]]:
+        """By unit and processor, the seconds that all lose if the unit runs there; empty where none differs from another."""
+        rows = self.units.rows
+        if len(set(map(id, rows))) == 1:
+            return []
+        found: list[list[float]] = wasted(self.units.seconds, np.ones(len(rows))).tolist()
+        return found
 
     def flow_seconds(self, each: float, byte: float) -> Floats:
         """Seconds of every flow at a price."""

@@ -12,7 +12,7 @@ from partitioner.planner.throughput import model
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, Found
-from partitioner.planner.throughput.first import by_size, greedy
+from partitioner.planner.throughput.first import by_size, greedy, sparings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
@@ -39,6 +39,9 @@ PATIENCE = 5.0
 
 MOVES, MOST_MOVED = 1_500, 2_000
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
+
+NEARLY = 2e-4
+"""A gain, relatively, for which a few moves are not made where there is no limit of time."""
 
 FEW = 2_000
 """Steps by which a placement that fits is mostly found if going on deeper finds one at all; then the solver is asked first."""
@@ -93,7 +96,7 @@ def soon_balanced(problem: Problem, homes: list[int]) -> list[int]:
         return homes
     park = park_of(units)
     search = Annealing(park, start)
-    search.run(inf, ROUNDS, MOVES, enough=bound_of(park))
+    search.run(inf, ROUNDS, MOVES, enough=bound_of(park) * (1 + NEARLY))
     return units.spread_over(search.best)
 
 
@@ -178,11 +181,9 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
     answers = [staged(park.units, soon, MOST_IDEALS, bound)]
     if not park.units.contiguous:
-        answers.append(greedy(park))
+        answers += [greedy(park, each) for each in sparings(park)]
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
-    if len(found) < 2:
-        return found[0] if found else _fitting(park, until)
-    return min(found, key=lambda homes: Loads(park, homes).largest)
+    return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
 
 
 def _fitting(park: Park, until: float) -> list[int]:

@@ -219,17 +219,3 @@ class Units:
         for unit, home in enumerate(homes):
             sets[home].append(unit)
         return all(self.reach.convex(units) for units in sets.values())
-
-
-def bits(mask: int) -> list[int]:
-    """The numbers of the bits of a mask that are set.
-
-    >>> bits(0b1011)
-    [0, 1, 3]
-    """
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found

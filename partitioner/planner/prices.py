@@ -12,6 +12,7 @@ Mathematical Programming 46, 1990.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -82,10 +83,18 @@ def waste(problem: Problem) -> Table:
     [[0.0, 4.0], [4.0, 0.0]]
     """
     seconds, lanes = able_seconds(problem), np.array([each.lanes for each in problem.processors], dtype=float)
-    paid = (seconds * (prices(seconds, lanes) * lanes.sum())[:, None]).T
-    for tasks in problem.members.values():
-        if len(tasks) > 1:
-            paid[tasks] = paid[tasks].sum(axis=0)
+    return wasted(seconds, lanes, [tasks for tasks in problem.members.values() if len(tasks) > 1])
+
+
+def wasted(cost: Table, capacity: Table, together: Sequence[list[int]] = ()) -> Table:
+    """`waste` of tables: by task and processor, for the tasks of ``together`` what all of them lose.
+
+    >>> wasted(np.array([[2.0, 6.0], [6.0, 2.0]]), np.ones(2)).tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
+    """
+    paid = (cost * (prices(cost, capacity) * capacity.sum())[:, None]).T
+    for tasks in together:
+        paid[tasks] = paid[tasks].sum(axis=0)
     least = paid.min(axis=1, keepdims=True)
     lost = paid - np.where(np.isfinite(least), least, 0.0)
     found: Table = np.where(np.isfinite(lost), lost, 0.0)
