@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar, Protocol, runtime_checkable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -440,3 +442,38 @@ class Sends(Two):
 def generator_that_forward_sends_to(run: Run) -> Steps:
     for rows in (3, 6, 6):
         yield run(rand(rows, 4))
+
+
+class Asks(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu"):
+            left = self.left(x)
+        scale = 2.0 if torch.distributed.is_initialized() else 1.0
+        return left * scale, self.right(x) * len(str(torch.get_autocast_dtype("cpu")))
+
+
+@fresh(Asks)
+def answers_of_the_process(run: Run) -> Steps:
+    """Dynamo took them for good: the dtype of a block of autocast that names none, and that there is no group of processes."""
+    dtype, hook = torch.get_autocast_dtype("cpu"), sys.excepthook
+    yield run(rand())
+    torch.set_autocast_dtype("cpu", torch.float16)
+    yield run(rand())
+    torch.set_autocast_dtype("cpu", dtype)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield run(rand())
+    torch.distributed.destroy_process_group()
+    sys.excepthook = hook
+    yield run(rand())
+
+
+@fresh(Two)
+def calls_of_layers_replaced(run: Run) -> Steps:
+    """Of a class that is called, its `forward` was asked to be what it was, and not its ``__call__``."""
+    yield run(rand())
+    plain, seen = nn.Module.__call__, list[str]()
+    with patch.object(nn.Linear, "__call__", lambda self, x: x * 3):
+        yield run(rand())
+    with patch.object(nn.Module, "__call__", lambda self, *args: (seen.append(type(self).__name__), plain(self, *args))[1]):
+        yield run(rand()), seen.count("Linear")
+    yield run(rand())

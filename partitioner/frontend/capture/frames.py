@@ -26,6 +26,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
+from partitioner.frontend.capture.answers import answers_seen
 from partitioner.frontend.capture.caches import caches_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.fastpaths import fast_paths_kept
@@ -194,13 +195,14 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed = {}, {}
+    HERE.builtins, HERE.dressed, HERE.answers = {}, {}, {}
     limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with (
             warnings_kept_back(),
             values_kept(),
+            answers_seen(),
             transforms_kept(),
             fast_paths_kept(),
             functions_kept(),
