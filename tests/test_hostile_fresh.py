@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import threading
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar, Protocol, runtime_checkable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +24,7 @@ from pretend import pretending, spread
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from partitioner import PlacementError, TraceError
+from partitioner import InputError, PlacementError, TraceError, partition
 
 TWO = {"lazy:0": 1, "lazy:1": 1}
 
@@ -39,7 +43,14 @@ def verdict_of(program: Program, example: bool = True, made: Change | None = Non
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", FRESH)
 def test_equal(name: str, example: bool) -> None:
-    assert verdict_of(FRESH[name], example) == EQUAL
+    cannot_be_repeated = example and name == "generator_that_forward_sends_to"
+    assert verdict_of(FRESH[name], example) == (REFUSED if cannot_be_repeated else EQUAL)
+
+
+def test_a_generator_that_forward_sends_to_is_refused() -> None:
+    """The error was that an object of ours has no ``send``, and that the model fails on its example."""
+    with pytest.raises(InputError, match="forward uses 'send' of a generator that the model holds"):
+        partition(Sends(), example_inputs=(rand(),))
 
 
 class Single(type):
@@ -220,6 +231,23 @@ def test_wrapped_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(call(parallel).detach(), call(model).detach(), check_device=False)
 
 
+class Freezes(Two):
+    def frozen(self) -> Freezes:
+        self.left.requires_grad_(False)
+        return self
+
+    def forward(self, x: Tensor) -> Freezes:
+        self.result = self.left(x) * self.right(x)
+        return self
+
+
+@fresh(Freezes)
+def module_that_a_method_returns(run: Run) -> Steps:
+    """It was the plain model, so that ``model = model.frozen()`` left the lanes."""
+    yield run(rand()) is run.module, run.module.result
+    yield run.module.frozen() is run.module, run.learn(rand(grad=True)) is run.module
+
+
 class EncodesMore(Encodes):
     def encode(self, x: Tensor, times: int = 1) -> Tensor:
         return super().encode(x) * times
@@ -318,3 +346,134 @@ def copied_with_its_trainer(run: Run) -> Steps:
         twin.left.weight.mul_(2)
     yield twin.trainer.module is twin, twin(rand()), run(rand())
     yield copy.deepcopy(twin.trainer).module(rand())
+
+
+class Doubles(torch.autograd.Function):
+    """Doubles what lies in a list, by a layer, as a list, or gives its argument back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, others: list[Any]) -> Any:
+        how = others[0]
+        if isinstance(how, Tensor):
+            return tuple(x * other * 2 for other in others)
+        return x if how is None else how(x) * 2 if isinstance(how, nn.Module) else [x * 2]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None if gradients[0] is None else gradients[0] * 3, None
+
+
+class UsesDoubles(Two):
+    def forward(self, x: Tensor) -> Any:
+        given = [[self.left(x)], [self.right], [None], ["a list"]]
+        results = [Doubles.apply(y, others) for y in (x, self.left(x)) for others in given]
+        return results, results[2] is x
+
+
+@fresh(UsesDoubles)
+def functions_that_look_into_their_arguments(run: Run) -> Steps:
+    """What a list or a layer holds had gradients, and where nothing asked for any an argument came back as it was."""
+    yield run.learn(rand(grad=True))
+    yield run(rand())
+    with torch.no_grad():
+        yield run(rand())
+
+
+class Switches(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            left = self.left(x)
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            return left + self.right(x)
+
+
+@fresh(Switches)
+def switches_that_do_more_than_they_say(run: Run) -> Steps:
+    """`inference_mode(False)` turns gradients on, which was forgotten under `no_grad`.
+
+    And hooks for saved tensors were refused on the thread from then on, if the tracer met hooks where the model refuses them.
+    """
+    yield run.learn(rand(grad=True))
+    with torch.no_grad():
+        yield run(rand())
+    with torch.autograd.graph.save_on_cpu():
+        yield raised(lambda: run.module(rand()))
+        yield run.module.left(rand())
+
+
+class CountsByThread(Two):
+    counts = threading.local()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts.calls = getattr(self.counts, "calls", 0) + 1
+        return self.left(x) * self.counts.calls + self.right(x)
+
+
+def counts_by_thread() -> nn.Module:
+    vars(CountsByThread.counts).clear()
+    return CountsByThread()
+
+
+@fresh(counts_by_thread)
+def counter_of_each_thread(run: Run) -> Steps:
+    """What `partition` had counted when it ran the model was not put back."""
+    for _ in range(2):
+        yield run(rand()), vars(CountsByThread.counts)
+
+
+class Sends(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = self.averages()
+        next(self.average)
+
+    @staticmethod
+    def averages() -> Generator[float, float, None]:
+        total, number, given = 0.0, 0, 0.0
+        while True:
+            given = yield total / (number or 1)
+            total, number = total + given, number + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.average.send(x.shape[0]) + self.right(x)
+
+
+@fresh(Sends)
+def generator_that_forward_sends_to(run: Run) -> Steps:
+    for rows in (3, 6, 6):
+        yield run(rand(rows, 4))
+
+
+class Asks(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu"):
+            left = self.left(x)
+        scale = 2.0 if torch.distributed.is_initialized() else 1.0
+        return left * scale, self.right(x) * len(str(torch.get_autocast_dtype("cpu")))
+
+
+@fresh(Asks)
+def answers_of_the_process(run: Run) -> Steps:
+    """Dynamo took them for good: the dtype of a block of autocast that names none, and that there is no group of processes."""
+    dtype, hook = torch.get_autocast_dtype("cpu"), sys.excepthook
+    yield run(rand())
+    torch.set_autocast_dtype("cpu", torch.float16)
+    yield run(rand())
+    torch.set_autocast_dtype("cpu", dtype)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield run(rand())
+    torch.distributed.destroy_process_group()
+    sys.excepthook = hook
+    yield run(rand())
+
+
+@fresh(Two)
+def calls_of_layers_replaced(run: Run) -> Steps:
+    """Of a class that is called, its `forward` was asked to be what it was, and not its ``__call__``."""
+    yield run(rand())
+    plain, seen = nn.Module.__call__, list[str]()
+    with patch.object(nn.Linear, "__call__", lambda self, x: x * 3):
+        yield run(rand())
+    with patch.object(nn.Module, "__call__", lambda self, *args: (seen.append(type(self).__name__), plain(self, *args))[1]):
+        yield run(rand()), seen.count("Linear")
+    yield run(rand())

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from io import BytesIO, StringIO
 from itertools import chain
+from threading import local
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 from torch._library.custom_ops import CustomOpDef
 
+from partitioner.errors import InputError
 from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked, slots_of, slots_undo
 from partitioner.model.functions import bindings, names_in, reached, used_globals, users_function, wrapped
 from partitioner.model.undo import stream_undo, tensor_undo
@@ -246,6 +248,13 @@ class _Taken:
         self.items.append(item)
         return item
 
+    def __getattr__(self, name: str) -> Any:
+        getattr(self.iterator, name)
+        raise InputError(
+            f"forward uses {name!r} of a {type(self.iterator).__name__} that the model holds, which cannot be put back where "
+            "it was; partition the model without example inputs"
+        )
+
     def whole(self) -> Iterator[Any]:
         """The iterator, with what was taken from it."""
         return chain(self.items, self.iterator) if self.items else self.iterator
@@ -266,8 +275,10 @@ def _name(path: Path) -> str:
 
 
 def _stands_between(value: Any) -> bool:
-    """Whether a value is a lock, an event, a queue or a log."""
-    return any((kind.__module__ or "").partition(".")[0] in _BETWEEN for kind in type(value).__mro__)
+    """Whether a value is a lock, an event, a queue or a log. What a thread keeps for itself is none of these."""
+    return not isinstance(value, local) and any(
+        (kind.__module__ or "").partition(".")[0] in _BETWEEN for kind in type(value).__mro__
+    )
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -74,6 +74,19 @@ def in_mode(mode: Moded | None) -> AbstractContextManager[None]:
     return nullcontext() if mode is None else under(*mode.flags)
 
 
+def hooks_refused() -> str | None:
+    """What torch says to hooks for saved tensors, if they are refused here, as within `torch.func.grad`."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def refuse_hooks(message: str | None) -> None:
+    """Have such hooks refused, or taken."""
+    if message is None:
+        torch._C._autograd._saved_tensors_hooks_enable()
+    elif message != hooks_refused():
+        torch._C._autograd._saved_tensors_hooks_disable(message, False)
+
+
 @contextmanager
 def casts_kept() -> Iterator[None]:
     """A block in which weights that autocast has cast are kept, and dropped at its end unless the caller keeps them on.

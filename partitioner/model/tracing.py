@@ -31,7 +31,9 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)
             return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
-        return self._partitioner_programs(name, args, kwargs)
+        programs = self._partitioner_programs
+        result = programs(name, args, kwargs)
+        return self if result is programs.original else result  # as in `model = model.frozen()`
 
     return call
 

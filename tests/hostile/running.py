@@ -162,6 +162,7 @@ def process() -> Picture:
             "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
             "hooks": [len(getattr(glob, name)) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")],
             "saved tensors": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+            "hooks refused": torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
             "logging": (len(logging.getLogger().handlers), logging.getLogger().level, logging.root.manager.disable),
             "environment": sorted(name for name in os.environ if not name.startswith(("TORCH", "PYTEST", "TRITON"))),
             "functions": [id(function) for function in functions],

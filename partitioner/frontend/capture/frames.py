@@ -26,10 +26,11 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
+from partitioner.frontend.capture.answers import answers_seen
 from partitioner.frontend.capture.caches import caches_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.fastpaths import fast_paths_kept
-from partitioner.frontend.capture.functions import marks_kept
+from partitioner.frontend.capture.functions import functions_kept
 from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.leaner import needless_left_out
@@ -41,6 +42,7 @@ from partitioner.frontend.capture.scripted import scripts_kept
 from partitioner.frontend.capture.sharing import comparisons_seen
 from partitioner.frontend.capture.transforms import transforms_kept
 from partitioner.frontend.capture.values import values_kept
+from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -194,16 +196,17 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed = {}, {}
-    limit = sys.getrecursionlimit()
+    HERE.builtins, HERE.dressed, HERE.answers = {}, {}, {}
+    limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with (
             warnings_kept_back(),
             values_kept(),
+            answers_seen(),
             transforms_kept(),
             fast_paths_kept(),
-            marks_kept(),
+            functions_kept(),
             lookups_guarded(),
             comparisons_seen(),
             numbers_kept(),
@@ -218,6 +221,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
         vars(HERE).update(before)
         THREAD.ours = others
         sys.setrecursionlimit(limit)
+        refuse_hooks(refused)  # Dynamo has torch refuse them as the model does, and forgets that if it fails there
 
 
 def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:

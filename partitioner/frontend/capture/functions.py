@@ -1,16 +1,27 @@
-"""Autograd functions that are marked with `torch.autograd.function.once_differentiable`: the mark is kept.
+"""Autograd functions of the user's: what torch records of them is what is recorded here.
 
-Dynamo traces a backward without gradients, where the mark says nothing, and so forgets it. And it makes an instance of such a
-function, of which torch itself warns: where warnings are errors, nothing could be traced.
+torch looks at the tensors that a function is given as arguments of their own, and at those that it gives back so. Dynamo
+looks into lists and modules, too, and where no argument wants a gradient it traces forward as any other function: what a list,
+a module or a closure holds would have gradients that it has not in eager. Such calls end the graph, or are traced without
+gradients, as forward runs. Those that give an argument back, of which torch makes another tensor, end it, too.
+
+A backward that is marked with `torch.autograd.function.once_differentiable` is traced without gradients, where the mark says
+nothing: it is kept. And Dynamo makes an instance of such a function, of which torch itself warns: where warnings are errors,
+nothing could be traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables import TupleVariable
+from torch._dynamo.variables.ctx_manager import GradModeVariable
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._functorch.autograd_function import autograd_function_apply
 from torch.autograd.function import Function, once_differentiable
 
@@ -22,20 +33,68 @@ MARK = once_differentiable(lambda ctx: None).__code__
 
 
 @contextmanager
-def marks_kept() -> Iterator[None]:
-    """While a frame is traced: a call of such a function has the option ``once``."""
-    plain, begin = AutogradFunctionApplyVariable.call_function, Function.__init__
+def functions_kept() -> Iterator[None]:
+    """While a frame is traced: such functions record what they record in eager."""
+    applied: Any = AutogradFunctionApplyVariable
+    record, begin = applied.call_function, applied.prepare_fn_vt
+    plain, init = AutogradFunctionVariable.call_apply, Function.__init__
 
-    def call_function(self: Any, tx: Any, *arguments: Any) -> Any:
-        result = plain(self, tx, *arguments)
+    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        given = [each for each in (each.realize() for each in (*args, *kwargs.values())) if each.is_tensor()]
+        if torch.is_grad_enabled() and any(each.requires_grad is not False for each in given):
+            return plain(self, tx, args, kwargs)
+        mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
+        mode.enter(tx)
+        result = plain(self, tx, args, kwargs)
+        mode.exit(tx)
+        mine = {each.as_proxy() for each in given}
+        if any(each.is_tensor() and each.as_proxy() in mine for each in _parts(result)):
+            raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives back what it was given")
+        if issubclass(result.python_type(), tuple) and result.python_type() is not tuple:
+            raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives a tuple with names, and torch a plain one")
+        return result
+
+    def prepare(self: Any, tx: Any, ctx: Any, name: str, args: Sequence[Any]) -> Any:
+        function, given = begin(self, tx, ctx, name, args)
+        if name == "forward":
+            call = function.call_function
+            function.call_function = lambda *arguments: _tracked(call(*arguments))
+        return function, given
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        result = record(self, tx, args, kwargs)
+        *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
+        given = {id(_example(each.as_proxy().node)) for each in (*args, *kwargs.values()) if each.is_tensor()}
+        others = [value for value in map(_example, call.all_input_nodes) if id(value) not in given]
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in others):
+            raise Unsupported("an autograd function reads tensors that are no arguments of its own, and want gradients")
         if getattr(self.bwd_fn, "__code__", None) is MARK:
-            *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
             call.kwargs = {**call.kwargs, "once": True}
         return result
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def begins(self: Any, *args: Any, **kwargs: Any) -> None:
         if not HERE.tracing:  # another thread
-            begin(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+            init(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    with amended(AutogradFunctionApplyVariable, call_function=call_function), amended(Function, __init__=init):
+    with (
+        amended(AutogradFunctionVariable, call_apply=call_apply),
+        amended(AutogradFunctionApplyVariable, call_function=call_function, prepare_fn_vt=prepare),
+        amended(Function, __init__=begins),
+    ):
         yield
+
+
+def _example(node: Any) -> Any:
+    return node.meta.get("example_value")
+
+
+def _tracked(result: Any) -> Any:
+    """What forward gives, if torch tracks all of it."""
+    if any(issubclass(part.python_type(), list | dict) for part in _parts(result)):
+        raise Unsupported("an autograd function gives a list or dictionary, in which torch tracks no tensor")
+    return result
+
+
+def _parts(result: Any) -> Sequence[Any]:
+    """What a function gives: its results, if there are several."""
+    return result.items if isinstance(result, TupleVariable) else [result]

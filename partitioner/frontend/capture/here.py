@@ -28,6 +28,7 @@ class Here(threading.local):
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
         dressed: names of tuples, texts and numbers that have attributes.
+        answers: questions about the process, and their answers where the frame begins.
     """
 
     paths: Mapping[str, str]
@@ -38,10 +39,11 @@ class Here(threading.local):
     compared: dict[tuple[str, str], None]
     builtins: dict[int, tuple[dict[str, Any], set[str]]]
     dressed: dict[str, None]
+    answers: dict[Callable[[], Any], Any]
 
     def __init__(self) -> None:
         self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
-        self.compared, self.builtins, self.dressed = {}, {}, {}
+        self.compared, self.builtins, self.dressed, self.answers = {}, {}, {}, {}
 
 
 HERE = Here()

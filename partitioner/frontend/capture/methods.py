@@ -17,9 +17,11 @@ def methods(kinds: Iterable[type], traced: Collection[CodeType]) -> Iterator[Cal
         kinds: the classes.
         traced: code that was traced: of the methods, those that count.
     """
-    found = dict.fromkeys(
+    kinds = dict.fromkeys(kinds)
+    called = [(kind, "__call__", kind.__call__, kind.__call__, kind.__call__.__code__) for kind in kinds if _is_called(kind)]
+    found = dict.fromkeys(called) | dict.fromkeys(
         (kind, name, getattr(kind, name), _function(value), _function(value).__code__)
-        for kind in dict.fromkeys(kinds)
+        for kind in kinds
         for owner in kind.__mro__
         if owner is not nn.Module
         for name, value in vars(owner).items()
@@ -43,6 +45,11 @@ class _MethodsAre:
             if function.__code__ is not code:
                 return False
         return True
+
+
+def _is_called(kind: type) -> bool:
+    """Whether objects of a class are modules, whose way from a call to forward Dynamo takes without asking."""
+    return issubclass(kind, nn.Module) and isinstance(kind.__call__, FunctionType)
 
 
 def _function(value: Any) -> Any:

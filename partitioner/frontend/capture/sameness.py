@@ -24,6 +24,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
+from partitioner.frontend.capture.answers import answers
 from partitioner.frontend.capture.here import HERE, Watched
 from partitioner.frontend.capture.methods import methods
 from partitioner.frontend.capture.names import found_at, look_at, name_of
@@ -53,7 +54,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
     traced = set(context.traced_code)
-    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced), *_builtins())
+    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced), *_builtins(), *answers())
     return (*_ambiguous(guards, scope), *_dressed(scope), *_orders(scope), *distinct(scope)), around
 
 

@@ -30,7 +30,7 @@ def _set_grad(mode: Mode, _before: dict[torch.fx.Node, Mode], node: torch.fx.Nod
 
 def _enter_inference(mode: Mode, before: dict[torch.fx.Node, Mode], node: torch.fx.Node) -> Mode:
     before[node] = mode
-    return replace(mode, inference=bool(node.args[0]), grad=mode.grad and not node.args[0])
+    return replace(mode, inference=bool(node.args[0]), grad=not node.args[0])  # `inference_mode(False)` turns gradients on
 
 
 def _enter_autocast(mode: Mode, before: dict[torch.fx.Node, Mode], node: torch.fx.Node) -> Mode:

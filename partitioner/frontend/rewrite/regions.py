@@ -23,7 +23,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 
 from partitioner.frontend.rewrite.modes import ends, is_switch
-from partitioner.model.modes import modes_here, take_over
+from partitioner.model.modes import hooks_refused, modes_here, refuse_hooks, take_over
 
 OF_THREAD = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
 """Homes of the functions that open and close levels of transforms. These belong to a thread."""
@@ -93,7 +93,7 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
     """
     depth, modes, nesting = get_dynamic_layer_stack_depth(), modes_here(), _autocast_nesting()
     deterministic, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    dtype, kernels, refused = torch.get_default_dtype(), _cur_sdpa_kernel_backends(), _hooks_refused()
+    dtype, kernels, refused = torch.get_default_dtype(), _cur_sdpa_kernel_backends(), hooks_refused()
     try:
         return body.forward(*inputs)  # called as a module, it would print a page of its own code if an op fails
     except BaseException:
@@ -104,7 +104,7 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
         torch.set_default_dtype(dtype)
         _sdpa_kernel(kernels)
-        _refuse_hooks(refused)
+        refuse_hooks(refused)
         raise
     finally:
         take_over(modes[0], *modes[2:])
@@ -115,16 +115,3 @@ def _autocast_nesting() -> int:
     nesting: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return nesting
-
-
-def _hooks_refused() -> str | None:
-    """What torch says to hooks for saved tensors, if they are refused here, as within `torch.func.grad`."""
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-
-
-def _refuse_hooks(message: str | None) -> None:
-    """Have such hooks refused, or taken."""
-    if message is None:
-        torch._C._autograd._saved_tensors_hooks_enable()
-    else:
-        torch._C._autograd._saved_tensors_hooks_disable(message)

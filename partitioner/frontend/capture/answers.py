@@ -1,0 +1,79 @@
+"""Questions about the process that Dynamo answers for good: its group of processes, the dtypes of autocast.
+
+A group may be made or left after the first call, and `torch.set_autocast_dtype` says which dtype a block has that names none.
+Where a frame depends on the answer, the question is asked again before each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+from torch._dynamo.variables.torch import BaseTorchVariable
+
+from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.here import HERE
+from partitioner.model.modes import device_types
+
+Question = Callable[[], Any]
+
+
+def _dtypes() -> Any:
+    return tuple(map(torch.get_autocast_dtype, device_types()))
+
+
+def _group() -> Any:
+    return torch.distributed.is_initialized() and (torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+_GROUPED = ("is_initialized", "get_rank", "get_world_size") if torch.distributed.is_available() else ()
+_ASKED: dict[Any, Question] = {
+    torch.get_autocast_dtype: _dtypes,
+    **{getattr(torch.distributed, name): _group for name in _GROUPED},
+}
+"""Functions that a frame calls, and what is asked again: what holds where the frame begins, and not in its blocks."""
+
+
+@contextmanager
+def answers_seen() -> Iterator[None]:
+    """While a frame is traced: which of these questions it asks, and what the answers are where it begins."""
+    folds, enter = BaseTorchVariable.can_constant_fold_through, AutocastModeVariable.enter
+    now = {question: question() for question in _ASKED.values()}
+
+    def asks(self: Any) -> bool:
+        note(self.value)
+        return folds(self)
+
+    def enters(self: Any, *arguments: Any) -> Any:
+        if self.target_values[1] is None:
+            note(torch.get_autocast_dtype)
+        return enter(self, *arguments)
+
+    def note(function: Any) -> None:
+        if function in _ASKED:
+            question = _ASKED[function]
+            HERE.answers[question] = now[question]
+
+    with amended(BaseTorchVariable, can_constant_fold_through=asks), amended(AutocastModeVariable, enter=enters):
+        yield
+
+
+def answers() -> Iterator[Callable[[dict[str, Any]], bool]]:
+    """The conditions that the answers are what they were."""
+    for question, then in HERE.answers.items():
+        yield _AnswerIs(question, then)
+
+
+@dataclass(frozen=True)
+class _AnswerIs:
+    """A question about the process, and its answer."""
+
+    question: Question
+    then: Any
+
+    def __call__(self, _scope: object) -> bool:
+        return bool(self.question() == self.then)
