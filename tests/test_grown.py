@@ -19,7 +19,7 @@ from partitioner.distributed.grown import Microbatches, grown
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.order import order_of
 from partitioner.distributed.schedules import SCHEDULES
-from partitioner.distributed.segments import least_in_flight
+from partitioner.distributed.segments import least_in_flight, most_in_flight
 from partitioner.errors import PartitionerError
 from partitioner.ir.machine import Device
 from partitioner.spec.cluster import build_cluster
@@ -141,13 +141,16 @@ def test_at_least_so_many_microbatches_are_in_flight(name: str) -> None:
         if count < kind.least * ranks or (kind.split and count < ranks):
             continue
         asked = DistributedSpec(mesh={"pipeline": ranks}, schedule=name, stages_per_rank=each, microbatches=count)
+        fullest: dict[int, int] = {}
         for least, actions in zip(least_in_flight(asked), order_of(name, ranks, each, count), strict=True):
             flying, most = dict.fromkeys({action.stage for action in actions}, 0), 0
             for stage, what, _ in actions:
                 flying[stage] += {"F": 1, "B": -1, "W": -1}.get(what, 0)
                 most = max(most, min(flying.values()))
+                fullest[stage] = max(fullest.get(stage, 0), flying[stage])
             assert 1 <= least <= most, (ranks, count, least, most)
             assert kind.split or name == "looped_bfs" or least == most
+        assert not kind.v or most_in_flight(asked) == [fullest[stage] for stage in range(ranks * each)], "of each by itself"
 
 
 @pytest.mark.parametrize("memory", ["100kB", "1GiB"])

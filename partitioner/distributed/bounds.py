@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 
+import numpy as np
+
 from partitioner.distributed.communication import all_gather, all_reduce, reduce_scatter
-from partitioner.distributed.loads import backwards, held
-from partitioner.distributed.schedules import kind_of
-from partitioner.distributed.segments import least_in_flight
+from partitioner.distributed.loads import BACKWARD, backwards, held
+from partitioner.distributed.schedules import SCHEDULES, kind_of
+from partitioner.distributed.segments import least_in_flight, most_in_flight
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import Link
 from partitioner.ir.memory import Memory
@@ -74,22 +77,38 @@ def least(forward: float, exchanged: float, memory: Memory, asked: DistributedSp
 def with_bubble(work: float, asked: DistributedSpec) -> float:
     """Seconds that a step takes at least, wherever the stages are cut.
 
-    Stage r waits for one microbatch to pass the stages before, works on all m, and then the gradients of the last one pass
-    them: w_0 + .. + w_r-1 + m w_r seconds. The longest of these is least if all are equal, and then it is
-    W / (1 - (1 - 1 / m)^s) for s stages of W seconds together. Where gradients of weights may come later, only work counts.
+    The longest of the waits that `with_waits` tells of is least where no stage can be made shorter but at another's cost.
 
     Args:
         work: seconds of one microbatch, forwards and backwards, with what is run again.
         asked: schedule, mesh, microbatches.
 
     Example:
-        >>> with_bubble(6.0, DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=1))
-        6.0
+        >>> asked = DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=2)
+        >>> round(with_bubble(6.0, asked), 6)  # stages of 4 and 2: 2 x 4, and 4 and then 2 x 2
+        8.0
     """
-    even = asked.microbatches * work / asked.mesh.pipeline
-    if kind_of(asked).split:
-        return even
-    return max(even, work / (1 - (1 - 1 / asked.microbatches) ** (asked.mesh.pipeline * asked.stages_per_rank)))
+    again = asked.recompute != "none"
+    return work * _least_wait(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches, again)
+
+
+@cache
+def _least_wait(schedule: str, ranks: int, each: int, microbatches: int, again: bool) -> float:
+    """Seconds of the longest wait for each second of work, at the cut where it is least: a linear program.
+
+    A wait is a sum over stages, of so many times the work of each. Add waits up, each so often that every stage's work is in
+    the sum once: then the sum is all work, and the longest of them is at least that over how many they are.
+    """
+    kind = SCHEDULES[schedule]
+    forward = 1 / (1 + BACKWARD + 2 * again) if kind.split else 1.0  # what is done of a stage before the next one begins
+    waits = np.zeros((ranks * each, ranks * each))
+    for stages in (kind.stages_of(rank, ranks, each) for rank in range(ranks)):
+        for place, stage in enumerate(stages):
+            waits[stage, stages[place:]] = microbatches
+            waits[stage, :stage] += forward
+    nearly = waits + 1e-9 * np.eye(len(waits))  # has an inverse, and whatever is above 0 gives a bound
+    often = np.linalg.solve(nearly.T, np.ones(len(waits))).clip(min=0.0)
+    return max(microbatches / ranks, float((often @ waits).min() / often.sum()))
 
 
 def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: DistributedSpec) -> float:
@@ -124,8 +143,9 @@ def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: Dis
 def room(memory: Memory, kept: int, asked: DistributedSpec, ranks: int) -> int:
     """Bytes that the fullest rank takes at least, wherever the stages are cut.
 
-    Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..). With S
-    bytes that stand, one has at least (S + K n) / p, for the least n of p ranks. What is run again is taken to leave nothing.
+    Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..); and so it
+    is where r counts stages, each at its own time. With S bytes that stand, one has at least (S + K n) / p, for the least n of p
+    ranks. What is run again is taken to leave nothing.
 
     Args:
         memory: of all ops.
@@ -137,7 +157,7 @@ def room(memory: Memory, kept: int, asked: DistributedSpec, ranks: int) -> int:
     standing = sum(held(each, asked).total for each in weights)
     flying, kept = least_in_flight(asked), kept if asked.recompute == "none" else 0
     even = (standing + min(flying) * kept) // (asked.mesh.pipeline * ranks)
-    return max(even, round(kept / ranks / sum(1 / each for each in flying)))
+    return max(even, round(kept / ranks / sum(1 / each for each in most_in_flight(asked))))
 
 
 def exchange(parameters: float, gradients: float, asked: DistributedSpec, link: Link) -> tuple[float, float]:

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,19 @@ def outlook(
     return bench.outlook(asked, asked.microbatches)
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Without the garbage collector, which would look in vain, again and again, at the graphs that a bench keeps."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_nothing_collected()
 def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
     found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
     asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.closer_room, bench.after_cut, bench.of_job

@@ -42,7 +42,7 @@ def _in_flight(schedule: str, ranks: int, each: int, microbatches: int) -> int:
 def least_in_flight(asked: DistributedSpec) -> list[int]:
     """How many microbatches each rank has at least between forwards and backwards at once, of each of its stages.
 
-    Of schedules whose order is known without planning it; of others one.
+    Of a schedule whose order is not known without planning it, one.
 
     >>> least_in_flight(DistributedSpec(mesh={"pipeline": 4}, schedule="1f1b", microbatches=8))
     [4, 3, 2, 1]
@@ -55,12 +55,26 @@ def least_in_flight(asked: DistributedSpec) -> list[int]:
         return [count] * ranks
     if asked.schedule == "1f1b":
         return [min(ranks - rank, count) for rank in range(ranks)]
-    if asked.schedule == "interleaved_1f1b":
+    if asked.schedule in ("interleaved_1f1b", "interleaved_zero_bubble"):  # the second begins as the first one does
         each = asked.stages_per_rank
         turn, total = turn_of(ranks, count), each * count
         begun = (min(total, ahead_of(rank, ranks, each, turn) + 1) for rank in range(ranks))  # until the first backward
         return [max(1, min(_of_last_stage(each, turn, most), count)) for most in begun]
     return [1] * ranks
+
+
+def most_in_flight(asked: DistributedSpec) -> list[int]:
+    """How many microbatches are in flight at least when these are most: of each stage, or of all of a rank at once.
+
+    A zero bubble shaped like a V is filled until the first microbatch comes back, which has passed all stages behind.
+
+    >>> most_in_flight(DistributedSpec(mesh={"pipeline": 2}, schedule="zbv_zero_bubble", stages_per_rank=2, microbatches=8))
+    [4, 3, 2, 1]
+    """
+    if asked.schedule != "zbv_zero_bubble":
+        return least_in_flight(asked)
+    stages = 2 * asked.mesh.pipeline
+    return [min(stages - stage, asked.microbatches) for stage in range(stages)]
 
 
 def _of_last_stage(each: int, turn: int, forwards: int) -> int:
