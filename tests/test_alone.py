@@ -50,6 +50,7 @@ def test_a_call_that_guards_outlast_runs_as_it_is_and_a_larger_one_does_not(smal
     assert pieces_run(small, torch.ones(3, 4)) == 1
     assert small.calls == 3 and torch.equal(small(X), X)
     assert pieces_run(copy.deepcopy(small), X) == 0
+    assert len(small._partitioner_programs.graphs_of((X,), {})) == 1, "who looks at its graphs finds them"
 
 
 def test_hooks_run_once_and_gradients_arrive(small: Parallel) -> None:

@@ -106,7 +106,7 @@ class Programs:
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
-        if self.alone >= 0 and name == "forward" and elements((*args, *kwargs.values())) <= self.alone:
+        if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
         if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
             return self.plain(name)(*args, **kwargs)
