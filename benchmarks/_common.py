@@ -6,6 +6,7 @@ the median of the ratios is reported with their spread; a machine that slows dow
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import platform
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 SHORTEST = 0.01
 """Seconds that one sample lasts at least: a shorter call is repeated within it."""
@@ -122,6 +124,11 @@ class Ratio:
 
     def __str__(self) -> str:
         return f"{self.median:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+def same_weights(model: nn.Module) -> nn.Module:
+    """A copy of a model that reads the same memory. Of two copies of weights, the one that was read last is in the cache."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def milliseconds(values: Sequence[float]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from _branched import Branched
-from _common import Way
+from _common import Way, same_weights
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -145,7 +145,7 @@ def ours(model: nn.Module, inputs: Inputs, lanes: int, options: dict[str, Any]) 
     """What `partition` gives on CPU lanes. An option that this version does not know is no way."""
     devices = [f"cpu:{number}" for number in range(lanes)]
     try:
-        parallel = partition(copy.deepcopy(model), devices, example_inputs=inputs, check=False, **options)
+        parallel = partition(same_weights(model), devices, example_inputs=inputs, check=False, **options)
     except (SpecError, TypeError) as error:
         raise Unavailable(first_line(error)) from error
     return Ours(parallel, inputs)
@@ -153,7 +153,7 @@ def ours(model: nn.Module, inputs: Inputs, lanes: int, options: dict[str, Any]) 
 
 def compiled(model: nn.Module, inputs: Inputs, mode: str = "default") -> Call:
     """A mode of torch.compile, for the whole model."""
-    copied = copy.deepcopy(model)
+    copied = same_weights(model)
     with whatever_fails():
         made = torch.compile(copied, mode=mode)
         made(*inputs)
@@ -164,7 +164,7 @@ def forked(model: nn.Module, inputs: Inputs) -> Call:
     """Branches forked by hand with ``torch.jit.fork``, and all of it traced."""
     if not any(isinstance(module, Branched) for module in model.modules()):
         raise Unavailable("the model is not written as branches")
-    copied = copy.deepcopy(model)
+    copied = same_weights(model)
     for module in copied.modules():
         if isinstance(module, Branched):
             module.by_hand = True

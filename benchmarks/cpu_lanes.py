@@ -12,13 +12,12 @@ other one was more than 3% faster. Speedups are of the better eager run over the
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from _common import Ratio, Way, alternate, milliseconds, print_machine, table
+from _common import Ratio, Way, alternate, milliseconds, print_machine, same_weights, table
 from _corpus_models import zoo
 from torch import Tensor, nn
 
@@ -98,12 +97,12 @@ def measure(name: str, lanes: int, rounds: int) -> list[object]:
 
 def plain_lanes(model: nn.Module, inputs: tuple[Tensor, ...], lanes: int) -> Parallel:
     devices = [f"cpu:{number}" for number in range(lanes)]
-    return partition(copy.deepcopy(model), devices, example_inputs=inputs, check=False)
+    return partition(same_weights(model), devices, example_inputs=inputs, check=False)
 
 
 def forced_lanes(model: nn.Module, inputs: tuple[Tensor, ...], lanes: int, grain: float) -> Parallel:
     spec = {"devices": [{"device": "cpu", "lanes": lanes, "handoff": 0}], "grain": grain, "policy": ByLevel()}
-    return partition(copy.deepcopy(model), example_inputs=inputs, spec=spec, check=False)
+    return partition(same_weights(model), example_inputs=inputs, spec=spec, check=False)
 
 
 def predicted(forced: Parallel, gated: Parallel) -> float:

@@ -11,12 +11,11 @@ modules' own forward. Tracing inlines modules, which saves more than guards cost
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from _common import Ratio, Way, alternate, milliseconds, print_machine, table
+from _common import Ratio, Way, alternate, milliseconds, print_machine, same_weights, table
 from _corpus_models import CORPUS, zoo
 from torch import nn
 
@@ -56,9 +55,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def race(case: Case, rounds: int) -> tuple[Parallel, dict[str, list[float]]]:
     model, args, kwargs = case
-    parallel = partition(
-        copy.deepcopy(model), ["cpu"], example_inputs=args, example_kwargs=kwargs, policy="single", check=False
-    )
+    parallel = partition(same_weights(model), ["cpu"], example_inputs=args, example_kwargs=kwargs, policy="single", check=False)
     ways = {"eager": Way(lambda: model(*args, **kwargs)), "emitted": Way(lambda: parallel(*args, **kwargs))}
     with torch.inference_mode():
         return parallel, alternate(ways, rounds, shortest=0.05)
