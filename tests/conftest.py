@@ -116,7 +116,7 @@ def guards_untimed() -> Iterator[None]:
     from torch._dynamo import guards
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)  # older torch has none
         yield
 
 
