@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 # Parallel test workers share the cores. This comes before torch is imported, because threads that a test starts take
 # their OpenMP thread count from the environment and not from torch.set_num_threads.
@@ -43,11 +44,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    for item in items:
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if item.path.stem.startswith("test_distributed"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file that share what takes long go to one worker, or each would make it; others go where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if "test_distributed" in file or "test_mutation" in file else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -103,7 +116,7 @@ def guards_untimed() -> Iterator[None]:
     from torch._dynamo import guards
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)  # older torch has none
         yield
 
 

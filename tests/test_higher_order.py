@@ -275,6 +275,7 @@ class Attending(Branches):
         return flex_attention(h, h, h, score_mod=biased, block_mask=mask)[0, 0]
 
 
+@pytest.mark.slow
 def test_flex_attention_on_lanes() -> None:
     model = Attending().eval().requires_grad_(False)
     parallel = spread(model, X, lanes=2, copy=True)

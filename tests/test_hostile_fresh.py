@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import os
 import sys
 import threading
 from collections.abc import Generator
@@ -16,6 +18,7 @@ from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
@@ -419,6 +422,68 @@ def counter_of_each_thread(run: Run) -> Steps:
     """What `partition` had counted when it ran the model was not put back."""
     for _ in range(2):
         yield run(rand()), vars(CountsByThread.counts)
+
+
+ARRAY, TURNS = np.zeros(2), itertools.count()
+NUMBERS, OTHERS = np.random.default_rng(0), torch.Generator()
+
+
+class Writes(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = np.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.left.weight
+        weight.calls = getattr(weight, "calls", 0) + 1
+        ARRAY[0] += 1
+        self.table += ARRAY[0]
+        os.environ["TIMES"] = os.environ.get("TIMES", "") + "I"
+        torch.set_default_dtype(torch.float64 if torch.get_default_dtype() is torch.float32 else torch.float32)
+        drawn = torch.rand((), generator=OTHERS, dtype=torch.float32) + NUMBERS.random()
+        return self.left(x) * float(self.table[0] + next(TURNS)) + self.right(x) * drawn * weight.calls
+
+
+def writes() -> nn.Module:
+    global TURNS, NUMBERS
+    TURNS, NUMBERS = itertools.count(), np.random.default_rng(0)
+    OTHERS.manual_seed(0)
+    ARRAY.fill(0)
+    os.environ.pop("TIMES", None)
+    torch.set_default_dtype(torch.float32)
+    return Writes()
+
+
+@fresh(writes)
+def what_forward_writes_anywhere(run: Run) -> Steps:
+    """What `partition` had done when it ran the model was not put back: in arrays, in iterators and generators of random
+    numbers that are globals, in attributes of weights, in the environment, and in torch's options."""
+    for _ in range(2):
+        yield run(rand()), ARRAY.copy(), run.module.table.copy(), run.module.left.weight.calls
+        yield os.environ["TIMES"], str(torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
+    del os.environ["TIMES"]
+
+
+class Learns(Two):
+    """Learns in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.SGD(self.left.parameters(), 0.1, momentum=0.9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        self.left(torch.ones(2, 4)).square().mean().backward()
+        self.optimizer.step()
+        return self.right(x)
+
+
+@fresh(Learns)
+def optimizer_in_forward(run: Run) -> Steps:
+    """What the optimizer keeps was lost, and that weights were written by a trace without an example."""
+    for _ in range(3):
+        yield run(rand()), run.module.left.weight, list(run.module.optimizer.state.values())
 
 
 class Sends(Two):

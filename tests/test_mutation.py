@@ -18,8 +18,6 @@ from programs import Lowered, random_lowered, with_instructions
 
 PROGRAMS = 8 * settings.default.max_examples
 
-pytestmark = pytest.mark.xdist_group("mutation")
-
 
 @pytest.fixture(scope="module")
 def result() -> Score:

@@ -45,7 +45,7 @@ def differentiate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def test_eager_differentiates_every_example_and_every_kind_is_reached() -> None:
     kinds: Counter[str] = Counter()
 
-    @settings(max_examples=4 * settings.default.max_examples, suppress_health_check=SLOW_START)
+    @settings(max_examples=300, suppress_health_check=SLOW_START)
     @given(modules(max_steps=12), st.booleans())
     def run(module: GeneratedModule, train: bool) -> None:
         module.train(train)

@@ -143,9 +143,9 @@ def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: Dis
 def room(memory: Memory, kept: int, asked: DistributedSpec, ranks: int) -> int:
     """Bytes that the fullest rank takes at least, wherever the stages are cut.
 
-    Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..); and so it
-    is where r counts stages, each at its own time. With S bytes that stand, one has at least (S + K n) / p, for the least n of p
-    ranks. What is run again is taken to leave nothing.
+    Of n_r microbatches in flight on rank r, K bytes each over all ranks, one has at least K / (1 / n_1 + 1 / n_2 + ..); and so
+    it is where r counts stages, each at its own time. With S bytes that stand, one has at least (S + K n) / p, for the least n
+    of p ranks. What is run again is taken to leave nothing.
 
     Args:
         memory: of all ops.

@@ -110,20 +110,23 @@ def of_parameters(rests: Iterable[Rest]) -> None:
 
 
 class SplitStage(PipelineStage):
-    """torch's stage, with halves of a backward of our own.
+    """torch's stage, with halves of a backward of our own, whose gradients can be sent.
 
+    The tensors that a stage receives into are the same in every step: a hook on one would be called by all later ones.
     In torch 2.11 stages greet their neighbours first, and gloo has no way from a rank to itself.
     """
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         """A backward of the engine: a full one is torch's, under DDP and FSDP2, too; halves are those of this file."""
-        if backward_type == "input":
-            given = (bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
-            return of_inputs(*given, self.submod.parameters())
         if backward_type == "weight":
             of_parameters(bwd_kwargs["param_groups"])
             return (), None
-        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "input":
+            given = (bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+            gradients, rest = of_inputs(*given, self.submod.parameters())
+        else:
+            gradients, rest = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        return tuple(None if each is None else each.contiguous() for each in gradients), rest
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]

@@ -102,7 +102,7 @@ def start_alike(modules: list[Stage], ties: Iterable[Tie], ranks: Ranks, state: 
     if state.shards is not None and not state.read:
         for key, tensor in held.items():
             state.shards.begin(key, tensor.detach(), state.known.get(key, tensor))
-    if ranks.mesh["data"].size() > 1:
+    if ranks.sizes["data"] > 1:
         for tensor in held.values():
             dist.broadcast(tensor.detach(), group=ranks.mesh.get_group("data"), group_src=0)
     for tie in ties:

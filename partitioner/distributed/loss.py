@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from partitioner.distributed.batches import Batches
 from partitioner.errors import InputError
@@ -91,7 +90,7 @@ class Loss:
         Raises:
             InputError: it is no scalar.
         """
-        flat, _ = tree_flatten(results)
+        flat = (results,) if isinstance(results, torch.Tensor) else tuple(results)
         output = self.batches.example.output(flat)
         target = self.batches.targets[int(number)]
         found = self.function(output, target) if self.takes_target else self.function(output)

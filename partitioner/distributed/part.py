@@ -138,10 +138,7 @@ class Stage(nn.Module):
         chosen = values[0] if number is None else number
         known: dict[str, Any] = dict(inside.batch(int(chosen)))
         known |= dict(zip(part.received, values if part.number else (), strict=True))
-        for value in values:
-            if value.requires_grad and value.is_leaf:  # its gradient is sent back, and what is sent must be contiguous
-                value.register_hook(_contiguous)  # type: ignore[no-untyped-call]
-        known |= {name: getattr(*place) for name, place in inside.places.items()}
+        known |= {name: held[key] for name, (held, key) in inside.places.items()}
         arguments = [known[name] for name in part.graph.arguments]
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
         return tuple(_sendable(known[name], name in part.copied) for name in part.passed)
@@ -163,11 +160,6 @@ class Stage(nn.Module):
         return self
 
 
-def _contiguous(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient as it can be sent; a function may have given none, for what DDP says that the loss does not reach."""
-    return None if gradient is None else gradient.contiguous()
-
-
 def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:
     """A tensor that torch's stages can send: contiguous, no view, kept by no op, for they detach in place what they have sent.
 
@@ -183,18 +175,19 @@ class _Inside:
 
     Args:
         part, run, batch: as for `Stage`.
-        places: the module and the attribute in which each state lies, by the name that the graph has for it. What lies there
-            may change: FSDP2 puts other tensors there.
+        places: the dictionary of its module in which each state lies, and its key there, by the name that the graph has for it.
+            What lies there may change: FSDP2 puts other tensors there.
     """
 
     part: Part
     run: Run
     batch: Batch
-    places: Mapping[str, tuple[nn.Module, str]]
+    places: Mapping[str, tuple[dict[str, Any], str]]
 
 
-def register(root: nn.Module, key: str, tensor: torch.Tensor) -> tuple[nn.Module, str]:
-    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer. Says where it is.
+def register(root: nn.Module, key: str, tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
+    """Put a tensor under a dotted key, with empty modules on the way: a parameter, or else a buffer. Says where it is: a
+    dictionary, and the key there.
 
     A model may have any names, those of attributes of ``root`` among them: there the attribute is what ``root.name`` gives.
     """
@@ -203,8 +196,6 @@ def register(root: nn.Module, key: str, tensor: torch.Tensor) -> tuple[nn.Module
         found = root._modules.setdefault(word, nn.Module())
         assert found is not None
         root = found
-    if isinstance(tensor, nn.Parameter):
-        root._parameters[name] = tensor
-    else:
-        root._buffers[name] = tensor
-    return root, name
+    held: dict[str, Any] = root._parameters if isinstance(tensor, nn.Parameter) else root._buffers
+    held[name] = tensor
+    return held, name

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -45,29 +46,34 @@ class Ranks:
     mesh: DeviceMesh
     device: torch.device
 
-    @property
+    @cached_property
     def data(self) -> int:
         """Its place along the data axis."""
         return int(self.mesh.get_local_rank("data"))
 
-    @property
+    @cached_property
     def pipeline(self) -> int:
         """Its place along the pipeline axis."""
         return int(self.mesh.get_local_rank("pipeline"))
 
-    @property
+    @cached_property
     def branch(self) -> int:
         """Its place along the branch axis."""
         return int(self.mesh.get_local_rank("branch"))
 
-    @property
+    @cached_property
     def tensor(self) -> int:
         """Its place along the tensor axis."""
         return int(self.mesh.get_local_rank("tensor"))
 
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """How many ranks each axis has: to cut an axis out of torch's mesh takes longer than an op."""
+        return {axis: self.mesh.size(place) for place, axis in enumerate(AXES)}
+
     def wide(self, *axes: str) -> list[str]:
         """Those of some axes that have several ranks: along the others there is nobody to ask."""
-        return [axis for axis in axes if self.mesh.size(AXES.index(axis)) > 1]
+        return [axis for axis in axes if self.sizes[axis] > 1]
 
     @property
     def name(self) -> str:

@@ -55,7 +55,7 @@ class Step:
 
     Attributes:
         parameters: this rank's, by key.
-        modes: the mode, train or not, in which each layer was when the stages were made, by its name in the part.
+        modes: each layer of the part, and whether it was in train mode when the stages were made, by its name.
         frozen: the keys of the parameters that were not trained then.
     """
 
@@ -72,7 +72,7 @@ class Step:
     shards: Shards | None = None
     steps: int = 0
     parameters: Mapping[str, nn.Parameter] = field(init=False)
-    modes: Mapping[str, bool] = field(init=False)
+    modes: Mapping[str, tuple[nn.Module, bool]] = field(init=False)
     frozen: Set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,10 +157,10 @@ class Step:
             )
 
     def _refuse_modes(self) -> None:
-        for name, mode in _modes(self.part).items():
-            if mode == self.modes[name]:
+        for name, (layer, mode) in self.modes.items():
+            if layer.training == mode:
                 continue
-            now, then = ("train" if each else "eval" for each in (mode, self.modes[name]))
+            now, then = ("train" if each else "eval" for each in (layer.training, mode))
             if not name:
                 raise InputError(
                     f"the model is in {now} mode, and its stages were made in {then} mode: call model.{then}() before the next "
@@ -209,14 +209,15 @@ class Step:
         """The mean loss, which the rank of the last stage tells the others."""
         mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
         mean = mean.float() if self.loss.scaler is None else mean.float() / self.loss.scaler.get_scale()
-        mesh = self.ranks.mesh
-        dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)
-        if mesh["data"].size() > 1:
+        mesh, copies = self.ranks.mesh, self.ranks.sizes["data"]
+        if self.ranks.sizes["pipeline"] > 1:
+            dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)
+        if copies > 1:
             dist.all_reduce(mean, group=mesh.get_group("data"))
-            mean /= mesh["data"].size()
+            mean /= copies
         return mean
 
 
-def _modes(part: nn.Module) -> dict[str, bool]:
-    """Whether each layer is in train mode."""
-    return {name: module.training for name, module in part.named_modules()}
+def _modes(part: nn.Module) -> dict[str, tuple[nn.Module, bool]]:
+    """The layers of a part, and whether each is in train mode."""
+    return {name: (module, module.training) for name, module in part.named_modules()}

@@ -91,7 +91,7 @@ def _averaged(parameter: nn.Parameter, ranks: Ranks) -> torch.Tensor:
     """The mean gradient of the copies of a parameter."""
     grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     dist.all_reduce(grad, group=ranks.mesh.get_group("data"))
-    return grad / ranks.mesh["data"].size()
+    return grad / ranks.sizes["data"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

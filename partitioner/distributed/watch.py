@@ -87,7 +87,8 @@ class Watch:
                 f"autocast is {mode}, and was {self.autocast} when the stages were made: call parallelize, and each step, in "
                 "the same autocast"
             )
-        if _modes(self.model) not in _SEEN.get(self.model, ()):
+        modes = _modes(self.model)
+        if modes not in _SEEN.get(self.model, ()):
             _refuse(self._switched())
         for slot in self.slots:
             now = slot.now
@@ -96,7 +97,7 @@ class Watch:
         for slot in self.replaced:
             self._see_replaced(slot)
         if self.traceable:
-            with _in_modes(self.model, self.modes):
+            with _in_modes(self.model, modes, self.modes):
                 if not self.example.is_current():
                     _refuse(self._changed())
 
@@ -147,13 +148,24 @@ def _autocast() -> str:
 
 
 def _modes(model: nn.Module) -> list[bool]:
-    return [module.training for module in model.modules()]
+    return [module.training for module in _layers(model)]
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` gives, which takes a generator for each level of each layer: every step asks for it."""
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            waiting += [each for each in reversed(module._modules.values()) if each is not None]
+    return list(found)
 
 
 @contextmanager
-def _in_modes(model: nn.Module, modes: list[bool]) -> Iterator[None]:
-    """A block in which each layer is in a mode of its own."""
-    before = _modes(model)
+def _in_modes(model: nn.Module, before: list[bool], modes: list[bool]) -> Iterator[None]:
+    """A block in which each layer is in a mode of its own, and not in the one before."""
     _switch(model, modes if modes != before else None)
     try:
         yield
@@ -162,7 +174,7 @@ def _in_modes(model: nn.Module, modes: list[bool]) -> Iterator[None]:
 
 
 def _switch(model: nn.Module, modes: list[bool] | None) -> None:
-    for module, mode in zip(model.modules(), modes, strict=True) if modes is not None else ():
+    for module, mode in zip(_layers(model), modes, strict=True) if modes is not None else ():
         module.training = mode
 
 

@@ -114,6 +114,12 @@ def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
             yield partial(known.__setitem__, name, item)
 
 
+def places(function: FunctionType) -> Iterator[tuple[Callable[[Any], None], Any]]:
+    """What a function's closure and its globals hold; before each, what puts another thing in its place."""
+    yield from ((partial(setattr, cell, "cell_contents"), cell.cell_contents) for _, cell in _cells(function))
+    yield from ((partial(known.__setitem__, name), item) for known, name, item in _spoken_of(function))
+
+
 def _spoken_of(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """The globals that a function speaks of, and what it may speak of in modules of the user's: where, by which name, what."""
     names = dict.fromkeys(names_in(function.__code__))

@@ -8,27 +8,22 @@ copied, one level deep for each container.
 
 from __future__ import annotations
 
-import random
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from io import BytesIO, StringIO
 from itertools import chain
 from threading import local
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._library.custom_ops import CustomOpDef
 
 from partitioner.errors import InputError
 from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked, slots_of, slots_undo
-from partitioner.model.functions import bindings, names_in, reached, used_globals, users_function, wrapped
-from partitioner.model.undo import stream_undo, tensor_undo
+from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
+from partitioner.model.undo import STATEFUL, attributes_undo, process_undo, state_undo, tensor_undo
 
 LARGEST = 2**28
 """Bytes of parameters up to which they are copied: all of a large model would take as much memory again."""
@@ -48,54 +43,46 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 _CONTAINERS = (OrderedDict, dict, list, set, deque)
 """Containers by whose own methods items are read and put back: a user's subclass may do something of its own."""
 
-_CACHE = type(cache(len))
-"""A function with a cache."""
-
 _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing asyncio logging".split())
 """Modules whose objects stand between threads: put back, one would wake or block a thread that the model knows nothing of."""
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
-_OF_GLOBALS = (*_CONTAINERS, _CACHE, torch.Tensor, nn.Parameter, CustomOpDef)
+_OF_GLOBALS = (*_CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef)
 """What is kept of globals that functions speak of, beside what is the user's own."""
 
 
 @contextmanager
-def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True, registered: bool = True) -> Iterator[list[str]]:
+def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iterator[list[str]]:
     """Put back what is changed inside of the block.
 
     Args:
         module: whose state.
         arguments: what is to be kept beside it: the arguments of a call.
         tensors: whether values of tensors are copied too; otherwise nothing that takes memory is.
-        registered: whether those of the module's parameters and buffers are among them.
 
     Yields:
         A list that holds, when the block has ended, the names of what was changed and is no tensor.
     """
-    kept, changed = _Kept(tensors, () if registered else (*module.parameters(), *module.buffers())), list[str]()
+    kept, changed = _Kept(tensors), list[str]()
     kept.look(module, arguments)
-    grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
-    python, numbers = random.getstate(), np.random.get_state()
+    undo = process_undo()
     try:
         yield changed
     finally:
-        torch.set_grad_enabled(grad)
-        torch.set_rng_state(generator)
-        random.setstate(python)
-        np.random.set_state(numbers)
+        undo()
         changed += kept.restore()
 
 
 class _Kept:
     """What was found, and how it was."""
 
-    def __init__(self, tensors: bool, others: Sequence[torch.Tensor]) -> None:
-        self.tensors, self.others = tensors, frozenset(map(id, others))
+    def __init__(self, tensors: bool) -> None:
+        self.tensors = tensors
         self.seen: dict[int, Any] = {}  # holds what was seen, so that no identity is given twice
         self.containers: list[tuple[Path, Any, Any]] = []
         self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], object]] = []
         self.classes: dict[int, type] = {}
         self.room = LARGEST
         self.of_globals = set[int]()  # identities of what lies in globals
@@ -111,20 +98,25 @@ class _Kept:
                 continue
             self.seen[id(value)] = value
             if isinstance(value, torch.Tensor):
-                wanted = self.tensors and not value.is_meta and id(value) not in self.others
+                self.undo.append(attributes_undo(value))
+                wanted = self.tensors and not value.is_meta
                 if wanted and (small or not isinstance(value, nn.Parameter)) and self._has_room(path, value):
                     self.undo.append(tensor_undo(value))
-            elif not self._has_state(value):
-                self._keep(path, value)
-                if len(self.seen) + len(waiting) < MOST:
-                    waiting.extend(self._inside(path, value))
+                continue
+            if isinstance(value, STATEFUL):
+                if self._has_room(path, value):
+                    self.undo.append(state_undo(value))
+                continue
+            self._keep(path, value)
+            if len(self.seen) + len(waiting) < MOST:
+                waiting.extend(self._inside(path, value))
 
-    def _has_room(self, path: Path, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may be copied: what globals hold may be a whole data set."""
+    def _has_room(self, path: Path, held: Any) -> bool:
+        """Whether a tensor or an array may be copied: what globals hold may be a whole data set."""
         while path:
             path = path[0]
         if path is None:
-            self.room -= tensor.nbytes
+            self.room -= getattr(held, "nbytes", 0)
         return path is not None or self.room >= 0
 
     def _asked_for(self, waiting: deque[tuple[Path, Any]]) -> bool:
@@ -132,32 +124,6 @@ class _Kept:
         for name in self.spoken & self.silent.keys():
             waiting.extend(self.silent.pop(name))
         return bool(waiting)
-
-    def _has_state(self, value: Any) -> bool:
-        """Keep the state of what has neither items nor attributes: generators of random numbers, buffers, streams, caches."""
-        if isinstance(value, random.Random):
-            state = value.getstate()
-            self.undo.append(lambda: value.setstate(state))
-        elif isinstance(value, np.random.Generator):
-            now = value.bit_generator.state
-            self.undo.append(lambda: setattr(value.bit_generator, "state", now))
-        elif isinstance(value, np.random.RandomState):
-            drawn = value.get_state()
-            self.undo.append(lambda: value.set_state(drawn))
-        elif isinstance(value, torch.Generator):
-            tensor = value.get_state()
-            self.undo.append(lambda: (value.set_state(tensor), None)[1])
-        elif isinstance(value, bytearray | array):
-            items: Any = value[:]
-            self.undo.append(lambda: value.__setitem__(slice(None), items))
-        elif type(value) in (BytesIO, StringIO) and not value.closed:
-            self.undo.append(stream_undo(value))
-        elif type(value) is _CACHE:
-            if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too
-                self.undo.append(value.cache_clear)
-        else:
-            return False
-        return True
 
     def _keep(self, path: Path, value: Any) -> None:
         """Keep a value, if it can be changed. An iterator cannot be put back: what is taken from it is given once more."""
@@ -177,12 +143,20 @@ class _Kept:
                 live[key] = _Taken(then[key])
                 self.iterators.append((live, then, key))
 
+    def _take(self, function: FunctionType) -> None:
+        """Iterators that a function finds in its closure or in globals."""
+        for put, item in places(function):
+            if _is_iterator(item):
+                put(taken := _Taken(item))
+                self.undo.append(lambda put=put, taken=taken: put(taken.whole()))  # type: ignore[misc]
+
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """What lies in a value, and where."""
         yield from ((((), "function"), item) for item in wrapped(value))
         if isinstance(value, _CODE):
             if function := users_function(value):
                 self.spoken.update(names_in(function.__code__))
+                self._take(function)
                 self.undo.extend(bindings(function))
                 self.containers.append((path, vars(function), dict(vars(function))))
                 yield from ((((), name), item) for name, item in reached(function))
@@ -306,7 +280,11 @@ def _refill(live: Any, then: Any) -> list[str]:
             if whole:
                 items.pop(live, key, None)  # or it would stay in the place where it is
             items.__setitem__(live, key, then[key])
-        return [f".{key}" for key in changed if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))]
+        return [
+            f".{key if isinstance(key, str | int) else type(key).__name__}"
+            for key in changed
+            if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))
+        ]
     old = list(items.__iter__(live))
     if len(old) == len(then) and all(one is other for one, other in zip(old, then, strict=True)):
         return []

@@ -51,7 +51,7 @@ def capture_symbolic(module: nn.Module) -> View:
     """
     tracer = _Tracer(guess_call(module))
     try:
-        with state_kept(module, registered=False):
+        with state_kept(module):
             graph = tracer.trace(module)
     except Exception as error:  # forward is the user's code and may raise anything on a proxy
         where = " ".join(filter(None, (tracer.failed_in and f"in {tracer.failed_in}", user_line(error))))

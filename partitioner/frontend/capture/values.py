@@ -1,11 +1,12 @@
 """Values from outside of a frame that Dynamo takes for others.
 
 It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It takes a generator of random
-numbers, a `random.Random`, to be for good in the state in which it is found. Where such a value is used the graph ends, and
-Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a
-number has changed it cannot take in: here each range is one constant. A tensor of a class that says itself what functions do
-with it, it would give as a plain one, unless the class was made to be traced. Tuples, texts and numbers of a user's class may
-have attributes, of which torch does not ask as long as the object is the same: they are noted, to be asked for here.
+numbers, a `random.Random`, to be for good in the state in which it is found, and of what an optimizer keeps it loses a part.
+Where such a value is used the graph ends, and Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask
+again which one it is. A range of which a number has changed it cannot take in: here each range is one constant. A tensor of a
+class that says itself what functions do with it, it would give as a plain one, unless the class was made to be traced. Tuples,
+texts and numbers of a user's class may have attributes, of which torch does not ask as long as the object is the same: they are
+noted, to be asked for here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from enum import Enum
 from types import MethodDescriptorType
 from typing import Any
 
+import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
@@ -40,6 +42,8 @@ def values_kept() -> AbstractContextManager[None]:
             raise Unsupported("a random.Random of the model's own is used")
         if has_own_rules(value) and not hasattr(value, "__tensor_flatten__"):
             raise Unsupported(f"a tensor of class {type(value).__name__}, which overrides functions, is used")
+        if isinstance(value, torch.optim.Optimizer):
+            raise Unsupported("an optimizer is used")
         if isinstance(value, deque):
             if value.maxlen is not None:
                 raise Unsupported(f"a deque of at most {value.maxlen} items is used")
