@@ -23,6 +23,7 @@ import pytest
 import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from lanes import OLD_TORCH
 from pretend import pretending, spread
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -222,6 +223,7 @@ def method_wrapped_on_the_module(run: Run) -> Steps:
     yield run(rand()), module.encode(rand())
 
 
+@pytest.mark.xfail(OLD_TORCH, reason="torch 2.11 does not trace the method of ours that the new one calls", strict=True)
 def test_wrapped_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new method is part of the one graph, with the class's method in it."""
     model = Encodes()
