@@ -132,7 +132,8 @@ def faster_alone(programs: Programs, call: Call) -> int:
     """Elements in the arguments of a call up to which the model runs as it is; -1 where its programs are not slower.
 
     Guards take some 10 to 30 us, which nothing can win back for a model of that size. So a short call is timed beside the
-    model's own forward: only on a CPU where the model lies, and where forward is one graph, so that nothing in it prints.
+    model's own forward: only on a CPU where the model lies, and where forward is one graph of torch's ops, so that nothing in
+    it prints or counts what cannot be put back.
     """
     model, (args, kwargs) = programs.original, call.fill(call.tensors)
     size = elements(call.leaves)
@@ -140,7 +141,7 @@ def faster_alone(programs: Programs, call: Call) -> int:
     if size == inf or not lies_here or programs.machine.lanes[0].kind != "cpu" or not programs.forward.is_whole:
         return -1
     with state_kept(model, args, kwargs), torch.random.fork_rng([]):
-        if any(piece.reason for piece, _ in programs.graphs_of(args, kwargs)):
+        if any(piece.reason or not can_be_repeated(piece, given) for piece, given in programs.graphs_of(args, kwargs)):
             return -1
         start = time.perf_counter()
         programs.run("forward", args, kwargs)

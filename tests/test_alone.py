@@ -30,6 +30,11 @@ class Small(nn.Module):
         return x * self.weight
 
 
+@pytest.fixture(autouse=True)
+def short_calls_are_measured(monkeypatch: pytest.MonkeyPatch, _through_programs: None) -> None:
+    monkeypatch.setattr(tuning, "SHORT", 1.0)
+
+
 def pieces_run(parallel: Parallel, *args: Any) -> int:
     """How many programs a call runs."""
     programs = parallel._partitioner_programs
@@ -84,6 +89,28 @@ def test_not_where_forward_is_several_graphs(capsys: pytest.CaptureFixture[str])
 
     parallel = partition(Prints(), LANES, example_inputs=X)
     assert parallel._partitioner_programs.alone == -1 and capsys.readouterr().out.count("called") < 10
+
+
+@torch.library.custom_op("partitioner_tests::told", mutates_args=())
+def told(x: Tensor) -> Tensor:
+    TOLD.append(1)
+    return x.clone()
+
+
+told.register_fake(torch.empty_like)
+TOLD: list[int] = []
+
+
+def test_not_where_an_op_is_not_torch_s() -> None:
+    """It may do what nobody can put back, as often as it is called."""
+
+    class Tells(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return told(super().forward(x))
+
+    TOLD.clear()
+    assert partition(Tells(), LANES, example_inputs=X)._partitioner_programs.alone == -1
+    assert len(TOLD) < 20
 
 
 def test_what_the_arguments_hold_is_counted() -> None:
