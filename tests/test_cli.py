@@ -114,6 +114,14 @@ def test_without_inputs(model: str) -> None:
     assert result.exit_code == 0 and "No shapes are known" in result.stdout
 
 
+def test_ranks_in_json_alone(model: str) -> None:
+    """Of a spec for ranks: what the model printed once stood in front of the report."""
+    Path("spec.yaml").write_text("distributed: {mesh: {pipeline: 2}, microbatches: 2}\n")
+    result = run("inspect", model, "--format", "json", "--spec", "spec.yaml")
+    assert json.loads(result.stdout)["mesh"]["pipeline"] == 2
+    assert result.stderr == "a model may print what it likes\n"
+
+
 def test_version_and_help() -> None:
     assert run("--version").stdout == f"partitioner {partitioner.__version__}\n"
     for args in ([], ["--help"]):

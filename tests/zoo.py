@@ -360,7 +360,6 @@ gpt2 GPT2Model text gpt
 t5 T5Model pair t5
 
 [quick text vision two-tower]
-blip BlipModel image_text blip
 clip CLIPModel image_text towers
 lxmert LxmertModel regions encoder l_layers=2 x_layers=1 r_layers=2 visual_feat_dim=16
 
@@ -581,6 +580,7 @@ speech_to_text Speech2TextModel frames seq2seq max_source_positions=64 max_targe
     input_feat_per_channel=16 conv_channels=16
 
 [text vision two-tower]
+blip BlipModel image_text blip
 altclip AltCLIPModel image_text towers
 blip_2 Blip2ForImageTextRetrieval image_text blip_2
 bridgetower BridgeTowerModel image_text bridgetower

@@ -6,16 +6,12 @@ from typing import Annotated
 
 import typer
 
-from partitioner.cli.console import guarded, working, write
+from partitioner.cli.console import Debug, Output, guarded, working, write
 
 Devices = Annotated[
     list[str] | None,
     typer.Option(metavar="NAMES", help="Devices to measure, such as cpu:0,cpu:1 or cuda:0; those that are found if left out."),
 ]
-Output = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Write the spec to a file, for --spec, instead of standard output.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def calibrate_command(devices: Devices = None, output: Output = None, debug: Debug = False) -> None:

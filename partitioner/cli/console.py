@@ -9,10 +9,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from partitioner.errors import PartitionerError
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Output = Annotated[str | None, typer.Option("--output", metavar="FILE", help="Write to a file instead of standard output.")]
 
 USAGE, FAULT = 2, 3
 """Exit codes: the user can mend it; we have to. 1 is for programs with faults."""

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from partitioner.cli.console import guarded, write
+from partitioner.cli.console import Debug, guarded, write
 
 First = Annotated[str, typer.Argument(metavar="A", help="A plan that save_plan or inspect --save-plan wrote.")]
 Second = Annotated[str, typer.Argument(metavar="B", help="Another one.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def diff_command(one: First, other: Second, debug: Debug = False) -> None:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from partitioner.cli.calibrate import calibrate_command
-from partitioner.cli.console import USAGE, complain, guarded, terminal, working, write
+from partitioner.cli.console import USAGE, Debug, Output, complain, guarded, terminal, working, write
 from partitioner.cli.diff import diff_command
 from partitioner.cli.plan import plan_command
 
@@ -53,13 +53,11 @@ Policy = Annotated[str | None, typer.Option(metavar="NAME", help="Who places the
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", help="A spec in YAML, JSON or TOML.")]
 Depths = Annotated[str | None, typer.Option("--depth", metavar="RANGE", help="Show the depths 3 to 7 with 3:8, or one with 3.")]
 FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="table, json, dot or mermaid.")]
-Output = Annotated[str | None, typer.Option(metavar="FILE", help="Write to a file instead of standard output.")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not run the model to compare its trace with it.")]
 SavePlan = Annotated[
     str | None,
     typer.Option("--save-plan", metavar="FILE", help="Also write the plan as JSON, for partition(plan=FILE) and diff."),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -144,11 +142,13 @@ def verify_command(
 
 def _ranks(target: str, inputs: list[str] | None, spec: Spec, format_name: str) -> str:
     """What a spec for many ranks promises for a model."""
-    from partitioner.cli.target import load_target
-    from partitioner.distributed.outlook import outlook
-
-    found = load_target(target, inputs or [])
-    expected = outlook(found.module, found.inputs, spec, found.kwargs)
+    with working("importing torch"):
+        from partitioner.cli.target import load_target
+        from partitioner.distributed.outlook import outlook
+    with working(f"loading {target}"):
+        found = load_target(target, inputs or ())
+    with working(f"planning {found.name}"):
+        expected = outlook(found.module, found.inputs, spec, found.kwargs)
     return f"{json.dumps(expected.data(), indent=2) if format_name == 'json' else expected}\n"
 
 

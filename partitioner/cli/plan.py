@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partitioner.cli.console import guarded, working, write
+from partitioner.cli.console import Debug, Output, guarded, working, write
 
 GraphFile = Annotated[str, typer.Argument(metavar="GRAPH", help="A task graph in JSON: tasks with seconds, and edges.")]
 MachineFile = Annotated[str, typer.Option("--machine", metavar="FILE", help="Devices and links in JSON or YAML.")]
@@ -15,8 +15,6 @@ Contiguous = Annotated[bool, typer.Option("--contiguous", help="No path of tasks
 PolicyName = Annotated[str, typer.Option("--policy", metavar="NAME", help="Who plans: auto, or one of the policies.")]
 TimeLimit = Annotated[str, typer.Option("--time-limit", metavar="TIME", help="How long it may take, such as 10s or 500ms.")]
 FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="table or json.")]
-Output = Annotated[str | None, typer.Option("--output", metavar="FILE", help="Write to a file instead of standard output.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def plan_command(

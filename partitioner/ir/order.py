@@ -65,16 +65,13 @@ def idle_waits(program: Program) -> frozenset[int]:
     """
     recorded: set[int] = set()
     found: set[int] = set()
-    for index, (item, before, start, _) in enumerate(_replay(program, _is_work, past=1)):
+    replay = _replay(program, lambda item: not isinstance(item, Record | Wait), past=1)
+    for index, (item, before, start, _) in enumerate(replay):
         if isinstance(item, Record):
             recorded.add(item.event)
         elif isinstance(item, Wait) and item.event in recorded and start == before:
             found.add(index)
     return frozenset(found)
-
-
-def _is_work(item: Instruction) -> bool:
-    return not isinstance(item, Record | Wait)
 
 
 def _replay(

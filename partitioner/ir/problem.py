@@ -282,12 +282,7 @@ class Problem:
         rules = ", contiguous" if self.contiguous else ""
         lines = [f"problem {self.name}: {counted} on {len(self.processors)} processors; {self.objective}{rules}"]
         for task, name in enumerate(self.tasks):
-            times = (f"{kind.name} {table[task] * 1e3:.3g} ms" for kind in self.kinds for table in [min_width(kind)])
+            times = (f"{kind.name} {kind.seconds[min(kind.seconds)][task] * 1e3:.3g} ms" for kind in self.kinds)
             sources = " ".join(dict.fromkeys(self.tasks[source] for source, _ in self.before[task]))
             lines.append(f"  {name}  {', '.join(times)}{f'  <- {sources}' if sources else ''}")
         return "\n".join(lines)
-
-
-def min_width(kind: Kind) -> Sequence[float]:
-    """Seconds of each task with the fewest threads that a kind knows of."""
-    return kind.seconds[min(kind.seconds)]

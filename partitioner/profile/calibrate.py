@@ -165,14 +165,14 @@ def _overhead(place: str) -> float:
     return statistics.geometric_mean(_issued(call, place) for call in calls)
 
 
-def _issued(call: Callable[[], object], place: str, count: int = 100, rounds: int = 9) -> float:
+def _issued(call: Callable[[], object], place: str) -> float:
     """Seconds of the host for one call; the device may be behind, but not so far that the host has to wait for it."""
     found = []
-    for _ in range(rounds):
+    for _ in range(9):
         start = time.perf_counter()
-        for _ in range(count):
+        for _ in range(100):
             call()
-        found.append((time.perf_counter() - start) / count)
+        found.append((time.perf_counter() - start) / 100)
         if torch.device(place).type != "cpu":
             torch.accelerator.synchronize(torch.device(place))
     return statistics.median(found)

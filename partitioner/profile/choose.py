@@ -28,7 +28,8 @@ def matters(graph: Graph, costs: Costs) -> list[str]:
         costs: what they are estimated to take.
     """
     first = costs.machine.devices[0]
-    time = {op.name: costs.op_time(op.name, first, first.threads_per_lane) for op in graph.ops if _computes(costs, op.name)}
+    computing = [op.name for op in graph.ops if costs.ops[op.name].flops or costs.ops[op.name].moved]
+    time = {name: costs.op_time(name, first, first.threads_per_lane) for name in computing}
     through = longest_paths(graph, lambda op: time.get(op, 0.0))
     critical = max(through.values(), default=0.0)
     near = {name: seconds for name, seconds in time.items() if through[name] >= NEAR * critical}
@@ -56,7 +57,3 @@ def longest_paths(graph: Graph, time: Callable[[str], float]) -> dict[str, float
     """Seconds of the longest path through each op: its upward and its downward rank, which both count it, less itself."""
     up, down = upward_priority(graph.dag, time), upward_priority(graph.dag.reverse(copy=False), time)
     return {name: up[name] + down[name] - time(name) for name in up}
-
-
-def _computes(costs: Costs, op: str) -> bool:
-    return bool(costs.ops[op].flops or costs.ops[op].moved)
