@@ -7,9 +7,11 @@ Each is judged as those of `hostile` are: it does what the plain model does.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import os
+import random
 import sys
 import threading
 from collections.abc import Generator
@@ -486,6 +488,39 @@ def optimizer_in_forward(run: Run) -> Steps:
     """What the optimizer keeps was lost, and that weights were written by a trace without an example."""
     for _ in range(3):
         yield run(rand()), run.module.left.weight, list(run.module.optimizer.state.values())
+
+
+@functools.lru_cache
+def counted(number: int) -> float:
+    SEEN.append(number)
+    return float(number)
+
+
+@functools.lru_cache
+def drawn() -> float:
+    return random.random()
+
+
+SEEN: list[int] = []
+
+
+class Cached(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * counted(2) + self.right(x) * drawn() + len(SEEN)
+
+
+def cached() -> nn.Module:
+    SEEN.clear()
+    counted.cache_clear()
+    drawn.cache_clear()
+    return Cached()
+
+
+@fresh(cached)
+def cached_functions_that_do_more(run: Run) -> Steps:
+    """They did it, and drew, in each call, as if there were no cache."""
+    for _ in range(3):
+        yield run(rand()), list(SEEN), counted.cache_info().currsize
 
 
 class Sends(Two):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import (  # noqa: F401  (each registers its programs)
     aliases,
+    asked,
     beneath,
     caches,
     classes,
@@ -24,6 +25,7 @@ from . import (  # noqa: F401  (each registers its programs)
     language,
     layers,
     layouts,
+    left,
     methods,
     modes,
     names,

@@ -1,7 +1,7 @@
-"""Functions with a cache, `functools.lru_cache`, that give tensors.
+"""Functions with a cache, `functools.lru_cache`, that give tensors, draw random numbers, or write something.
 
 Dynamo traces what lies in such a function as if there were no cache: its second call would give other tensors than its first,
-other random numbers among them. Here such a call ends the graph, and runs as it is.
+other random numbers, and write once more. Here such a call ends the graph, and runs as it is.
 """
 
 from __future__ import annotations
@@ -10,28 +10,37 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import TensorVariable
-from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
 from partitioner.frontend.capture.amended import amended
 
 
 def caches_kept() -> AbstractContextManager[None]:
-    """While a frame is traced: a call of a function with a cache ends the graph if it gives tensors.
+    """While a frame is traced: a call of a function with a cache ends the graph if the cache can be told.
 
     What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
     """
-    plain = WrapperUserFunctionVariable.call_function
+    plain, allowed = WrapperUserFunctionVariable.call_function, SideEffects.check_allowed_side_effect
 
-    def call_function(self: Any, *arguments: Any) -> Any:
-        result = plain(self, *arguments)
-        function = self.wrapper_obj
-        if hasattr(function, "cache_info") and not (function.__module__ or "").startswith("torch."):
-            found: list[Any] = []
-            VariableTracker.visit(lambda value: found.append(value) if isinstance(value, TensorVariable) else None, result)
-            if found:
-                raise Unsupported(f"{function.__qualname__} keeps its tensors in a cache")
+    def call_function(self: Any, tx: Any, *arguments: Any) -> Any:
+        function, found = self.wrapper_obj, list[Any]()
+        if not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
+            return plain(self, tx, *arguments)
+
+        def writes(effects: Any, item: Any) -> Any:
+            if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew):
+                found.append(item)
+            return allowed(effects, item)
+
+        drawn = len(tx.output.random_calls)
+        with amended(SideEffects, check_allowed_side_effect=writes):
+            result = plain(self, tx, *arguments)
+        VariableTracker.visit(lambda value: found.append(value) if isinstance(value, TensorVariable) else None, result)
+        if found or len(tx.output.random_calls) > drawn:
+            raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
         return result
 
     return amended(WrapperUserFunctionVariable, call_function=call_function)

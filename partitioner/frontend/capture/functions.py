@@ -1,9 +1,9 @@
 """Autograd functions of the user's: what torch records of them is what is recorded here.
 
 torch looks at the tensors that a function is given as arguments of their own, and at those that it gives back so. Dynamo
-looks into lists and modules, too, and where no argument wants a gradient it traces forward as any other function: what a list,
-a module or a closure holds would have gradients that it has not in eager. Such calls end the graph, or are traced without
-gradients, as forward runs. Those that give an argument back, of which torch makes another tensor, end it, too.
+looks into lists and layers, too, and where no argument wants a gradient it traces forward as any other function: what a list, a
+layer or a closure holds would have gradients that it has not in eager. There forward is traced without gradients, as it runs,
+and an argument that is given back as it came is another tensor, as torch makes one. Lists that are given back end the graph.
 
 A backward that is marked with `torch.autograd.function.once_differentiable` is traced without gradients, where the mark says
 nothing: it is kept. And Dynamo makes an instance of such a function, of which torch itself warns: where warnings are errors,
@@ -46,12 +46,10 @@ def functions_kept() -> Iterator[None]:
         mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
         mode.enter(tx)
         result = plain(self, tx, args, kwargs)
-        mode.exit(tx)
-        mine = {each.as_proxy() for each in given}
-        if any(each.is_tensor() and each.as_proxy() in mine for each in _parts(result)):
-            raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives back what it was given")
         if issubclass(result.python_type(), tuple) and result.python_type() is not tuple:
             raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives a tuple with names, and torch a plain one")
+        result = _apart(tx, result, {each.as_proxy() for each in given})  # none is written: that ends the graph
+        mode.exit(tx)
         return result
 
     def prepare(self: Any, tx: Any, ctx: Any, name: str, args: Sequence[Any]) -> Any:
@@ -63,12 +61,8 @@ def functions_kept() -> Iterator[None]:
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         result = record(self, tx, args, kwargs)
-        *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
-        given = {id(_example(each.as_proxy().node)) for each in (*args, *kwargs.values()) if each.is_tensor()}
-        others = [value for value in map(_example, call.all_input_nodes) if id(value) not in given]
-        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in others):
-            raise Unsupported("an autograd function reads tensors that are no arguments of its own, and want gradients")
         if getattr(self.bwd_fn, "__code__", None) is MARK:
+            *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
             call.kwargs = {**call.kwargs, "once": True}
         return result
 
@@ -84,15 +78,19 @@ def functions_kept() -> Iterator[None]:
         yield
 
 
-def _example(node: Any) -> Any:
-    return node.meta.get("example_value")
-
-
 def _tracked(result: Any) -> Any:
     """What forward gives, if torch tracks all of it."""
     if any(issubclass(part.python_type(), list | dict) for part in _parts(result)):
         raise Unsupported("an autograd function gives a list or dictionary, in which torch tracks no tensor")
     return result
+
+
+def _apart(tx: Any, result: Any, given: set[Any]) -> Any:
+    """What forward gives, where an argument that it gives back as it came is another tensor on the same memory."""
+    if isinstance(result, TupleVariable):
+        return TupleVariable([_apart(tx, each, given) for each in result.items])
+    same = result.is_tensor() and result.as_proxy() in given
+    return result.call_method(tx, "view_as", [result], {}) if same else result
 
 
 def _parts(result: Any) -> Sequence[Any]:
