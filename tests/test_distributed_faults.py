@@ -89,6 +89,7 @@ REFUSED = {
     "without gradients": ("InputError", "a step has a backward, and gradients are off here"),
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
     "loss no tensor": ("InputError", "loss_fn gave a float"),
+    "loss without a gradient": ("InputError", "loss_fn gave a tensor without a gradient, and a step would train nothing"),
 }
 READ_BY_EACH = {
     "no section": "the spec has no section distributed",
@@ -97,6 +98,9 @@ READ_BY_EACH = {
     "one stage for several": "looped_bfs gives each rank several stages; set stages_per_rank",
     "several stages for one": "1f1b gives each rank one stage, and stages_per_rank is 2",
     "zero bubble with ddp": "interleaved_zero_bubble with ddp gives wrong gradients",
+    "no model": "a model is a torch.nn.Module, and this is of type str",
+    "no loss": "loss_fn is of type NoneType: give a function of the model's output",
+    "a class of losses": r"loss_fn is the class MSELoss: give an instance of it, MSELoss\(\)",
 }
 TAKEN = (
     "a right step",
@@ -114,6 +118,9 @@ TAKEN = (
     "evaluated beside fsdp2",
     "an int",
     "a pair for a loss without a target",
+    "what is not finite",
+    "an input returned",
+    "tuned behind frozen layers",
 )
 
 
@@ -207,9 +214,11 @@ def test_what_is_wrong_is_said_once_by_the_first_rank(refused: list[dict[str, An
 
 
 @pytest.mark.parametrize("name", READ_BY_EACH)
-def test_a_spec_is_refused_before_ranks_are_connected(refused: list[dict[str, Any]], name: str) -> None:
+def test_what_each_rank_reads_is_refused_before_they_are_connected(refused: list[dict[str, Any]], name: str) -> None:
     for rank in refused:
-        assert rank[name]["raised"] == "SpecError" and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[name]
+        assert rank[name]["raised"] in ("SpecError", "InputError") and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[
+            name
+        ]
 
 
 @pytest.mark.parametrize("name", TAKEN)

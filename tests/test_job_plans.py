@@ -514,7 +514,7 @@ def _in_stages(example: Example, cut: Cut, x: Tensor) -> Any:
         part = part_of(example.traced, cut, number)
         results = interpret(part.graph, [known[name] for name in part.graph.arguments])
         known |= dict(zip(part.results, results, strict=True))
-    return example.output([known[name] for name in example.traced.graph.outputs])
+    return example.output([known[name] for name in example.traced.graph.outputs], known)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

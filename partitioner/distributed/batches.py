@@ -26,6 +26,10 @@ class Batches:
         count: microbatches of a step.
         device: where they are wanted.
         watch: sees what was done to the model since its stages were made, if there are stages yet.
+
+    Attributes:
+        inputs, targets: of each microbatch.
+        whole: the inputs of all of them together, as they were given.
     """
 
     model: nn.Module
@@ -35,6 +39,7 @@ class Batches:
     watch: Watch | None = None
     inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
+    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Mapping[str, torch.Tensor]:
         """The graph's inputs of one microbatch, by name."""
@@ -54,6 +59,7 @@ class Batches:
             raise InputError("the batch has another structure than the example inputs")
         rows = self.rows(call)
         self._refuse_target(target, rows)
+        self.whole = self.example.arguments(call.tensors)
         self.inputs = [
             self.example.arguments(
                 [
@@ -96,9 +102,12 @@ class Batches:
         return self.example.rows * self.count
 
     def checksum(self) -> torch.Tensor:
-        """What tells one batch from another: sums of its microbatches' inputs, as they are and by place."""
+        """What tells one batch from another: sums of its microbatches' inputs, as they are and by place.
+
+        Masks are infinite and data may have gaps: what is not finite counts as numbers, for no sum of it equals another rank's.
+        """
         given = [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)]
-        tensors = [each.detach().double().flatten().cpu() for each in given]
+        tensors = [each.detach().double().flatten().cpu().nan_to_num(0.25, 0.5, -0.5) for each in given]
         places = (torch.arange(each.numel(), dtype=torch.float64) for each in tensors)
         sums = [torch.stack((each.sum(), each @ place)) for each, place in zip(tensors, places, strict=True)]
         return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)

@@ -8,7 +8,7 @@ Arguments and results are told by what they are: the tensor that the tracer was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -63,9 +63,9 @@ class Example:
         """The graph's inputs, by name, of a call with other tensors."""
         return {name: tensors[place] for name, place in self.places.items()}
 
-    def output(self, results: Sequence[torch.Tensor]) -> Any:
-        """What the model returns, from the graph's results."""
-        known = dict(zip(self.traced.graph.outputs, results, strict=True))
+    def output(self, results: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Any:
+        """What the model returns, from the graph's results and its inputs, some of which it may return as they are."""
+        known = {**given, **dict(zip(self.traced.graph.outputs, results, strict=True))}
         return tree_unflatten([known[name] if name else value for name, value in self.leaves], self.structure)
 
 

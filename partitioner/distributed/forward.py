@@ -55,7 +55,7 @@ class Forward:
             numbers = torch.arange(self.batches.count)
             given = (numbers,) if self.first_here else ()
             merged = self.schedule.step(*given, number=numbers)
-        return None if merged is None else self.batches.example.output(tree_leaves(merged))
+        return None if merged is None else self.batches.example.output(tree_leaves(merged), self.batches.whole)
 
 
 def refuse_other_than_rows(example: Example) -> None:

@@ -35,7 +35,7 @@ class Ranked(nn.Module):
         device: where this rank computes.
 
     Attributes:
-        idle: a parameter without elements, of which the model knows nothing: what `parameters` gives where nothing is held.
+        idle: a parameter without elements, of which the model knows nothing: what `parameters` gives where nothing is trained.
     """
 
     def __init__(
@@ -46,17 +46,18 @@ class Ranked(nn.Module):
         self.idle = (nn.Parameter(torch.empty(0, device=device)),)  # in a tuple, where no state_dict finds it
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """This rank's parameters; where no parameter falls to it, one without elements and without a gradient.
+        """This rank's parameters; where none falls to it that is trained, also one without elements and without a gradient.
 
-        torch's optimizers refuse an empty list, and the line that makes one is the same on all ranks. Keys, checkpoints and
-        `named_parameters` have nothing of it.
+        torch's optimizers refuse an empty list, and the line that makes one is the same on all ranks, also if it takes those
+        alone that require a gradient. Keys, checkpoints and `named_parameters` have nothing of it.
 
         Example:
             >>> empty = Ranked(Cut(None, {}, (0.0,), 0.0), (0,))
             >>> torch.optim.AdamW(empty.parameters()).step(), empty.state_dict()
             (None, OrderedDict())
         """
-        return iter([*super().parameters(recurse)] or self.idle)
+        found = [*super().parameters(recurse)]
+        return iter(found if any(each.requires_grad for each in found) else [*found, *self.idle])
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not for users.

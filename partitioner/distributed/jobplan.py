@@ -38,6 +38,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.saved_job import SavedJob, SavedRank, SavedSharding, SavedStage
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Sharding
+from partitioner.model.accept import accepted
 from partitioner.model.state import all_state
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
@@ -110,6 +111,7 @@ def plan(
         >>> [(stage.ops, stage.state) for stage in found.document.stages]
         [(('_0_linear',), ('0.weight', '0.bias')), (('_1_linear',), ('1.weight', '1.bias'))]
     """
+    model = accepted(model, loaded=False)
     whole, wished = distributed_in(spec)
     asked, count, choice = _settled(model, example_inputs, whole, wished, training)
     place = build_machine(whole).devices[0].torch_device

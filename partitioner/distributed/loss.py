@@ -25,6 +25,21 @@ class Scaler(Protocol):
         """By how much."""
 
 
+def refuse_no_loss(function: Any) -> None:
+    """Refuse what cannot be called with a model's output.
+
+    Raises:
+        InputError: says what it is.
+    """
+    if isinstance(function, type):
+        raise InputError(f"loss_fn is the class {function.__name__}: give an instance of it, {function.__name__}()")
+    if not callable(function):
+        raise InputError(
+            f"loss_fn is of type {type(function).__name__}: give a function of the model's output and, if it takes one, of a "
+            "target; of a model that returns its loss, loss_fn=lambda output: output. For outputs alone, call inference"
+        )
+
+
 @dataclass(eq=False)
 class Loss:
     """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
@@ -88,17 +103,22 @@ class Loss:
         """The part of one microbatch in the loss.
 
         Raises:
-            InputError: it is no scalar.
+            InputError: it is no scalar, or has no gradient.
         """
         flat = (results,) if isinstance(results, torch.Tensor) else tuple(results)
-        output = self.batches.example.output(flat)
-        target = self.batches.targets[int(number)]
+        place = int(number)
+        output, target = self.batches.example.output(flat, self.batches(place)), self.batches.targets[place]
         found = self.function(output, target) if self.takes_target else self.function(output)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise InputError(
                 f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch. What else is wanted of a "
                 "batch, let loss_fn put aside, detached"
+            )
+        if not found.requires_grad:
+            raise InputError(
+                "loss_fn gave a tensor without a gradient, and a step would train nothing: it does not depend on the model's "
+                "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
         self._refuse_foreign(found, flat)
         part = found / self.batches.count

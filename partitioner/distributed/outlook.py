@@ -26,6 +26,7 @@ from partitioner.distributed.prediction import Outlook
 from partitioner.distributed.ranks import here, together, told_by_first
 from partitioner.distributed.schedules import kind_of
 from partitioner.errors import SpecError
+from partitioner.model.accept import accepted
 from partitioner.model.call import example_call
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
@@ -62,6 +63,7 @@ def outlook(
         >>> outlook(deep, torch.ones(8, 64), {"distributed": {"mesh": "auto", "ranks": 2}}).asked.mesh.size
         2
     """
+    model = accepted(model, loaded=False)
     whole, asked = distributed_in(spec)
     device = build_machine(whole).devices[0]
     bench = Bench(model, example_inputs, example_kwargs, whole, device, build_cluster(whole, asked, device))

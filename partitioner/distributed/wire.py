@@ -34,7 +34,7 @@ from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.halves import SplitStage
 from partitioner.distributed.held import Ranked, held_of, start_alike
-from partitioner.distributed.loss import Loss
+from partitioner.distributed.loss import Loss, refuse_no_loss
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.outlook import distributed_in, settled
@@ -56,6 +56,7 @@ from partitioner.ir.machine import Device
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Axis
+from partitioner.model.accept import accepted
 from partitioner.model.state import all_state
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
@@ -95,6 +96,8 @@ def parallelize(
         loss = step((x, target))
         step.clip_grad_norm_(1.0)  # of the whole model; torch's own sees what this rank holds
     """
+    with first_speaks():
+        refuse_no_loss(loss_fn)
     wired = stages(model, example_inputs, spec, weights, plan)
     loss = Loss(loss_fn, wired.batches)
     step = Step(
@@ -188,8 +191,9 @@ def stages(
     Raises:
         As `parallelize`.
     """
-    before = all_state(model)
     with first_speaks():
+        model = accepted(model, loaded=False)
+        before = all_state(model)
         whole, wished = distributed_in(spec)
         saved = None if plan is None else read_job(plan)
         place = join(wished)

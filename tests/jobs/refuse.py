@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from refuse_nets import Averaged, Choosing, Counted, Dropping, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
+from refuse_nets import Averaged, Choosing, Counted, Dropping, Echo, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
 from torch import Tensor, nn
 
 import partitioner.distributed.ranks
@@ -159,6 +159,16 @@ def without_gradients() -> None:
         step((X, TARGET))
 
 
+def tuned() -> None:
+    """The usual optimizer of what is trained, also where that is nothing."""
+    model = Layers()
+    for layer in model.layers[:-1]:
+        layer.requires_grad_(False)
+    part, step = parallelize(model, X, {"distributed": PIPELINE}, nn.functional.mse_loss)
+    step((X, TARGET))
+    torch.optim.SGD([each for each in part.parameters() if each.requires_grad], lr=0.5).step()
+
+
 def under_autocast() -> None:
     step = ask()
     with torch.autocast("cpu", torch.bfloat16):
@@ -235,6 +245,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "without gradients": without_gradients,
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
+    "loss without a gradient": lambda: ask(loss=lambda output: output.detach().mean(), **DATA)(X),
+    "no model": lambda: ask("net"),
+    "no loss": lambda: ask(loss=None),
+    "a class of losses": lambda: ask(loss=nn.MSELoss),
 }
 """Nothing is sent after the fault, so that the next case finds the connections in order."""
 
@@ -254,6 +268,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "the same mode again": lambda: changed(nn.Module.train),
     "an int": lambda: ask(Scaled(), (X, 3))(((X, 3), TARGET)),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
+    "what is not finite": lambda: [ask()((X.masked_fill(X > 0, each), TARGET)) for each in (float("nan"), float("-inf"))],
+    "an input returned": lambda: ask(Echo(), loss=lambda output: (output[0] - output[1]).square().mean())(X),
+    "tuned behind frozen layers": tuned,
 }
 
 
