@@ -15,7 +15,7 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -179,23 +179,29 @@ class Known(NamedTuple):
 def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
     """Group, place, order and lower the ops of a graph."""
     policy, graph, machine, costs = policy_of(spec.policy), known.graph, known.machine, known.costs
-    decide: Policy
-    if isinstance(policy, Replayed):
-        decide, tasks = policy.on(graph)
-    else:
-        decide, tasks = partial(decided, policy=policy), coarsen(graph, costs, constraints, spec.grain)
 
-    def make(smaller: Machine) -> Plan:
-        placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, known.memory))
-        program = schedule(tasks, placement, machine)
-        for lowering in LOWERINGS:
-            program = lowering(program)
-        return Plan(graph, machine, costs, tasks, placement, program, known.state, memory=known.memory)
+    def maker(capped: Machine) -> Callable[[Machine], Plan]:
+        """What plans for a machine that differs in its caps alone, and for the same with less memory."""
+        decide: Policy
+        if isinstance(policy, Replayed):
+            decide, tasks = policy.on(graph)
+        else:
+            own = replace(costs, machine=capped)
+            decide, tasks = partial(decided, policy=policy), coarsen(graph, own, constraints, spec.grain)
 
-    plan = with_least_peak(machine, make) if spec.objective == "memory" else with_room(machine, make)
+        def make(smaller: Machine) -> Plan:
+            placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, known.memory))
+            program = schedule(tasks, placement, capped)
+            for lowering in LOWERINGS:
+                program = lowering(program)
+            return Plan(graph, capped, costs, tasks, placement, program, known.state, memory=known.memory)
+
+        return make
+
+    plan = with_least_peak(machine, maker) if spec.objective == "memory" else with_room(machine, maker)
     if not graph.observed:
         return plan
-    makespan = simulate(plan.program, costs, tasks, plan.placement).makespan
+    makespan = simulate(plan.program, costs, plan.tasks, plan.placement).makespan
     return replace(plan, serial=serial_seconds(costs, machine.devices[0]), makespan=makespan)
 
 

@@ -20,7 +20,6 @@ from partitioner.ir.answer import Answer
 from partitioner.ir.problem import Objective
 from partitioner.ir.units import parse_duration
 from partitioner.ir.words import one_of
-from partitioner.planner.capacity import refuse_impossible
 from partitioner.planner.policies import POLICIES, OrSerial, Policy, decided, policy_of
 from partitioner.spec.entries import Faults, collector_off
 from partitioner.spec.taskgraph import TaskGraphSource, read_problem
@@ -75,7 +74,6 @@ def plan(
     decide = _policy(policy, limit)
     with collector_off():
         problem = read_problem(graph, read_machine(machine), aim, contiguous)
-    refuse_impossible(problem)
     before = perf_counter()
     assignment = decided(problem, decide)
     return Answer(problem, assignment, perf_counter() - before)

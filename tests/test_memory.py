@@ -15,6 +15,7 @@ from hypothesis.strategies import integers
 from peaks import planned, towers, traced
 from torch import Tensor, nn
 
+from partitioner import driver
 from partitioner.compile import plan_of
 from partitioner.errors import PlacementError, SpecError, VerifyError
 from partitioner.frontend.analysis.held import memory_of
@@ -287,6 +288,25 @@ def test_a_plan_fits_the_caps_that_its_refusal_names_and_none_below(training: bo
     for less in ((enough[0] - 1, enough[1]), (enough[0], enough[1] - 1)):
         with pytest.raises(PlacementError, match=r"of state and .* of live values, and has"):
             verify_plan(replace(plan, machine=pair(*less)), memory)
+
+
+@pytest.mark.parametrize("cap", ["64KiB", "600KiB"])
+def test_the_cap_that_a_refusal_names_is_enough(cap: str) -> None:
+    """What the refused plan took was named: under such caps tasks went elsewhere, and were refused again. The first cap is too
+    small for a weight, whose op is named and not the number of its task; the second for what is alive."""
+
+    def plan_with(memory: str | int) -> Plan:
+        limits = {
+            "devices": [{"device": "cuda:0"}, {"device": "cuda:1"}],
+            "max_memory": {"cuda:0": memory, "cuda:1": memory},
+            "training": False,
+        }
+        return driver.planned(towers(), spec=limits, example_inputs=(BATCH,))
+
+    with pytest.raises(PlacementError, match="linear" if cap == "64KiB" else "of live values") as refusal:
+        plan_with(cap)
+    (named,) = re.findall(r"There is a plan where each device has (\d+) B", str(refusal.value))
+    assert peak_of(plan_with(int(named))) <= int(named)
 
 
 def test_larger_calls_are_held_against_the_caps() -> None:

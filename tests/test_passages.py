@@ -7,6 +7,7 @@ import pytest
 from partitioner import plan
 from partitioner.ir.problem import Channel, Kind, Problem, Processor
 from partitioner.planner.latency.quick import Quick
+from partitioner.planner.resources import Busy, common_gap
 from partitioner.planner.timing import timed
 
 
@@ -39,3 +40,13 @@ def test_a_schedule_that_is_known_is_not_excluded_by_the_solver() -> None:
     machine = {"devices": [{"name": name, "kind": name} for name in "xyz"], "links": links}
     found = plan({"tasks": tasks, "edges": [["d", "c"], ["e", "c"]]}, machine, policy="exact", time_limit=3)
     assert found.makespan == found.lower_bound == 11.0
+
+
+def test_a_gap_behind_many_short_ones_is_found() -> None:
+    """After 32 of them a passage went to the end of all; where memory is tight, that made schedules 4% longer."""
+    link, lane = Busy(), Busy()
+    for number in range(40):
+        link.take(number, number + 0.5)
+    link.take(41.5, 42.0)
+    lane.take(0.0, 0.1)
+    assert common_gap([link, lane], 0.0, 1.0) == 39.5

@@ -532,15 +532,17 @@ def test_what_fits_nowhere(tasks: list[Document], words: list[str]) -> None:
             assert word in str(error.value)
 
 
-def test_the_cap_that_is_named_would_do() -> None:
-    tasks = [task(f"t{number}", memory=size) for number, size in enumerate([7, 6, 5, 4, 3, 3, 2])]
+@pytest.mark.parametrize("unit", [1, 1_234_567])
+def test_the_cap_that_is_named_would_do(unit: int) -> None:
+    """It was given to three digits, rounded, so that large ones did not do."""
+    tasks = [task(f"t{number}", memory=size * unit) for number, size in enumerate([7, 6, 5, 4, 3, 3, 2])]
 
     def capped(cap: int) -> Document:
         return machine(*({"name": name, "kind": "gpu", "memory": cap} for name in "abc"))
 
-    with pytest.raises(PlacementError, match="A cap of 11 B on each"):
-        ask({"tasks": tasks}, capped(9))
-    assert ask({"tasks": tasks}, capped(11)).makespan
+    with pytest.raises(PlacementError, match=f"A cap of {11 * unit} B.* on each"):
+        ask({"tasks": tasks}, capped(9 * unit))
+    assert ask({"tasks": tasks}, capped(11 * unit)).makespan
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 on cuda:0, most is taken at backward of layer3_0_conv1: parameters 102 MiB, gradients 61 MiB, saved 790 MiB
   the largest: layer1_0_conv1 98 MiB, layer1_0_bn1 98 MiB, ...
-This plan needs caps of 1.21 GiB on cuda:0 and 310 MiB on cuda:1; no plan fits equal caps below 640 MiB.
+This plan takes 1.21 GiB on cuda:0 and 310 MiB on cuda:1. No plan fits where every device has less than 640 MiB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def explained(plan: Plan, memory: Memory) -> Iterator[str]:
             yield from _of_device(each)
     enough = [f"{each.total} B ({format_size(each.total)}) on {name}" for name, each in found.items()]
     bound = format_size(least_cap(plan, memory))
-    yield f"This plan needs {_listed(enough)}. No plan fits where every device has less than {bound}."
+    yield f"This plan takes {_listed(enough)}. No plan fits where every device has less than {bound}."
     if (most := largest_batch(plan, memory)) is not None:
         yield f"The largest batch that this plan fits with is {most}." if most else "No batch is small enough for this plan."
 

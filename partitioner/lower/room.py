@@ -18,6 +18,7 @@ from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Machine, caps
 from partitioner.ir.plan import Plan, resident_bytes
+from partitioner.ir.units import format_size
 from partitioner.lower.verify import verify_plan
 
 MOST_TRIES = 4
@@ -25,21 +26,37 @@ MOST_TRIES = 4
 SECONDS, CLOSE = 10.0, 1e-2
 """Time for the way to the smallest peak, and the part of it that is not worth another step."""
 
+PATIENCE, LARGEST = 3.0, 2**56
+"""Seconds that looking for a cap that would do may take, and one under which everything fits."""
+
 Bytes = Mapping[str, int]
 """By torch device."""
 
+Maker = Callable[[Machine], Callable[[Machine], Plan]]
+"""Gives, for a machine, what makes plans of it for the same with less memory."""
 
-def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
+
+def with_room(machine: Machine, maker: Maker) -> Plan:
     """The first plan that keeps every rule, of those made for a machine and for the same with less memory.
 
     Args:
         machine: with the memory that there is.
-        make: plans for a machine, and gives a plan whose ``machine`` is the one above.
+        maker: what plans for a machine, and for the same with other caps.
 
     Raises:
-        PlacementError: none fits.
+        PlacementError: none fits. Names a cap for each device under which there is a plan, if one is found.
         VerifyError: a plan breaks another rule.
     """
+    try:
+        return _keeping(machine, maker(machine))
+    except PlacementError as error:
+        cap = _enough(machine, maker)
+        if cap is None:
+            raise
+        raise PlacementError(f"{error}\nThere is a plan where each device has {cap} B ({format_size(cap)}).") from None
+
+
+def _keeping(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
     first = make(machine)
     for grown in (_everywhere, _where_full):
         plan, room = first, dict.fromkeys(caps(machine), 0)
@@ -57,25 +74,53 @@ def with_room(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
     return first
 
 
-def with_least_peak(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
+def with_least_peak(machine: Machine, maker: Maker) -> Plan:
     """Of the plans for a machine with less and less memory, the last that keeps its caps: the smallest peak, by bisection.
 
     Args, Raises: as for `with_room`. Plans hold what their ops take; without it the first stays.
     """
-    best, until = with_room(machine, make), monotonic() + SECONDS
+    best, make, until = with_room(machine, maker), maker(machine), monotonic() + SECONDS
     if best.memory is None:
         return best
     low, high = least_cap(best, best.memory), peak_of(best)
     while high > low * (1 + CLOSE) and monotonic() < until:
         tried = (low + high) // 2
-        capped = _capped(machine, tried)
-        try:
-            found = with_room(capped, lambda smaller, capped=capped: replace(make(smaller), machine=capped))  # type: ignore[misc]
-        except (PlacementError, VerifyError):
+        found = _under(_capped(machine, tried), lambda capped: lambda smaller: replace(make(smaller), machine=capped))
+        if found is None:
             low = tried
         else:
             best, high = replace(found, machine=machine), peak_of(found)
     return best
+
+
+def _under(capped: Machine, maker: Maker) -> Plan | None:
+    """A plan that keeps the caps of a machine that differs in them alone; ``None`` if there was none."""
+    try:
+        return _keeping(capped, maker(capped))
+    except (PlacementError, VerifyError):
+        return None
+
+
+def _enough(machine: Machine, maker: Maker) -> int | None:
+    """The smallest cap that was found, by doubling and bisection, under which all devices that have one have a plan.
+
+    What a refused plan takes is none: under other caps tasks go elsewhere, and take something else.
+    """
+    until, low = monotonic() + PATIENCE, max(caps(machine).values(), default=0)
+
+    def fits(cap: int) -> bool:
+        devices = (each if each.memory is None else replace(each, memory=cap) for each in machine.devices)
+        return _under(replace(machine, devices=tuple(devices)), maker) is not None
+
+    if not low or not fits(LARGEST):
+        return None
+    high = low
+    while high < LARGEST and not fits(high := 2 * high):
+        low = high
+    while high > low * (1 + CLOSE) and monotonic() < until:
+        tried = (low + high) // 2
+        low, high = (low, tried) if fits(tried) else (tried, high)
+    return high
 
 
 def peak_of(plan: Plan) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
-from partitioner.planner.timing import Ahead, largest_load, timed
+from partitioner.planner.timing import Ahead, Clock, largest_load, timed
 
 
 def scheduled(
@@ -20,12 +20,14 @@ def scheduled(
     reasons: Sequence[str] = (),
     note: str = "",
     ahead: Ahead | None = None,
+    clock: Clock | None = None,
 ) -> Assignment:
     """An answer: the lane of each task, by number, and all tasks in an order that respects every edge.
 
-    The times are those of the clock, for any objective; the cost is the objective's. ``ahead``: see `timed`.
+    The times are those of the clock, for any objective; the cost is the objective's. ``ahead``: see `timed`. ``clock``: after
+    these tasks in this order, where somebody has it.
     """
-    clock = timed(problem, lanes, order, threads, ahead)
+    clock = clock or timed(problem, lanes, order, threads, ahead)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
     if problem.fetched and issued != list(order):
         clock = timed(problem, lanes, issued, threads)  # what is issued first is fetched first

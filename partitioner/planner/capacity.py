@@ -6,14 +6,12 @@ set of devices that tasks are bound to: for all devices, for the accelerators al
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Iterable
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
-from partitioner.planner.feasible import nowhere
+from partitioner.planner.feasible import enough, nowhere
 
 MOST_SETS = 256
 
@@ -38,9 +36,9 @@ def refuse_impossible(problem: Problem) -> None:
 def _bound_to(problem: Problem) -> dict[frozenset[int], list[float]]:
     """What groups need, by the devices that can have them."""
     found: defaultdict[tuple[int, ...], list[float]] = defaultdict(list)
+    if lost := [group for group, able in problem.able.items() if not able]:
+        raise PlacementError(nowhere(problem, max(lost, key=problem.demand.__getitem__)))
     for group, able in problem.able.items():
-        if not able:
-            raise PlacementError(nowhere(problem, group))
         if problem.demand[group]:
             found[tuple(able)].append(problem.demand[group])
     return {frozenset(able): needs for able, needs in found.items()}
@@ -51,15 +49,5 @@ def _too_much(problem: Problem, devices: list[int], demands: list[float], room: 
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     bound = "" if len(devices) == len(problem.processors) else " that can run nowhere else"
     hold = f"hold {format_size(room)} together" if len(names) > 1 else f"holds {format_size(room)}"
-    return (
-        f"memory cannot suffice: tasks{bound} need {format_size(sum(demands))}, and {shown} {hold}\n"
-        f"A cap of {format_size(_level(demands, len(devices)))} on each of them would do, as far as memory goes."
-    )
-
-
-def _level(demands: Iterable[float], devices: int) -> float:
-    """The fullest device when the largest demands come first, each to the emptiest device (Graham's LPT rule)."""
-    used = [0.0] * devices
-    for need in sorted(demands, reverse=True):
-        heapq.heapreplace(used, used[0] + need)
-    return max(used)
+    short = f"memory cannot suffice: tasks{bound} need {format_size(sum(demands))}, and {shown} {hold}."
+    return "\n".join(filter(None, [short, enough(problem).strip()]))

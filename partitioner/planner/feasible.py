@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import ceil, inf
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
@@ -99,11 +99,11 @@ class Feasible:
     def _full(self, task: int) -> str:
         problem = self.problem
         need = format_size(int(problem.demand[problem.group_of[task]]))
-        lines = [f"task {problem.tasks[task]} needs {need} of {what_is_held(problem)}, and no device has room:"]
+        lines = [f"task {called(problem, task)} needs {need} of {what_is_held(problem)}, and no device has room:"]
         for number, device in enumerate(problem.processors):
             cap = "no cap" if device.memory == float("inf") else format_size(int(device.memory))
             lines.append(f"  {device.name}: {format_size(int(self.used[number]))} used of {cap}")
-        lines.append("Raise a memory cap, add a device, or remove a pin.")
+        lines.append(f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}")
         return "\n".join(lines)
 
 
@@ -112,10 +112,38 @@ def what_is_held(problem: Problem) -> str:
     return "parameters and buffers (and of what training keeps for them)" if problem.labels else "memory"
 
 
+def called(problem: Problem, task: int) -> str:
+    """The name of a task and, of a model's, the first of its ops: who reads an error knows those."""
+    ops = problem.labels[task].split() if problem.labels else []
+    more = f" and {len(ops) - 2} more" if len(ops) > 2 else ""
+    return f"{problem.tasks[task]} ({', '.join(ops[:2])}{more})" if ops else problem.tasks[task]
+
+
+def enough(problem: Problem) -> str:
+    """A sentence with a cap for each device under which all fits that tasks hold; none where no cap helps, or for a model.
+
+    It is the fullest device when the largest group comes first, each to the emptiest device that can run it (Graham's LPT
+    rule). For a model `lower/room.py` says what would do, for values between tasks take memory, too.
+    """
+    if problem.labels:
+        return ""
+    used = [0.0] * len(problem.processors)
+    for group in sorted(problem.members, key=lambda group: -problem.demand[group]):
+        tasks, pinned = problem.members[group], problem.pin.get(group)
+        places = range(len(used)) if pinned is None else (pinned,)
+        ways = [each for each in places if all(problem.seconds[each][task] < inf for task in tasks)]
+        if not ways:
+            return ""
+        used[min(ways, key=used.__getitem__)] += problem.demand[group]
+    most = ceil(max(used))
+    short = f" ({format_size(most)})" if most >= 1024 else ""
+    return f" A cap of {most} B{short} on each device would do, as far as memory goes."
+
+
 def nowhere(problem: Problem, group: int) -> str:
     """Why no processor can have a group."""
     tasks, need = problem.members[group], problem.demand[group]
-    names = ", ".join(problem.tasks[task] for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
+    names = ", ".join(called(problem, task) for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
     lines = [f"task {names} can run nowhere:"]
     if len(tasks) > 1:
         why = ", so that no path leaves it and comes back," if problem.contiguous else ""
@@ -129,7 +157,8 @@ def nowhere(problem: Problem, group: int) -> str:
         else:
             held, cap = f"{format_size(need)} of {what_is_held(problem)}", format_size(device.memory)
             lines.append(f"  {device.name}: {held} are needed, and it has {cap}")
-    lines.append(f"Raise a memory cap, give seconds for another kind{', or make the group smaller' if len(tasks) > 1 else ''}.")
+    kind = "" if problem.labels else ", give seconds for another kind"
+    lines.append(f"Raise a memory cap{kind}{', or make the group smaller' if len(tasks) > 1 else ''}.{enough(problem)}")
     return "\n".join(lines)
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import cycle
 
 MOST_GAPS = 32
 """Gaps that are looked at before a task goes to the end of its lane: keeps placing linear in the number of tasks."""
+
+MOST_IN_COMMON = 32 * MOST_GAPS
+"""Likewise, of several resources that must be free at once."""
 
 
 class Busy:
@@ -55,6 +60,32 @@ class Busy:
         if place + 1 < len(starts) and ends[place] >= starts[place + 1]:
             ends[place] = max(ends[place], ends.pop(place + 1))
             starts.pop(place + 1)
+
+
+def common_gap(lines: Sequence[Busy], ready: float, seconds: float) -> float:
+    """The earliest start, not before ``ready``, of ``seconds`` in which several resources are free at once.
+
+    >>> one, other = Busy(), Busy()
+    >>> one.take(0.0, 2.0), other.take(3.0, 4.0)
+    (None, None)
+    >>> common_gap([one, other], 0.0, 1.0), common_gap([one, other], 0.0, 2.0)
+    (2.0, 4.0)
+    """
+    start, agreed, looked = ready, 0, 0
+    places = [bisect_right(line.ends, ready) for line in lines]
+    for number in cycle(range(len(lines))):  # one after the other, until all agree
+        starts, ends, place, before = lines[number].starts, lines[number].ends, places[number], start
+        while place < len(ends) and (ends[place] <= start or starts[place] < start + seconds):
+            if ends[place] > start:
+                start = ends[place]
+            place += 1
+        looked, places[number] = looked + place - places[number], place
+        agreed = agreed + 1 if start == before else 1
+        if agreed == len(lines):
+            return start
+        if looked > MOST_IN_COMMON:
+            return max([start, *(line.ends[-1] for line in lines if line.ends)])
+    return start
 
 
 class Shares:

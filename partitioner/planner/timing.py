@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 from partitioner.ir.problem import ISSUE, Problem
-from partitioner.planner.resources import Busy, Shares
+from partitioner.planner.resources import Busy, Shares, common_gap
 
 Ahead = Mapping[int, Sequence[tuple[int, int]]]
 """By task, what goes over channels before that task has its turn: ``(value, channel)``, in order."""
@@ -201,14 +200,7 @@ class Clock:
     def _gap(self, channel: int, ready: float, seconds: float) -> float:
         if self.problem.overlap:
             return self.channels[channel].gap(ready, seconds)
-        held, start, agreed = self._held(channel), ready, 0
-        for busy in cycle(held):  # one after the other, until all agree
-            later = busy.gap(start, seconds)
-            agreed = agreed + 1 if later <= start else 1
-            start = max(start, later)
-            if agreed == len(held):
-                break
-        return start
+        return common_gap(self._held(channel), ready, seconds)
 
 
 def timed(

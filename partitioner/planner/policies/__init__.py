@@ -22,6 +22,7 @@ from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_duration, parse_duration, quote
 from partitioner.ir.words import hint, one_of
 from partitioner.planner.bounded import bounded
+from partitioner.planner.capacity import refuse_impossible
 from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.chain import Chain
@@ -113,6 +114,7 @@ def decided(problem: Problem, policy: Policy) -> Assignment:
         policy = Fit()
     if isinstance(policy, OrSerial):  # which asks here for each of its two
         return policy(problem)
+    refuse_impossible(problem)
     try:
         answer = verified(problem, policy(problem))
     except PartitionerError:

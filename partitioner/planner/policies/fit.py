@@ -22,7 +22,7 @@ from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
 from partitioner.planner.assigned import held, placed
 from partitioner.planner.bounded import least
-from partitioner.planner.feasible import what_is_held
+from partitioner.planner.feasible import called, enough, what_is_held
 from partitioner.planner.latency.packing import certificate
 
 MOST_CUTS, BLOCKS_PER_PROCESSOR = 1000, 32
@@ -201,9 +201,9 @@ def _missing(problem: Problem) -> str:
     need = sum(problem.demand.values())
     room = sum(each.memory for each in problem.processors)
     largest = sorted(problem.demand, key=lambda group: -problem.demand[group])[:3]
-    names = ", ".join(f"{problem.tasks[problem.members[each][0]]} ({format_size(problem.demand[each])})" for each in largest)
+    names = ", ".join(f"{called(problem, problem.members[each][0])} {format_size(problem.demand[each])}" for each in largest)
     return (
         f"{format_size(need)} of {what_is_held(problem)} were not brought onto {len(problem.processors)} devices with "
         f"{format_size(room)} of memory together.\nThe largest that must stay whole: {names}. "
-        "Raise a memory cap, add a device, or remove a pin."
+        f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}"
     )

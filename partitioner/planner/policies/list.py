@@ -74,7 +74,8 @@ class List:
                 known.sort(key=lambda each: each.seconds)
         found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
-        return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=f"by upward rank: {found.rank}")
+        note = f"by upward rank: {found.rank}"
+        return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=note, clock=found.clock)
 
 
 def tries_for(problem: Problem, most: int) -> int:
