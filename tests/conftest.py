@@ -119,16 +119,6 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def guards_untimed() -> Iterator[None]:
-    """torch times each new program's guards, for its log, and empties the processor's caches before: 25 ms a program."""
-    from torch._dynamo import guards
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)  # older torch has none
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def interrupts_arrive() -> Iterator[None]:
     """A job that a shell started in the background ignores Ctrl-C, and the tests that send one would wait in vain."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
