@@ -14,6 +14,7 @@ from . import (  # noqa: F401  (each registers its programs)
     classes,
     configs,
     containers,
+    edited,
     errors,
     extremes,
     gradient_hooks,
