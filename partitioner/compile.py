@@ -66,6 +66,7 @@ from partitioner.runtime.admission import Admission
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import pinned
+from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
 
 GRAPH_EDGE = 2e-6
@@ -115,7 +116,8 @@ def make_plan(
     """
     machine, spec = accelerators_first(machine), for_this_call(spec, module)
     if call is None:
-        return plan_of(view_of(module), machine, spec)
+        with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
+            return plan_of(view_of(module), machine, spec)
     whole = len({device.torch_device for device in machine.devices}) > 1
     plans = []
     found = graphs_of_call(module, call, whole=whole, check=check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from partitioner import (
     PlacementError,
     SpecError,
     TraceError,
+    compile,
     parse,
     partition,
     plan,
@@ -323,3 +325,11 @@ def test_a_plan_of_what_cannot_be_one_graph() -> None:
 
     with pytest.raises(TraceError, match=re.escape(__file__)):
         planned(Decides(), ["cuda:0", "cuda:1"], example_inputs=X)
+
+
+def test_no_garbage_is_looked_for_in_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 15 s of 10^5 ops it took a fifth."""
+    seen, real = list[bool](), compile.view_of
+    monkeypatch.setattr(compile, "view_of", lambda module: (seen.append(gc.isenabled()), real(module))[1])
+    planned(Towers(), ["cpu:0", "cpu:1"])
+    assert seen == [False] and gc.isenabled()
