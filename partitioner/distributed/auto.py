@@ -167,16 +167,12 @@ class _Search:
         return True
 
     def begin(self, ordered: Sequence[tuple[float, DistributedSpec]]) -> None:
-        """Find something that fits, for bounds to be held against, among the ways that keep little and have room to spare.
-
-        Between the halves of a backward all is kept, whatever is run again.
-        """
+        """Find something that fits, for bounds to be held against, among the ways that keep little and have room to spare."""
         cap = self.prospects.cap
         for least, way in ordered:
             if self.best is not None or cap is None:
                 return
-            little = way.recompute != "none" and not kind_of(way).split
-            if little and ROOMY * self.prospects.room(way) <= cap:
+            if way.recompute != "none" and ROOMY * self.prospects.room(way) <= cap:
                 self.look(way, least)
 
     def _slower(self, way: DistributedSpec, least: float) -> bool:

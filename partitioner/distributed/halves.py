@@ -123,10 +123,10 @@ class SplitStage(PipelineStage):
             return (), None
         if backward_type == "input":
             given = (bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
-            gradients, rest = of_inputs(*given, self.submod.parameters())
+            found: Any = of_inputs(*given, self.submod.parameters())
         else:
-            gradients, rest = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        return tuple(None if each is None else each.contiguous() for each in gradients), rest
+            found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        return tuple(None if each is None else each.contiguous() for each in found[0]), found[1]
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
