@@ -35,14 +35,18 @@ class Compiled:
         plainly: runs the program, op by op.
         compiler: makes a function of a task's ops.
         fuse: makes few, long tasks of the plan's.
+
+    Attributes:
+        functions: of each task of which there can be one, by its name; ``bodies`` are those that lanes call.
+        joined: what is called in the place of lanes, if that was faster.
     """
 
     def __init__(self, plainly: Threads, compiler: Compiler, fuse: Fuse) -> None:
         self.plainly, self.plan = plainly, plainly.plan
         refused = uncompiled(self.plan.graph, compiler)
         self.fused = fuse(self.plan, refused)
-        self.all = bodies_of(self.fused, refused, compiler.compile)
-        self.bodies = {task: body for task, body in self.all.items() if body.ops >= LEAST_OPS}
+        self.functions = bodies_of(self.fused, refused, compiler.compile)
+        self.bodies = {task: body for task, body in self.functions.items() if body.ops >= LEAST_OPS}
         self.lanes = plainly.with_tasks(self.fused, self.bodies)
         self.joined: Joined | None = None
         self.lock, self.is_first = threading.RLock(), True
@@ -80,11 +84,12 @@ class Compiled:
     def _compiling(self, arguments: Sequence[Any]) -> list[Any]:
         """The first call, with the threads that ops will have on lanes: kernels are made for as many."""
         on_cpu = not self.lanes.accelerated and all(isinstance(each, Tensor) for each in arguments)
-        every = self.plainly.with_tasks(self.fused, self.all) if on_cpu and self.lanes.hosts > 1 else self.lanes
+        every = self.plainly.with_tasks(self.fused, self.functions) if on_cpu and self.lanes.hosts > 1 else self.lanes
         with threads(max(1, torch.get_num_threads() // self.lanes.hosts)):
             found = every(arguments, in_order=True)
         if every is not self.lanes and not torch.are_deterministic_algorithms_enabled():
-            self.joined = self._faster(joined(self.fused, self.all), arguments)
+            with suppress(Exception):  # whatever TorchScript does not take: lanes are right
+                self.joined = self._faster(joined(self.fused, self.functions), arguments)
         return found
 
     def _faster(self, one: Joined | None, arguments: Sequence[Any]) -> Joined | None:
