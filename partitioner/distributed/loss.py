@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from partitioner.distributed.batches import Batches
+from partitioner.distributed.ranks import first_speaks
 from partitioner.errors import InputError
 
 
@@ -25,6 +26,7 @@ class Scaler(Protocol):
         """By how much."""
 
 
+@first_speaks()
 def refuse_no_loss(function: Any) -> None:
     """Refuse what cannot be called with a model's output.
 

@@ -96,8 +96,7 @@ def parallelize(
         loss = step((x, target))
         step.clip_grad_norm_(1.0)  # of the whole model; torch's own sees what this rank holds
     """
-    with first_speaks():
-        refuse_no_loss(loss_fn)
+    refuse_no_loss(loss_fn)
     wired = stages(model, example_inputs, spec, weights, plan)
     loss = Loss(loss_fn, wired.batches)
     step = Step(
@@ -233,8 +232,7 @@ def stages(
         parts = _branches(parts, cut, asked, ranks, machine.devices[0], saved)
     state = together(lambda: state_of(model, cut, parts, ranks.device, weights, shards))
     again = asked if training else asked.model_copy(update={"recompute": "none"})
-    draws = None if shards is None else shards.draws
-    runs = together(lambda: [run_of(part.traced, machine, whole, again, draws) for part in parts])
+    runs = together(lambda: [run_of(part.traced, machine, whole, again, shards.draws if shards else None) for part in parts])
     modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
     together(lambda: refuse_parameters(asked, modules if training else ()))
     ties = ties_of(ranks, {key: {kind.holder(each, asked.mesh.pipeline) for each in users} for key, users in cut.ties.items()})
@@ -290,8 +288,7 @@ def _for_one_rank(
 
 def _facts(spec: Spec, example: Example) -> dict[str, str]:
     """What all ranks must have alike, each thing by itself, so that a difference is short."""
-    graph = example.traced.graph
-    said = spec.model_dump(mode="json")
+    graph, said = example.traced.graph, spec.model_dump(mode="json")
     asked = said.pop("distributed")
     fields = {f"spec: {key}": json.dumps(value) for key, value in said.items()}
     fields |= {f"spec: distributed.{key}": json.dumps(value) for key, value in asked.items()}
@@ -301,8 +298,7 @@ def _facts(spec: Spec, example: Example) -> dict[str, str]:
 
 def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
     """torch's stage, told the shapes of all that passes, so that it need not find out."""
-    metas = example.traced.graph.metas
-    number = torch.zeros(1, dtype=torch.int64)
+    metas, number = example.traced.graph.metas, torch.zeros(1, dtype=torch.int64)
 
     def like(names: Iterable[str]) -> tuple[torch.Tensor, ...]:
         return tuple(_empty(metas[name], name in example.differentiable) for name in names)
