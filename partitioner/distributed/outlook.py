@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from partitioner.model.call import example_call
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
+from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec, load_spec
 
 __all__ = ["Settled", "distributed_in", "outlook", "settled", "staged"]
@@ -73,19 +72,7 @@ def outlook(
     return bench.outlook(asked, asked.microbatches)
 
 
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Without the garbage collector, which would look in vain, again and again, at the graphs that a bench keeps."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_nothing_collected()
+@collector_off()  # it would look in vain, again and again, at the graphs that a bench keeps
 def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
     found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
     asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.closer_room, bench.after_cut, bench.of_job
