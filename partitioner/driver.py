@@ -104,8 +104,7 @@ def partition(
         compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
             kernels and no Python between them, bit for bit equal; ``"batched"``: likewise, and equal ops of one level become
             one where that is measured to be faster, equal to rounding; ``"inductor"``: with torch.compile's fused kernels
-            (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever. With the first
-            two, CPU lanes are one function if nothing is written or drawn and the first call shows that it is faster.
+            (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
         cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
             replayed from then on, and so is its backward. Arguments are copied in, results out. What cannot be captured is
             refused with its reason, when the program is made or when such a call comes.
@@ -122,13 +121,12 @@ def partition(
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
-            that one, the fastest with lanes and the serial one once more with compiled tasks. On several devices
-            plans that want state elsewhere read copies, if memory caps leave room, and the kept plan's state moves at the end.
+            that one, the fastest with lanes and the serial one with compiled tasks, too. On several devices plans that want
+            state elsewhere read copies, if memory caps leave room, and the kept plan's state moves at the end.
             ``None``: on lanes of one device, where there is an example and nobody says how to plan, the plan is run beside
             the serial ones and has to be the fastest; ``"auto"`` looks for more where the predicted gain is small. What is run
-            is graphs on copies of what they write: nothing of the model's is called; but with ``check``, where a call is short
-            and forward is one graph, forward is timed beside it, and calls no larger than the example run as they are if that
-            is faster. ``False``: predictions decide.
+            is graphs on copies of what they write, and, with ``check``, a short forward of one graph, for which calls no larger
+            are made as they are if that is faster. ``False``: predictions decide.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -193,9 +191,7 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
             programs.provisional, programs.place = plan, None
         else:
             _prepare(programs, call, chosen, check)
-    programs.tried = tried
-    if check and chosen.compile_tasks is None and chosen.backward == "autograd":
-        programs.alone = faster_alone(programs, call)
+    programs.tried, programs.alone = tried, faster_alone(programs, call, chosen) if check else -1
     return programs
 
 
