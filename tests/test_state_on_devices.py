@@ -649,7 +649,7 @@ def test_further_programs_are_held_against_the_caps() -> None:
 
 def test_a_first_call_that_does_not_fit_places_nothing() -> None:
     parallel = partition(Towers(), spec=spec(TWO, lazy0=1000, lazy1=1000))
-    with pytest.raises(PlacementError, match="needs"):
+    with pytest.raises(PlacementError, match=r"need .* of parameters and buffers"):
         parallel(numbers(3000, 6))
     assert set(homes(parallel).values()) == {"cpu"}
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
-from partitioner.planner.feasible import enough, nowhere
+from partitioner.planner.feasible import enough, nowhere, what_is_held
 
 MOST_SETS = 256
 
@@ -49,5 +49,6 @@ def _too_much(problem: Problem, devices: list[int], demands: list[float], room: 
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     bound = "" if len(devices) == len(problem.processors) else " that can run nowhere else"
     hold = f"hold {format_size(room)} together" if len(names) > 1 else f"holds {format_size(room)}"
-    short = f"memory cannot suffice: tasks{bound} need {format_size(sum(demands))}, and {shown} {hold}."
-    return "\n".join(filter(None, [short, enough(problem).strip()]))
+    need = format_size(sum(demands)) + (f" of {what_is_held(problem)}" if problem.labels else "")
+    advice = "Raise a memory cap, add a device, or remove a pin." if problem.labels else enough(problem).strip()
+    return "\n".join(filter(None, [f"memory cannot suffice: tasks{bound} need {need}, and {shown} {hold}.", advice]))
