@@ -191,7 +191,7 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
             programs.provisional, programs.place = plan, None
         else:
             _prepare(programs, call, chosen, check)
-    programs.tried, programs.alone = tried, faster_alone(programs, call, chosen) if check else -1
+    programs.tried, programs.alone = tried, faster_alone(programs, call, chosen, tried) if check else -1
     return programs
 
 

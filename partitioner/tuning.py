@@ -128,7 +128,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     return (spec.model_copy(update=choices) if choices else spec), race.tried(), plan
 
 
-def faster_alone(programs: Programs, call: Call, spec: Spec) -> int:
+def faster_alone(programs: Programs, call: Call, spec: Spec, tried: Sequence[Tried]) -> int:
     """Elements in the arguments of a call up to which the model runs as it is; -1 where its programs are not slower.
 
     Guards take some 10 to 30 us, which nothing can win back for a model of that size. So a short call is timed beside the
@@ -136,7 +136,8 @@ def faster_alone(programs: Programs, call: Call, spec: Spec) -> int:
     it prints or counts what cannot be put back.
     """
     model, (args, kwargs) = programs.original, call.fill(call.tensors)
-    if spec.compile_tasks is not None or spec.backward != "autograd":
+    is_long = min((each.measured for each in tried), default=0.0) > SHORT
+    if is_long or spec.compile_tasks is not None or spec.backward != "autograd":
         return -1
     size = elements(call.leaves)
     lies_here = {tensor.device.type for tensor in all_state(model).values()} <= {"cpu"}
