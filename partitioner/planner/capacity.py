@@ -11,7 +11,7 @@ from collections import defaultdict
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
-from partitioner.planner.feasible import enough, nowhere, what_is_held
+from partitioner.planner.feasible import enough, nowhere, remedy, what_is_held
 
 MOST_SETS = 256
 
@@ -50,5 +50,5 @@ def _too_much(problem: Problem, devices: list[int], demands: list[float], room: 
     bound = "" if len(devices) == len(problem.processors) else " that can run nowhere else"
     hold = f"hold {format_size(room)} together" if len(names) > 1 else f"holds {format_size(room)}"
     need = format_size(sum(demands)) + (f" of {what_is_held(problem)}" if problem.labels else "")
-    advice = "Raise a memory cap, add a device, or remove a pin." if problem.labels else enough(problem).strip()
+    advice = remedy(problem) if problem.labels else enough(problem).strip()
     return "\n".join(filter(None, [f"memory cannot suffice: tasks{bound} need {need}, and {shown} {hold}.", advice]))

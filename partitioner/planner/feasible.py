@@ -103,7 +103,7 @@ class Feasible:
         for number, device in enumerate(problem.processors):
             cap = "no cap" if device.memory == float("inf") else format_size(int(device.memory))
             lines.append(f"  {device.name}: {format_size(int(self.used[number]))} used of {cap}")
-        lines.append(f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}")
+        lines.append(remedy(problem))
         return "\n".join(lines)
 
 
@@ -117,6 +117,11 @@ def called(problem: Problem, task: int) -> str:
     ops = problem.labels[task].split() if problem.labels else []
     more = f" and {len(ops) - 2} more" if len(ops) > 2 else ""
     return f"{problem.tasks[task]} ({', '.join(ops[:2])}{more})" if ops else problem.tasks[task]
+
+
+def remedy(problem: Problem) -> str:
+    """What to do where memory does not suffice."""
+    return f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}"
 
 
 def enough(problem: Problem) -> str:

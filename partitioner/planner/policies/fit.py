@@ -22,7 +22,7 @@ from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
 from partitioner.planner.assigned import held, placed
 from partitioner.planner.bounded import least
-from partitioner.planner.feasible import called, enough, what_is_held
+from partitioner.planner.feasible import called, remedy, what_is_held
 from partitioner.planner.latency.packing import certificate
 
 MOST_CUTS, BLOCKS_PER_PROCESSOR = 1000, 32
@@ -205,5 +205,5 @@ def _missing(problem: Problem) -> str:
     return (
         f"{format_size(need)} of {what_is_held(problem)} were not brought onto {len(problem.processors)} devices with "
         f"{format_size(room)} of memory together.\nThe largest that must stay whole: {names}. "
-        f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}"
+        f"{remedy(problem)}"
     )

@@ -8,7 +8,7 @@ from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
-from partitioner.planner.feasible import enough
+from partitioner.planner.feasible import remedy
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
@@ -230,8 +230,7 @@ def _none(park: Park, what: str) -> str:
     caps = ", ".join(f"{each.name} {each.memory:.6g}" for each in problem.processors[:8])
     return (
         f"{what} of the {len(problem.tasks)} tasks of {problem.name} that meets pins, colocations and memory caps{rule}: "
-        f"{sum(problem.memory):.6g} bytes are to be held; caps: {caps}. Raise a memory cap, add a device, or remove a pin."
-        f"{enough(problem)}"
+        f"{sum(problem.memory):.6g} bytes are to be held; caps: {caps}. {remedy(problem)}"
     )
 
 
