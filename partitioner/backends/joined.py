@@ -186,22 +186,23 @@ class _Text:
             if job.lane == self.caller:
                 lines += [*self._waits(self._running(job)), *self._calls(job)]
             else:
-                functions.append(self._function(job))
-                lines.append(f"ends_{job.number} = torch.jit.fork(on_lane_{job.number}, {', '.join(self._given(job))})")
+                function, given = self._forked(job)
+                functions.append(function)
+                lines.append(f"ends_{job.number} = torch.jit.fork(on_lane_{job.number}, {', '.join(given)})")
         lines += self._waits(self._others(self.jobs))
         head = f"def program({', '.join(f'{self._variable(name)}: Tensor' for name in arguments)}) -> List[Tensor]:"
         end = f"return [{', '.join(map(self._variable, returned))}]"
         return "\n".join([*functions, head, *(f"    {line}" for line in (*lines, end)), ""])
 
-    def _function(self, job: _Job) -> str:
-        """The function of a job of another lane: it waits for others' jobs by itself."""
+    def _forked(self, job: _Job) -> tuple[str, list[str]]:
+        """The function of a job of another lane, and what it is given: futures, for which it waits by itself, and values."""
         running = self._running(job)
-        futures = [f"ends_{other.number}: Future[{_type(other)}]" for other in running]
-        parameters = [*futures, *(f"{name}: Tensor" for name in self._given(job)[len(futures) :])]
-        waits = [self._wait(other) for other in running]
-        lines = [*waits, *self._calls(job), f"return {self._tuple(job)}"]
-        head = f"def on_lane_{job.number}({', '.join(parameters)}) -> {_type(job)}:"
-        return "\n".join([head, *(f"    {line}" for line in lines), ""])
+        ends = [f"ends_{other.number}" for other in running]
+        there = [self._variable(name) for name in job.reads if self.maker.get(name) not in running]
+        futures = [f"{end}: Future[{_type(other)}]" for end, other in zip(ends, running, strict=True)]
+        head = f"def on_lane_{job.number}({', '.join([*futures, *(f'{name}: Tensor' for name in there)])}) -> {_type(job)}:"
+        lines = [*map(self._wait, running), *self._calls(job), f"return {self._tuple(job)}"]
+        return "\n".join([head, *(f"    {line}" for line in lines), ""]), [*ends, *there]
 
     def _running(self, job: _Job) -> list[_Job]:
         """The jobs of other lanes that a job has to wait for, unless the caller has."""
@@ -219,12 +220,6 @@ class _Text:
 
     def _wait(self, job: _Job) -> str:
         return f"{self._tuple(job)} = torch.jit.wait(ends_{job.number})"
-
-    def _given(self, job: _Job) -> list[str]:
-        """What a job of another lane is given: futures of those that it waits for, and values that are there."""
-        running = self._running(job)
-        there = [name for name in job.reads if self.maker.get(name) not in running]
-        return [*(f"ends_{other.number}" for other in running), *map(self._variable, there)]
 
     def _calls(self, job: _Job) -> list[str]:
         return [
