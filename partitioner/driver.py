@@ -121,12 +121,12 @@ def partition(
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
             ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
-            that one, the fastest with lanes and the serial one with compiled tasks, too. On several devices plans that want
-            state elsewhere read copies, if memory caps leave room, and the kept plan's state moves at the end.
-            ``None``: on lanes of one device, where there is an example and nobody says how to plan, the plan is run beside
-            the serial ones and has to be the fastest; ``"auto"`` looks for more where the predicted gain is small. What is run
-            is graphs on copies of what they write, and, with ``check``, a short forward of one graph, for which calls no larger
-            are made as they are if that is faster. ``False``: predictions decide.
+            that one, the fastest with lanes and the serial one with compiled tasks, too, and with ``backward="lanes"`` in
+            training. On several devices plans that want state elsewhere read copies, if memory caps leave room, and the kept
+            plan's state moves at the end. ``None``: on lanes of one device, where there is an example and nobody says how to
+            plan, the plan has to be faster than the serial ones; ``"auto"`` looks for more where the predicted gain is small,
+            and short calls are tried with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and,
+            with ``check``, a short forward: calls no larger are made as they are if that is faster. ``False``: predictions decide.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -191,7 +191,7 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
             programs.provisional, programs.place = plan, None
         else:
             _prepare(programs, call, chosen, check)
-    programs.tried, programs.alone = tried, faster_alone(programs, call, chosen, tried) if check else -1
+    programs.tried, programs.alone = tried, faster_alone(programs, call, spec, tried) if check else -1
     return programs
 
 

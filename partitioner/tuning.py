@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partitioner.backends import Executable
 from partitioner.backends.compiled import Compiled
+from partitioner.backends.training import Training
 from partitioner.compile import executable_of, for_this_call, planned_again
 from partitioner.errors import SpecError
 from partitioner.ir.plan import Plan, Tried, state_devices
@@ -61,15 +63,19 @@ CANDIDATES: dict[str, Choices] = {
 }
 """What `tune` compares besides."""
 
-COMPILED: dict[str, Choices] = {
-    "scripted": {"compile_tasks": "torchscript"},
+SCRIPTED: dict[str, Choices] = {"scripted": {"compile_tasks": "torchscript"}}
+"""What short calls are tried with then, on the fastest of them and on the fastest with lanes: the same kernels, the same bits,
+and no Python between them or in a hand-off."""
+
+REFINED: dict[str, Choices] = {
+    **SCRIPTED,
     "batched": {"compile_tasks": "batched"},
+    "backward on lanes": {"backward": "lanes"},
 }
-"""What it tries then on the fastest of them, on the serial plan, and on the fastest with lanes, whose hand-offs take less time
-without Python: the same kernels without Python, and fewer of them."""
+"""What `tune` tries then, on the serial plan too: also fewer kernels, and in training a backward on the forward's lanes."""
 
 SHORT = 2e-3
-"""Seconds of a call from which on what guards take does not matter."""
+"""Seconds of a call from which on what guards take does not matter, nor Python between ops."""
 
 LARGEST = 2_000
 """Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
@@ -114,11 +120,8 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(race.accelerators):
         race.run(wanted)
-        if tune and spec.compile_tasks is None and spec.backward == "autograd" and programs.machine.lanes[0].kind == "cpu":
-            ahead = {SERIAL, race.best(), race.best(on_lanes=True)} if race.seconds else set(race.choices)
-            kept = {name: choices for name, choices in race.choices.items() if name in ahead}
-            ways = itertools.product(kept.items(), COMPILED.items())
-            race.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
+        if programs.machine.lanes[0].kind == "cpu" and not {"compile_tasks", "backward"} & spec.model_fields_set:
+            race.refine(tune)
     if len(race.seconds) < 2:
         return spec, (), None
     choices, plan = race.choices[race.best()], race.plans[race.best()][0]
@@ -206,6 +209,23 @@ class _Race:
         if len(entered) > 1:
             self.seconds |= measured(entered, self.accelerators)
 
+    def refine(self, tune: bool | None) -> None:
+        """Run what is fastest once more, with what can be done to any plan."""
+        if not self.ways or not (tune or self._is_short()):
+            return
+        ahead = {self.best(), self.best(on_lanes=True)} if self.seconds else set(self.choices)
+        ahead |= {SERIAL} if tune else set()
+        kept = {name: choices for name, choices in self.choices.items() if name in ahead}
+        ways = itertools.product(kept.items(), (REFINED if tune else SCRIPTED).items())
+        self.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
+
+    def _is_short(self) -> bool:
+        if self.seconds:
+            return min(self.seconds.values()) < SHORT
+        start = time.perf_counter()
+        next(iter(self.ways.values()))()
+        return time.perf_counter() - start < SHORT
+
     def _add(self, name: str, choices: Choices) -> None:
         spec = self.spec.model_copy(update=choices)
         plans = [planned_again(piece.plan, spec) if choices else piece.plan for piece, _ in self.graphs]
@@ -216,8 +236,8 @@ class _Race:
         executables = (
             [executable_of(plan, spec) for plan in plans] if choices else [piece.executable for piece, _ in self.graphs]
         )
-        if "compile_tasks" in choices and not any(isinstance(each, Compiled) and each.bodies for each in executables):
-            return  # nothing of it can be compiled
+        if not all(_is_of_use(how, executables, self.backward) for how in choices):
+            return
         made = zip(self.graphs, self.spares, plans, executables, strict=True)
         try:
             runs = [repeatable(piece, run, spares.enter(plan), self.backward) for (piece, _), spares, plan, run in made]
@@ -249,10 +269,18 @@ def _all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
+def _is_of_use(how: str, executables: Sequence[Executable], backward: bool) -> bool:
+    """Whether a choice changes anything: there is something to compile, or a backward that has lanes."""
+    if how == "compile_tasks":
+        return any(isinstance(each, Compiled) and each.bodies for each in executables)
+    return how != "backward" or (backward and any(isinstance(each, Training) for each in executables))
+
+
 def _identity(plans: Sequence[Plan], choices: Choices) -> tuple[object, ...]:
     """What tells plans apart that run differently."""
     threads = [tuple(plan.placement.threads) if any(plan.placement.threads) else () for plan in plans]
-    return choices.get("compile_tasks"), *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
+    ways = choices.get("compile_tasks"), choices.get("backward")
+    return *ways, *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
 
 
 def _is_doubtful(plan: Plan, spec: Spec) -> bool:

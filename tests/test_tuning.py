@@ -90,6 +90,47 @@ def test_on_one_lane_there_are_compiled_tasks_to_try() -> None:
     assert torch.allclose(found(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x).relu() * self.right(x)
+
+
+def winning(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """The last way whose name ends so is measured to be the fastest."""
+    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1e-6 if name.endswith(end) else 1e-3 for name in ways})
+
+
+def test_short_calls_are_tried_without_python_between_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only ``tune=True`` did, so by default towers of small layers took a fifth longer than they had to."""
+    model, x = Towers().eval(), torch.randn(2, 4)
+    winning(monkeypatch, "scripted")
+    assert not any("scripted" in each.name for each in partition(model, LANES, example_inputs=x)._partitioner_programs.tried)
+    monkeypatch.setattr(tuning, "SHORT", 2e-3)
+    found = partition(model, LANES, example_inputs=x)
+    assert "compiled: 10 of 10 ops" in str(found)
+    assert torch.equal(found(x), model(x))
+    asked = partition(model, LANES, example_inputs=x, backward="autograd")
+    assert not any("scripted" in each.name for each in asked._partitioner_programs.tried), "how it runs has been said"
+
+
+def test_training_is_tried_with_backward_on_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Towers(), torch.randn(2, 4)
+    winning(monkeypatch, "spread, backward on lanes")
+    monkeypatch.setattr(tuning._Race, "best", lambda race, on_lanes=False: list(race.choices)[-1])
+    found = partition(model, LANES, example_inputs=x, tune=True, copy=True)
+    assert any("backward on lanes" in each.name for each in found._partitioner_programs.tried)
+    for module in (found, model):
+        module(x).sum().backward()
+    assert "backward: on the lanes of the forward" in str(found)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(found.parameters(), model.parameters(), strict=True))
+    still = partition(model.eval(), LANES, example_inputs=x, tune=True)
+    assert not any("backward" in each.name for each in still._partitioner_programs.tried)
+
+
 class Overwriting(nn.Module):
     """Writes to its argument after a layer has kept it for backward."""
 
