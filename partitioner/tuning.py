@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends import Executable
 from partitioner.backends.compiled import Compiled
 from partitioner.backends.training import Training
 from partitioner.compile import executable_of, for_this_call, planned_again
@@ -269,7 +268,7 @@ def _all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-def _is_of_use(how: str, executables: Sequence[Executable], backward: bool) -> bool:
+def _is_of_use(how: str, executables: Sequence[object], backward: bool) -> bool:
     """Whether a choice changes anything: there is something to compile, or a backward that has lanes."""
     if how == "compile_tasks":
         return any(isinstance(each, Compiled) and each.bodies for each in executables)
