@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from lanes import Tower, Towers, assert_same, numbers, spec, spread
 from torch import Tensor, nn
 
-from partitioner import SpecError, partition
+from partitioner import PartitionerError, SpecError, partition
 from partitioner.backends.bodies import LEAST_OPS, Body, Compiler, uncompiled
 from partitioner.backends.compiled import Compiled
 from partitioner.backends.compilers import COMPILERS
@@ -395,3 +395,42 @@ def test_a_job_and_torch_compile_say_what_they_cannot_have() -> None:
     assert_same(compiled(X), model(X))
     with pytest.raises(Exception, match="call partition"):
         torch.compile(Tower(), backend="partitioner", options={"devices": ["cpu"], "spec": {"cuda_graphs": True}})(X)
+
+
+class Encoder(nn.Module):
+    """Attention, normalisation over the batch and over features, dropout, a product that keeps its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3, batch_first=True)
+        self.convolve = nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4), nn.MaxPool1d(2), nn.Flatten())
+        self.head = nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x) * self.head(self.convolve(x)).softmax(-1)[:, None] / x.shape[0] ** 0.5
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("compiler", ["torchscript", "batched"])
+def test_open_sizes_are_compiled_too(compiler: str, train: bool) -> None:
+    """From the second batch size on ops were called one by one."""
+    model = Encoder().train(train)
+    parallel = partition(model, example_inputs=numbers(4, 4, 6), spec=spec(2), copy=True, compile_tasks=compiler)
+    for batch in (4, 7, 5, 2):
+        assert_equal_runs(model, parallel, (numbers(batch, 4, 6),), train=train, gradient_bitwise=False)
+    assert executable(parallel).plan.graph.fx.find_nodes(op="placeholder")[0].meta["example_value"].node.expr.is_Symbol
+    assert 2 * len(compiled_ops(parallel)) > len(parallel.graph.ops), "not what reckons with the size, or draws if batched"
+
+
+def test_a_number_that_follows_from_an_open_size_is_not_kept() -> None:
+    """A record of one call has it as a constant, and another call has another. None of torch's functions was seen to do it."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return x.relu() * float(x.shape[0])
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(scaled, (graph.placeholder("x"),)))
+    module, compile = torch.fx.GraphModule({}, graph), COMPILERS["torchscript"].compile
+    assert torch.equal(compile(module, [X])(X), scaled(X))
+    with pytest.raises(PartitionerError, match="at other sizes it calls its ops with other numbers"):
+        compile(module, [X], [numbers(8, 6)])

@@ -4,13 +4,13 @@
         y = linear(x, w)
         return relu(y)
 
-A compiler is given ops of torch alone, on tensors of known sizes. What is something else, writes to the model's state in a way
-of its own, or passes what is no tensor, is called as ever.
+A compiler is given ops of torch alone, on tensors of known sizes, or of open ones if it can do with those. What is something
+else, writes to the model's state in a way of its own, or passes what is no tensor, is called as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -25,8 +25,8 @@ from partitioner.ir.graph import Graph, Op
 from partitioner.ir.plan import Plan
 from partitioner.ir.task import Task, TaskGraph
 
-Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""Makes a function of a graph module, given the values that it is first called with."""
+Compile = Callable[..., Callable[..., Any]]
+"""Makes a function of a graph module, given what it is first called with and, where sizes are open, the same of other sizes."""
 
 Refused = Callable[[TaskGraph], set[str]]
 """Tells which ops must leave the tasks that they are in."""
@@ -39,10 +39,12 @@ class Compiler:
     Args:
         compile: makes one.
         drawing: names of the functions of torch that it lets draw the random numbers that eager draws; ``None`` for all.
+        at_all_sizes: whether its functions may be for open sizes.
     """
 
     compile: Compile
     drawing: frozenset[str] | None = None
+    at_all_sizes: bool = True
 
 
 LEAST_OPS = 2
@@ -64,7 +66,8 @@ class Body:
         outputs: the names of its results.
         written: positions of the arguments that it writes: running statistics and the like.
         draws: whether it draws random numbers.
-        on_cpu: whether those are a CPU's.
+        fakes: what stood for its arguments while the graph was traced.
+        on_cpu: whether those random numbers are a CPU's.
         ops: how many it holds.
 
     Attributes:
@@ -78,6 +81,7 @@ class Body:
     outputs: tuple[str, ...]
     written: frozenset[int]
     draws: bool
+    fakes: tuple[Any, ...] = ()
     on_cpu: bool = True
     ops: int = 0
     run: Callable[..., Any] | None = field(default=None, init=False)
@@ -102,10 +106,29 @@ class Body:
         given = [value.clone() if number in self.written else value for number, value in enumerate(arguments)]
         try:
             with torch.random.fork_rng(enabled=self.draws):
-                self.run = self.compile(self.module, given)
+                self.run = self.compile(self.module, given, *_at_other_sizes(self.fakes, given))
         except Exception as error:  # whatever a compiler may raise: the ops are called one by one then, which is right
             self.run = self.module.forward
             self.reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _at_other_sizes(fakes: Sequence[Any], given: Sequence[Any]) -> Iterator[list[Any]]:
+    """The arguments once more with twice the sizes that are open, if any is."""
+    pairs = list(zip(fakes, given, strict=False))
+    sizes = [each for fake, value in pairs for each in zip(fake.shape, value.shape, strict=True)]
+    numbers = {size.node.expr: 2 * real for size, real in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
+    if not all(isinstance(size, int) for size, _ in sizes):
+        shapes = [[_number(size, numbers) for size in fake.shape] for fake, _ in pairs]
+        yield [_zeros(value, shape) for value, shape in zip(given, shapes, strict=True)]
+
+
+def _number(size: Any, numbers: Mapping[Any, int]) -> int:
+    """A size where its symbols stand for numbers. Of what no argument has by itself nothing is known, which is an error."""
+    return size if isinstance(size, int) else int(size.node.expr.xreplace(numbers))
+
+
+def _zeros(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    return value if list(value.shape) == shape else value.new_zeros(shape).requires_grad_(value.requires_grad)
 
 
 def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
@@ -113,7 +136,7 @@ def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
     nodes = {node.name: node for node in graph.fx.nodes}
     never = set(graph.by_name) - _needed(graph, nodes)
     for op in graph.ops:
-        if not _is_plain(op, nodes[op.name]) or _draws_otherwise(op, nodes[op.name], compiler):
+        if not _is_plain(op, nodes[op.name], compiler) or _draws_otherwise(op, nodes[op.name], compiler):
             never.add(op.name)
 
     def refused(tasks: TaskGraph) -> set[str]:
@@ -174,7 +197,8 @@ def _body(plan: Plan, task: Task, nodes: Mapping[str, torch.fx.Node], compile: C
     touched = {access.resource for access in task.accesses if access.write}
     written = frozenset(number for number, name in enumerate(read) if touched.intersection(_storages(plan.graph, name)))
     module = torch.fx.GraphModule({}, graph, task.name)
-    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, lane.kind == "cpu", len(own))
+    fakes = tuple(nodes[name].meta.get("example_value") for name in read)
+    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.kind == "cpu", len(own))
 
 
 def _storages(graph: Graph, name: str) -> tuple[str, ...]:
@@ -184,8 +208,8 @@ def _storages(graph: Graph, name: str) -> tuple[str, ...]:
     return graph.by_name[name].storages if name in graph.by_name else (name,)
 
 
-def _is_plain(op: Op, node: torch.fx.Node) -> bool:
-    """Whether an op is torch's own, on tensors of known sizes, and switches nothing."""
+def _is_plain(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
+    """Whether an op is torch's own, on dense tensors, of known sizes if the compiler wants that, and switches nothing."""
     if op.mode is not None or any(source.op == "get_attr" for source in node.all_input_nodes):
         return False
     if any(access.resource in (ANY, LATER, SENT) for access in op.accesses):
@@ -195,7 +219,7 @@ def _is_plain(op: Op, node: torch.fx.Node) -> bool:
     values = [leaf for one in (node, *node.all_input_nodes) for leaf in tree_leaves(one.meta.get("example_value"))]
     results = tree_leaves(node.meta.get("example_value"))
     are_tensors = bool(results) and all(isinstance(leaf, torch.Tensor) for leaf in results)
-    return are_tensors and all(map(_is_known, values)) and is_torchs(node)
+    return are_tensors and is_torchs(node) and all(_is_dense(value, compiler.at_all_sizes) for value in values)
 
 
 def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
@@ -205,11 +229,11 @@ def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
     return getattr(node.target, "__name__", node.target) not in compiler.drawing
 
 
-def _is_known(value: Any) -> bool:
-    """Whether a value is a number, or a dense tensor whose sizes are."""
+def _is_dense(value: Any, at_all_sizes: bool) -> bool:
+    """Whether a value is a number, or a dense tensor; with sizes that are known, unless any will do."""
     if not isinstance(value, torch.Tensor):
         return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-    return value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
+    return value.layout is torch.strided and (at_all_sizes or all(isinstance(size, int) for size in value.shape))
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -83,7 +83,7 @@ class Compiled:
 
     def _compiling(self, arguments: Sequence[Any]) -> list[Any]:
         """The first call, with the threads that ops will have on lanes: kernels are made for as many."""
-        on_cpu = not self.lanes.accelerated and all(isinstance(each, Tensor) for each in arguments)
+        on_cpu = not self.lanes.accelerated and all(isinstance(each, Tensor | int) for each in arguments)
         every = self.plainly.with_tasks(self.fused, self.functions) if on_cpu and self.lanes.hosts > 1 else self.lanes
         with threads(max(1, torch.get_num_threads() // self.lanes.hosts)):
             found = every(arguments, in_order=True)

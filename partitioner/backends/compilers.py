@@ -43,17 +43,32 @@ class Scripted:
             switch(True)
 
 
-def torchscript(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Scripted:
+def torchscript(module: torch.fx.GraphModule, *given: Sequence[Any]) -> Scripted:
     """A TorchScript function of the ATen ops that a module calls on some values. It goes when nobody holds it any more.
 
+    Args:
+        module: ops of torch.
+        *given: what it is called with; if sizes are open, once more with others, for a record of one call may hold as a
+            number what another call would have another number for.
+
     Raises:
-        CompileError: it holds something else than calls of ATen.
+        CompileError: it holds something else than calls of ATen, or other ones at other sizes.
     """
+    graphs = [_recorded(module, arguments) for arguments in given]
+    if len({str(graph) for graph in graphs}) > 1:
+        raise CompileError("at other sizes it calls its ops with other numbers")
+    return Scripted(torch._C._create_function_from_graph(type(module).__name__, graphs[0]))
+
+
+def _recorded(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch._C.Graph:
+    """The calls of ATen's ops, for tensors of any sizes."""
     record: Any = torch._C._create_graph_by_tracing
+    graph: torch._C.Graph
     with LOCK, torch.no_grad(), _unwarned():
         graph, _ = record(module.forward, tuple(arguments), lambda _: "", True, False, None, [])
     _refuse_strangers(graph)
-    return Scripted(torch._C._create_function_from_graph(type(module).__name__, graph))
+    torch._C._jit_pass_erase_shape_information(graph)
+    return graph
 
 
 @contextmanager
@@ -74,9 +89,12 @@ def _refuse_strangers(graph: torch._C.Graph) -> None:
             raise CompileError(f"TorchScript recorded {node.kind()}")
 
 
-def batched(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
-    """What `torchscript` makes of a module, or of the same with equal ops put together, if that takes less time."""
-    separate, merged = torchscript(module, arguments), put_together(module, arguments)
+def batched(module: torch.fx.GraphModule, arguments: Sequence[Any], *others: Sequence[Any]) -> Callable[..., Any]:
+    """What `torchscript` makes of a module, or of the same with equal ops put together, if that takes less time.
+
+    At open sizes nothing is put together.
+    """
+    separate, merged = torchscript(module, arguments, *others), None if others else put_together(module, arguments)
     if merged is None:
         return separate
     together = torchscript(merged, arguments)
@@ -117,6 +135,6 @@ def _tupled(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 COMPILERS: Mapping[str, Compiler] = {
     "torchscript": Compiler(torchscript),
     "batched": Compiler(batched, frozenset()),
-    "inductor": Compiler(inductor, frozenset(["dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli"])),
+    "inductor": Compiler(inductor, frozenset("dropout rand randn rand_like randn_like bernoulli".split()), at_all_sizes=False),
 }
 """By the name that a spec has for it."""
