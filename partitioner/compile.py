@@ -7,7 +7,7 @@
     problem   = pose(tasks, costs, machine)              numbers
     placement = decided(problem, policy)                 where, in what order, with how many threads
     program   = schedule(tasks, placement, machine)      runs
-    program   = lowering(program), for each              copies, events, frees
+    program   = lowered(program)                         copies, events, frees
     execute   = BACKENDS[backend](plan)                  something to call, under the guards
 
 Every program is verified before anything runs it.
@@ -43,7 +43,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.ir.units import quote
-from partitioner.lower import LOWERINGS
+from partitioner.lower import lowered
 from partitioner.lower.backward import backward
 from partitioner.lower.fuse import fused
 from partitioner.lower.modes import with_autocast
@@ -193,9 +193,7 @@ def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
 
         def make(smaller: Machine) -> Plan:
             placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, known.memory))
-            program = schedule(tasks, placement, capped)
-            for lowering in LOWERINGS:
-                program = lowering(program)
+            program = lowered(schedule(tasks, placement, capped))
             return Plan(graph, capped, costs, tasks, placement, program, known.state, memory=known.memory)
 
         return make

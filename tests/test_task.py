@@ -106,13 +106,6 @@ def test_tasks_of_conflicting_ops_conflict(tasks: TaskGraph) -> None:
             assert shared or ANY in mine or ANY in theirs
 
 
-@given(task_graphs)
-def test_neighbours_are_those_of_the_edges(tasks: TaskGraph) -> None:
-    for task in tasks.tasks:
-        assert set(tasks.predecessors[task.name]) == set(tasks.dag.predecessors(task.name))
-        assert set(tasks.successors[task.name]) == set(tasks.dag.successors(task.name))
-
-
 def test_tasks_that_share_the_generator_and_more_are_not_random_only() -> None:
     """``random_only`` edges need no event on an accelerator, so one hazard among them must be enough to lose the name."""
     draw, shared = Access(RNG, True), Access("self.b", True)

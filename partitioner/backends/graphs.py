@@ -28,7 +28,6 @@ from partitioner.backends.nodes import op_devices
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.ir.access import ANY, LATER, SENT
-from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
 
@@ -210,13 +209,13 @@ def _obstacles(plan: Plan) -> Iterator[str]:
     for op in plan.graph.ops:
         touched = {access.resource for access in op.accesses if access.write}
         if ANY in touched:
-            yield f"what {_named(op)} does besides is not known, and a replay runs no Python"
+            yield f"what {op.shown} does besides is not known, and a replay runs no Python"
         if SENT in touched:
-            yield f"{_named(op)} sends to other ranks"
+            yield f"{op.shown} sends to other ranks"
         if op.mode is not None and op.mode.cache and any(enabled for _, enabled, _ in op.mode.autocast):
-            yield f"{_named(op)} is under an autocast that keeps weights; write cache_enabled=False there"
+            yield f"{op.shown} is under an autocast that keeps weights; write cache_enabled=False there"
         if "as_strided" in op.target and inputs & set(op.storages):
-            yield f"{_named(op)} looks at the memory around an argument, and a graph reads a copy of the argument alone"
+            yield f"{op.shown} looks at the memory around an argument, and a graph reads a copy of the argument alone"
     yield from _strangers(plan)
 
 
@@ -230,21 +229,17 @@ def _strangers(plan: Plan) -> Iterator[str]:
         made = tree_leaves(node.meta.get("example_value")) if op is not None else ()
         places = {str(leaf.device) for leaf in made if isinstance(leaf, Tensor)} - {here}
         if op is not None and places:
-            yield f"{_named(op)} makes a tensor on {', '.join(sorted(places))}, which a replay does not make anew"
+            yield f"{op.shown} makes a tensor on {', '.join(sorted(places))}, which a replay does not make anew"
 
 
 def _obstacles_to_backward(plan: Plan, inputs: set[int]) -> Iterator[str]:
     """Why a program cannot be captured while gradients are recorded."""
     for op in plan.graph.ops:
         if any(access.resource == LATER for access in op.accesses):
-            yield f"{_named(op)} draws random numbers in its backward"
+            yield f"{op.shown} draws random numbers in its backward"
     for position in plan.graph.written_arguments:
         if position in inputs:
             yield f"it writes to its argument {plan.graph.arguments[position]}"
-
-
-def _named(op: Op) -> str:
-    return f"{op.name} = {op.target}(...) {op.where}".rstrip()
 
 
 def _fault(value: Any, home: str) -> str:

@@ -19,11 +19,10 @@ from functools import cached_property
 
 from partitioner.ir.access import ANY, LATER, RNG, Access, is_storage
 from partitioner.ir.gradient import Backward, BackwardError, Gradient, Step, same_sum
-from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.segment import Segment, segments, wide_tasks
-from partitioner.lower import LOWERINGS
+from partitioner.lower import lowered
 from partitioner.lower.verify import verify
 
 
@@ -50,9 +49,7 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
     if len({step.segment.lane for step in steps.values() if step.terms}) < 2:
         raise BackwardError("no two lanes have a backward")
     program = _program(view, handed, steps)
-    for lowering in LOWERINGS:
-        program = lowering(program)
-    return Backward(verify(program), steps, handed)
+    return Backward(verify(lowered(program)), steps, handed)
 
 
 @dataclass(frozen=True)
@@ -135,12 +132,12 @@ class _View:
             for access in op.accesses:
                 resource = access.resource
                 if resource == ANY:
-                    raise BackwardError(f"nothing is known of what {self.shown(op)} writes")
+                    raise BackwardError(f"nothing is known of what {op.shown} writes")
                 if not is_storage(resource) or resource in self.arguments:
                     continue
                 here = self.home[op.name]
                 if homes[resource] - {here}:
-                    raise BackwardError(f"{self.shown(op)} and later ops on another lane share {resource}, which is written")
+                    raise BackwardError(f"{op.shown} and later ops on another lane share {resource}, which is written")
                 if access.write and resource != op.name:
                     homes[resource].add(here)
 
@@ -154,9 +151,6 @@ class _View:
                 if storage in owner:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"
-
-    def shown(self, op: Op) -> str:
-        return f"{op.name} = {op.target}(...) {op.where}".rstrip()
 
 
 def _steps(view: _View, handed: Sequence[Gradient]) -> Iterator[Step]:
