@@ -118,7 +118,7 @@ def make_plan(
     if call is None:
         with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
             return plan_of(view_of(module), machine, spec)
-    whole = len({device.torch_device for device in machine.devices}) > 1
+    whole = len(machine.places) > 1
     plans = []
     found = graphs_of_call(module, call, whole=whole, check=check)
     for traced, graph in found:
@@ -163,9 +163,7 @@ def planned_again(plan: Plan, spec: Spec) -> Plan:
         PlacementError, SpecError: what the spec does not allow.
     """
     constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {})
-    made = _placed(plan, constraints, spec)
-    several = len({device.torch_device for device in plan.machine.devices}) > 1
-    return with_autocast(made, Mode(*modes_here())) if several else made
+    return _placed(plan, constraints, spec)
 
 
 class Known(NamedTuple):
@@ -179,7 +177,7 @@ class Known(NamedTuple):
 
 
 def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
-    """Group, place, order and lower the ops of a graph."""
+    """Group, place, order and lower the ops of a graph. On several devices autocast follows each to its own."""
     policy, graph, machine, costs = policy_of(spec.policy), known.graph, known.machine, known.costs
 
     def maker(capped: Machine) -> Callable[[Machine], Plan]:
@@ -199,6 +197,8 @@ def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
         return make
 
     plan = with_least_peak(machine, maker) if spec.objective == "memory" else with_room(machine, maker)
+    if len(machine.places) > 1:
+        plan = with_autocast(plan, Mode(*modes_here()))
     if not graph.observed:
         return plan
     makespan = simulate(plan.program, costs, plan.tasks, plan.placement).makespan
@@ -261,7 +261,7 @@ def refuse_unmade(spec: Spec, machine: Machine) -> None:
         if getattr(spec, wish) and spec.backend not in ("auto", *able):
             raise SpecError(f"{wish}= is for backend {' or '.join(able)}, and not {quote(spec.backend)}; leave one of them out")
     if spec.cuda_graphs:
-        refuse_devices([device.torch_device for device in machine.devices])
+        refuse_devices(machine.places)
 
 
 def as_captured(machine: Machine, spec: Spec) -> Machine:

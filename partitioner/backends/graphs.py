@@ -53,7 +53,7 @@ class Graphed:
         self.plainly, self.plan, self.cuda = plainly, plainly.plan, cuda or CUDA
         plan = self.plan
         self.device = plan.machine.lanes[0].torch_device
-        refuse_devices([lane.torch_device for lane in plan.machine.lanes], self.cuda)
+        refuse_devices(plan.machine.places, self.cuda)
         for reason in _obstacles(plan):
             raise CaptureError(f"{plan.graph.name} cannot be captured as a CUDA graph: {reason}{NEXT}")
         self.state = state_positions(plan)
@@ -192,14 +192,12 @@ def refuse_devices(devices: Sequence[str], cuda: Cuda | None = None) -> None:
         partitioner.errors.SpecError: cuda_graphs=True captures programs of one CUDA device, and the devices are cuda:0, ...
     """
     kind, places = (cuda or CUDA).kind, list(dict.fromkeys(devices))
-    if len(places) == 1 and places[0].partition(":")[0] == kind:
+    on_cuda = [place for place in places if place.partition(":")[0] == kind]
+    if len(places) == len(on_cuda) == 1:
         return
-    many = len({place for place in places if place.startswith(kind)}) > 0
-    todo = (
-        'Name one, with its lanes: devices=["cuda:0", "cuda:0"]'
-        if many
-        else "Leave cuda_graphs out; CPU lanes have no launches to save"
-    )
+    todo = "Leave cuda_graphs out; CPU lanes have no launches to save"
+    if on_cuda:
+        todo = 'Name one, with its lanes: devices=["cuda:0", "cuda:0"]'
     raise SpecError(f"cuda_graphs=True captures programs of one CUDA device, and the devices are {', '.join(places)}. {todo}")
 
 

@@ -27,7 +27,6 @@ from partitioner.distributed.jobplan import beside, held_by, rank_rows, section
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.outlook import Settled
 from partitioner.distributed.part import Part
-from partitioner.distributed.planfile import MOST_FAULTS
 from partitioner.distributed.ranks import AXES
 from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.tensor.replayed import replayed
@@ -40,6 +39,7 @@ from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Sharding
 from partitioner.ir.units import quote
+from partitioner.ir.words import first_lines
 from partitioner.model.state import sizes
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
@@ -247,6 +247,5 @@ def _refuse(what: str, faults: Iterable[str]) -> None:
     """One error with the first faults, if there are any."""
     lines = [*faults]
     if lines:
-        more = [f"... and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
         advice = "Run what it was made for, or make it again: distributed.plan(model, example_inputs, spec).save(path)"
-        raise SpecError("\n  ".join([f"{what}:", *lines[:MOST_FAULTS], *more, advice]))
+        raise SpecError("\n  ".join([f"{what}:", *first_lines(lines), advice]))
