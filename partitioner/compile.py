@@ -52,7 +52,6 @@ from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
 from partitioner.model.call import Call
 from partitioner.model.modes import modes_here
-from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
@@ -147,7 +146,7 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
         PlacementError, SpecError: what the spec does not allow.
     """
     graph = traced.graph
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    state = traced.state_metas
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
     memory = None

@@ -85,6 +85,11 @@ class Footprint:
         return "\n".join([*lines, *([f"  largest: {self.contributors}"] if self.largest else [])])
 
     @property
+    def purposes(self) -> str:
+        """Bytes by what they are for, in words."""
+        return ", ".join(f"{name} {format_size(size)}" for name, size in self.parts.items())
+
+    @property
     def contributors(self) -> str:
         """Who takes most, in words."""
         return ", ".join(f"{name} {format_size(size)}" for name, size in self.largest[:MOST_SHOWN])

@@ -146,6 +146,11 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def position(self) -> dict[str, int]:
+        """The place of each op in program order, by name."""
+        return {op.name: number for number, op in enumerate(self.ops)}
+
+    @cached_property
     def nodes(self) -> dict[str, torch.fx.Node]:
         """The node of each op and argument, by name."""
         return {node.name: node for node in self.fx.nodes}

@@ -96,8 +96,7 @@ def group(graph: Graph, groups: Iterable[Sequence[str]]) -> TaskGraph:
     Raises:
         ValueError: an op is missing or in two groups, or a group is not convex.
     """
-    position = {op.name: index for index, op in enumerate(graph.ops)}
-    ordered = [tuple(sorted(ops, key=position.__getitem__)) for ops in groups]
+    ordered = [tuple(sorted(ops, key=graph.position.__getitem__)) for ops in groups]
     home: dict[str, int] = {}
     for number, ops in enumerate(ordered):
         for op in ops:
@@ -114,10 +113,9 @@ def group(graph: Graph, groups: Iterable[Sequence[str]]) -> TaskGraph:
 
 def _order(graph: Graph, groups: Sequence[Sequence[str]]) -> list[int]:
     """The groups in an order in which they may run: of those that could be next, the one whose first op is."""
-    position = {op.name: index for index, op in enumerate(graph.ops)}
     try:
         dag = quotient(graph.dag, groups)
-        return list(nx.lexicographical_topological_sort(dag, key=lambda number: position[groups[number][0]]))
+        return list(nx.lexicographical_topological_sort(dag, key=lambda number: graph.position[groups[number][0]]))
     except nx.NetworkXUnfeasible as error:
         raise ValueError("a group of ops is not convex: the task graph has a cycle") from error
 

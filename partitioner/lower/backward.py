@@ -70,11 +70,6 @@ class _View:
         return {"": ""} | {op: one.name for one in self.segments for task in one.tasks for op in tasks[task].ops}
 
     @cached_property
-    def position(self) -> Mapping[str, int]:
-        """The place of each op in the model's program."""
-        return {op.name: number for number, op in enumerate(self.plan.graph.ops)}
-
-    @cached_property
     def issued(self) -> Mapping[str, int]:
         """The place of each op in the order in which the lanes issue them."""
         runs = (item.task for item in self.plan.program.instructions if isinstance(item, Run))
@@ -104,15 +99,15 @@ class _View:
         Raises:
             BackwardError: its parts cannot be summed in eager's order.
         """
-        mine = self.home[gradient.maker]
-        there = sorted((p for p in gradient.parts if self.home[p.op] != mine), key=lambda p: self.position[p.op], reverse=True)
+        mine, position = self.home[gradient.maker], self.plan.graph.position
+        there = sorted((p for p in gradient.parts if self.home[p.op] != mine), key=lambda p: position[p.op], reverse=True)
         if not there:
             return replace(gradient, parts=())
         here = sorted((p for p in gradient.parts if self.home[p.op] == mine), key=lambda p: self.issued[p.op], reverse=True)
         ops = [part.op for part in there]
-        eager = sorted((self.position[p.op] for p in gradient.parts for _ in range(p.count)), reverse=True)
-        ours = [[self.position[part.op]] * part.count for part in there]
-        ours += [[self.position[part.op]] for part in here for _ in range(part.count)]
+        eager = sorted((position[p.op] for p in gradient.parts for _ in range(p.count)), reverse=True)
+        ours = [[position[part.op]] * part.count for part in there]
+        ours += [[position[part.op]] for part in here for _ in range(part.count)]
         caller = -1  # whose loss comes after all ops
         if (
             len(set(ops)) < len(ops)
