@@ -33,7 +33,7 @@ from partitioner import Parallel, partition
 from partitioner.ir.cost import Costs
 from partitioner.ir.machine import Device, Machine
 from partitioner.profile.cache import Cache
-from partitioner.profile.calibrate import compute
+from partitioner.profile.calibrate import calibrate
 from partitioner.profile.clock import Disturbed, Timing, time_of
 from partitioner.profile.profiled import profiled
 
@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
     rows: list[list[object]] = []
     errors: dict[str, float] = {}
     for threads in options.threads:
-        figures = compute("cpu")
+        core = calibrate(Machine((Device("cpu", "cpu"),))).devices[0].device
+        figures = {name: getattr(core, name) for name in ("flops", "bandwidth", "overhead")}
         for name in options.models:
             row, error = compared(name, threads, figures, options)
             rows.append(row)

@@ -7,7 +7,7 @@
     problem   = pose(tasks, costs, machine)              numbers
     placement = decided(problem, policy)                 where, in what order, with how many threads
     program   = schedule(tasks, placement, machine)      runs
-    program   = lowering(program), for each              copies, events, frees
+    program   = lowered(program)                         copies, events, frees
     execute   = BACKENDS[backend](plan)                  something to call, under the guards
 
 Every program is verified before anything runs it.
@@ -43,7 +43,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.plan import Plan
 from partitioner.ir.units import quote
-from partitioner.lower import LOWERINGS
+from partitioner.lower import lowered
 from partitioner.lower.backward import backward
 from partitioner.lower.fuse import fused
 from partitioner.lower.modes import with_autocast
@@ -52,7 +52,6 @@ from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
 from partitioner.model.call import Call
 from partitioner.model.modes import modes_here
-from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
@@ -118,7 +117,7 @@ def make_plan(
     if call is None:
         with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
             return plan_of(view_of(module), machine, spec)
-    whole = len({device.torch_device for device in machine.devices}) > 1
+    whole = len(machine.places) > 1
     plans = []
     found = graphs_of_call(module, call, whole=whole, check=check)
     for traced, graph in found:
@@ -147,7 +146,7 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
         PlacementError, SpecError: what the spec does not allow.
     """
     graph = traced.graph
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    state = traced.state_metas
     constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
     memory = None
@@ -163,9 +162,7 @@ def planned_again(plan: Plan, spec: Spec) -> Plan:
         PlacementError, SpecError: what the spec does not allow.
     """
     constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {})
-    made = _placed(plan, constraints, spec)
-    several = len({device.torch_device for device in plan.machine.devices}) > 1
-    return with_autocast(made, Mode(*modes_here())) if several else made
+    return _placed(plan, constraints, spec)
 
 
 class Known(NamedTuple):
@@ -179,7 +176,7 @@ class Known(NamedTuple):
 
 
 def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
-    """Group, place, order and lower the ops of a graph."""
+    """Group, place, order and lower the ops of a graph. On several devices autocast follows each to its own."""
     policy, graph, machine, costs = policy_of(spec.policy), known.graph, known.machine, known.costs
 
     def maker(capped: Machine) -> Callable[[Machine], Plan]:
@@ -193,14 +190,14 @@ def _placed(known: Known | Plan, constraints: Constraints, spec: Spec) -> Plan:
 
         def make(smaller: Machine) -> Plan:
             placement = decide(pose(tasks, costs, smaller, constraints, spec.objective, known.memory))
-            program = schedule(tasks, placement, capped)
-            for lowering in LOWERINGS:
-                program = lowering(program)
+            program = lowered(schedule(tasks, placement, capped))
             return Plan(graph, capped, costs, tasks, placement, program, known.state, memory=known.memory)
 
         return make
 
     plan = with_least_peak(machine, maker) if spec.objective == "memory" else with_room(machine, maker)
+    if len(machine.places) > 1:
+        plan = with_autocast(plan, Mode(*modes_here()))
     if not graph.observed:
         return plan
     makespan = simulate(plan.program, costs, plan.tasks, plan.placement).makespan
@@ -263,7 +260,7 @@ def refuse_unmade(spec: Spec, machine: Machine) -> None:
         if getattr(spec, wish) and spec.backend not in ("auto", *able):
             raise SpecError(f"{wish}= is for backend {' or '.join(able)}, and not {quote(spec.backend)}; leave one of them out")
     if spec.cuda_graphs:
-        refuse_devices([device.torch_device for device in machine.devices])
+        refuse_devices(machine.places)
 
 
 def as_captured(machine: Machine, spec: Spec) -> Machine:

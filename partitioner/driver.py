@@ -33,16 +33,13 @@ from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.trace import graph_of, hold_against_eager, home
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.machine import Machine, accelerators_first
-from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.ir.problem import Problem
 from partitioner.ir.words import refuse_mistaken
-from partitioner.lower.modes import with_autocast
 from partitioner.lower.planfile import read_plan
 from partitioner.model.accept import accepted
 from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
-from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.replay import Replayed
 from partitioner.runtime.materialise import materialise
@@ -268,7 +265,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
             return program_of(graph_of(model, found), machine, asked)
         traced = graph_of(model, found, apart=True, stays=staying(programs.provisional))
         refuse_shared(traced.graph, found.inputs)
-        plan = with_autocast(plan_of(traced, machine, asked, where_it_lies(traced.state, homes)), Mode(*modes_here()))
+        plan = plan_of(traced, machine, asked, where_it_lies(traced.state, homes))
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
     trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))

@@ -41,11 +41,9 @@ def torch_backend(
     )
     if document.cuda_graphs:
         raise SpecError("cuda_graphs needs to know which tensors are weights; call partition(model) in place of torch.compile")
-    if {device.torch_device for device in machine.devices} != lies:
-        places = ", ".join(device.torch_device for device in machine.devices)
-        raise SpecError(
-            f"the model lies on {', '.join(lies)}, the lanes are on {places}; partition(model, devices) places state"
-        )
+    if {*machine.places} != lies:
+        here, there = ", ".join(lies), ", ".join(machine.places)
+        raise SpecError(f"the model lies on {here}, the lanes are on {there}; partition(model, devices) places state")
 
     refuse_unmade(document, machine)
 

@@ -355,7 +355,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "key": (lambda d: _stage(d, 0, "state").pop(), r"stage 0 has layers\.\d\.\w+ only here"),
     "version": (lambda d: d.update(schema_version=2), "schema_version: .* less than or equal to 1"),
     "no bound": (lambda d: d.update(bound=float("nan")), "bound: "),
-    "own key": (lambda d: d.update(model_code="print(1)"), "model_code: Extra inputs"),
+    "own key": (lambda d: d.update(model_code="print(1)"), "model_code: is no key here"),
 }
 
 

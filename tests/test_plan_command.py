@@ -7,7 +7,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -229,9 +229,7 @@ def test_auto_starts_nothing_that_would_end_too_late() -> None:
         return List()(problem)
 
     class Slow(Auto):
-        def policies(
-            self, problem: Problem, answers: Sequence[Assignment], left: Callable[[], float]
-        ) -> Iterator[Callable[[Problem], Assignment]]:
+        def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
             yield from (slow, slow, slow)
 
     work, both = graph(*(task(name) for name in "abc")), machine(device("A"), device("B"))

@@ -124,7 +124,7 @@ def test_an_op_that_others_keep_from_running_has_no_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(clock, "waited", lambda whole: float(next(clock_ticks)) if whole else 0.0)
     tried: list[int] = []
     plain = measuring.time_op
-    monkeypatch.setattr(measuring, "time_op", lambda *given: (tried.append(given[4]), plain(*given))[1])
+    monkeypatch.setattr(measuring, "time_op", lambda *given: (tried.append(given[3]), plain(*given))[1])
     layers = (nn.Linear(8, 8), nn.ReLU(), nn.Softmax(-1), nn.Tanh(), nn.Sigmoid(), nn.GELU())
     graph = traced(nn.Sequential(*layers), torch.ones(2, 8))
     found = measure(graph, [op.name for op in graph.ops], CPU, NOTHING, BUDGET)

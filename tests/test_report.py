@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import nn
 
 from partitioner.compile import make_plan
-from partitioner.errors import PartitionerError
 from partitioner.model.call import Call
 from partitioner.report import FORMATS, PIPE, Screen
-from partitioner.report.data import VERSION, from_data, to_data
+from partitioner.report.data import VERSION
 from partitioner.report.inspect import inspect
 from partitioner.report.inspection import Branch, Inspection
 from partitioner.spec.discover import build_machine
@@ -106,13 +107,17 @@ def test_long_names_give_way_and_numbers_stay() -> None:
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 
+def read(document: dict[str, Any]) -> Inspection:
+    """The inspection that a document holds, every field of it."""
+    return TypeAdapter(Inspection).validate_python({key: value for key, value in document.items() if key != "version"})
+
+
 @pytest.mark.parametrize("found", ALL)
 def test_json_is_complete(found: Inspection) -> None:
     text = FORMATS["json"](found, PIPE)
     document = json.loads(text)
     assert text.isascii() and document["version"] == VERSION
-    assert from_data(document) == found
-    assert to_data(from_data(document)) == to_data(found)
+    assert read(document) == found
 
 
 def test_json_keys() -> None:
@@ -122,12 +127,6 @@ def test_json_keys() -> None:
     assert {"ops", "path", "parameters", "flops", "seconds", "lanes", "tasks", "reasons"} <= set(
         document["depths"][0]["branches"][0]
     )
-
-
-@pytest.mark.parametrize("document", [{}, {"version": 2}, {"version": 1}, {"version": 1, "summary": 3}])
-def test_other_documents_are_refused(document: dict[str, object]) -> None:
-    with pytest.raises(PartitionerError):
-        from_data(document)
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
@@ -187,5 +186,5 @@ def test_any_name_is_escaped(path: str, ops: tuple[str, ...]) -> None:
     found = named(FIRST, path.translate(clean), tuple(op.translate(clean) for op in ops))
     check_dot(FORMATS["dot"](found, PIPE), found)
     check_mermaid(FORMATS["mermaid"](found, PIPE), found)
-    assert from_data(json.loads(FORMATS["json"](found, PIPE))) == found
+    assert read(json.loads(FORMATS["json"](found, PIPE))) == found
     assert FORMATS["table"](found, PIPE) and FORMATS["table"](found, Screen(100, True))

@@ -74,7 +74,7 @@ def test_bad_groups_are_refused(groups: list[list[str]], message: str) -> None:
 @given(task_graphs)
 def test_tasks_cover_the_graph_and_run_in_their_order(tasks: TaskGraph) -> None:
     assert sorted(name for task in tasks.tasks for name in task.ops) == sorted(known.name for known in tasks.graph.ops)
-    assert nx.is_directed_acyclic_graph(tasks.dag)
+    assert nx.is_directed_acyclic_graph(nx.DiGraph(list(tasks.edges)))
     position = {task.name: number for number, task in enumerate(tasks.tasks)}
     assert all(position[before] < position[after] for before, after in tasks.edges)
     assert [task.name for task in tasks.tasks] == [f"t{number}" for number in range(len(tasks.tasks))]
@@ -104,13 +104,6 @@ def test_tasks_of_conflicting_ops_conflict(tasks: TaskGraph) -> None:
             theirs = {access.resource: access.write for access in sorted(tasks.by_name[other].accesses)}
             shared = any(mine[resource] or theirs[resource] for resource in mine.keys() & theirs.keys())
             assert shared or ANY in mine or ANY in theirs
-
-
-@given(task_graphs)
-def test_neighbours_are_those_of_the_edges(tasks: TaskGraph) -> None:
-    for task in tasks.tasks:
-        assert set(tasks.predecessors[task.name]) == set(tasks.dag.predecessors(task.name))
-        assert set(tasks.successors[task.name]) == set(tasks.dag.successors(task.name))
 
 
 def test_tasks_that_share_the_generator_and_more_are_not_random_only() -> None:

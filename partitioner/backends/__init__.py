@@ -46,7 +46,7 @@ def backend_for(name: str, machine: Machine) -> Callable[[Plan], Executable]:
     fits, other = ("streams", "threads") if any(device.kind != "cpu" for device in machine.devices) else ("threads", "streams")
     name = one_of("backend", name, ("auto", *BACKENDS))
     if name == other:
-        devices = ", ".join(device.torch_device for device in machine.devices)
+        devices = ", ".join(machine.places)
         kind = "accelerators" if name == "streams" else "CPU lanes only"
         raise SpecError(f"backend {name!r} is for {kind}, the plan is for {devices}. Leave backend out, and {fits!r} is taken.")
     return BACKENDS[fits if name == "auto" else name]

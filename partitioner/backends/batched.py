@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
 from partitioner.model.call import memory
+from partitioner.model.node import target_name
 
 STACKED, CHANNELS = 0, 1
 """The dimension along which results lie together: a new one in front, or that of channels."""
@@ -101,9 +102,9 @@ def _out_of_place(module: GraphModule) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
-        if _name(node) in POINTWISE and node.kwargs.get("inplace"):
+        if target_name(node) in POINTWISE and node.kwargs.get("inplace"):
             (source,) = node.all_input_nodes
-            if len(source.users) == 1 and _name(source) in LAYERS:
+            if len(source.users) == 1 and target_name(source) in LAYERS:
                 node.kwargs = {**node.kwargs, "inplace": False}
     return GraphModule({}, graph, type(module).__name__)
 
@@ -152,7 +153,7 @@ class _Values(Interpreter):
 
 def _says_so(node: Node) -> bool:
     """Whether an op says that it writes; a tensor that was made in inference mode does not count how often it is written."""
-    name = _name(node) if node.op.startswith("call_") else ""
+    name = target_name(node) if node.op.startswith("call_") else ""
     return name.endswith("_") or name in ("iadd", "isub", "imul", "itruediv") or bool(node.kwargs.get("inplace"))
 
 
@@ -196,7 +197,7 @@ class _Merger:
 
     def _key(self, node: Node) -> Key:
         """What an op has in common with those that it may be put together with."""
-        name = _name(node)
+        name = target_name(node)
         if name not in POINTWISE | CHANNELWISE | CONVOLUTIONS | {"linear"} or (name == "batch_norm" and _trains(node)):
             return (node,)
         return name, *map(self._form, node.args), *((key, self._form(value)) for key, value in node.kwargs.items())
@@ -208,7 +209,7 @@ class _Merger:
 
     def _join(self, group: list[Node]) -> bool:
         """Put a group together, if that can be done."""
-        name = _name(group[0])
+        name = target_name(group[0])
         group = sorted(group, key=self._place)
         if name == "linear":
             return self._hold(group, self._linear(group), STACKED)
@@ -306,11 +307,6 @@ class _Merger:
 
     def _call(self, function: Any, *arguments: Any) -> Node:
         return self.graph.call_function(function, arguments)
-
-
-def _name(node: Node) -> str:
-    """What a node calls, by its name."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _trains(node: Node) -> bool:

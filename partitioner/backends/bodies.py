@@ -24,6 +24,7 @@ from partitioner.ir.access import ANY, LATER, RNG, SENT, Access, is_storage
 from partitioner.ir.graph import Graph, Op
 from partitioner.ir.plan import Plan
 from partitioner.ir.task import Task, TaskGraph
+from partitioner.model.node import target_name
 
 Compile = Callable[..., Callable[..., Any]]
 """Makes a function of a graph module, given what it is first called with and, where sizes are open, the same of other sizes."""
@@ -133,8 +134,8 @@ def _zeros(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
     """Tells of a graph's tasks which ops must leave those that they are in, if tasks are to be compiled."""
-    nodes = {node.name: node for node in graph.fx.nodes}
-    never = set(graph.by_name) - _needed(graph, nodes)
+    nodes = graph.nodes
+    never = set(graph.by_name) - _needed(graph)
     for op in graph.ops:
         if not _is_plain(op, nodes[op.name], compiler) or _draws_otherwise(op, nodes[op.name], compiler):
             never.add(op.name)
@@ -154,12 +155,12 @@ def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
     return refused
 
 
-def _needed(graph: Graph, nodes: Mapping[str, torch.fx.Node]) -> set[str]:
+def _needed(graph: Graph) -> set[str]:
     """The ops that results or writes follow from. A compiler leaves out the others, with what they draw and what they raise."""
     found: set[str] = set()
     for op in reversed(graph.ops):
         writes = any(access.write and access.resource not in (op.name, RNG) for access in op.accesses)
-        if op.name in graph.outputs or writes or any(user.name in found for user in nodes[op.name].users):
+        if op.name in graph.outputs or writes or any(user.name in found for user in graph.nodes[op.name].users):
             found.add(op.name)
     return found
 
@@ -174,16 +175,13 @@ def _is_given(access: Access, own: set[str]) -> bool:
 def bodies_of(plan: Plan, refused: Refused, compile: Compile) -> dict[str, Body]:
     """The function of each task of which there is one, by the task's name."""
     alone = refused(plan.tasks)
-    nodes = {node.name: node for node in plan.graph.fx.nodes}
     return {
-        task.name: _body(plan, task, nodes, compile)
-        for task in plan.tasks.tasks
-        if task.outputs and not alone.intersection(task.ops)
+        task.name: _body(plan, task, compile) for task in plan.tasks.tasks if task.outputs and not alone.intersection(task.ops)
     }
 
 
-def _body(plan: Plan, task: Task, nodes: Mapping[str, torch.fx.Node], compile: Compile) -> Body:
-    own, graph = set(task.ops), torch.fx.Graph()
+def _body(plan: Plan, task: Task, compile: Compile) -> Body:
+    own, graph, nodes = set(task.ops), torch.fx.Graph(), plan.graph.nodes
     read = dict.fromkeys(source.name for op in task.ops for source in nodes[op].all_input_nodes if source.name not in own)
     made = {name: graph.placeholder(f"given_{number}") for number, name in enumerate(read)}  # not "self", whatever its name
     lane = plan.machine.lanes[plan.placement.lane[task.name]]
@@ -226,7 +224,7 @@ def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
     """Whether an op would draw other random numbers than eager does."""
     if compiler.drawing is None or all(access.resource != RNG for access in op.accesses):
         return False
-    return getattr(node.target, "__name__", node.target) not in compiler.drawing
+    return target_name(node) not in compiler.drawing
 
 
 def _is_dense(value: Any, at_all_sizes: bool) -> bool:
@@ -258,7 +256,7 @@ BESIDE_AUTOGRAD = frozenset(["randint_like"])
 
 def is_torchs(node: torch.fx.Node) -> bool:
     """Whether what a node calls comes down to ATen ops and nothing else."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = target_name(node)
     if name in SWITCHING | BESIDE_AUTOGRAD:
         return False
     if node.op == "call_method":
@@ -271,5 +269,5 @@ def is_torchs(node: torch.fx.Node) -> bool:
 
 def _writes_openly(node: torch.fx.Node) -> bool:
     """Whether a node writes the model's state as an ATen op does, and not in a block of Python under other modes."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = target_name(node)
     return name in ("batch_norm", "instance_norm", "iadd", "isub", "imul", "itruediv") or name.endswith("_")

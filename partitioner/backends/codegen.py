@@ -33,7 +33,7 @@ from partitioner.ir.gradient import Backward
 from partitioner.ir.graph import Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
-from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, inputs_of, outputs_of
+from partitioner.ir.program import Copy, Free, Instruction, Program, Record, Run, Wait, inputs_of, original, outputs_of
 
 _numbers = count()
 
@@ -183,7 +183,7 @@ class _Host:
                 self._run(index, item)
             case Copy(lane=lane, source=source, target=target):
                 self._use(lane)
-                self._mode(self.context.plan.graph.recorded.get(source.partition("@")[0]))  # or it would have no history
+                self._mode(self.context.plan.graph.recorded.get(original(source)))  # or it would have no history
                 self.lines.add(f"{variable(target)} = S.copy({self.context.reference(source, self.host)}, {lane})")
             case Record(lane=lane, event=event) if self.context.needs_event(event):
                 self.lines.add(f"S.record({event}, {lane})")
@@ -221,7 +221,7 @@ class _Host:
         if item.task in self.context.compiled:
             self._call(self.context.compiled[item.task], item)
             return
-        local = {name.partition("@")[0]: self.context.reference(name, self.host) for name in item.reads}
+        local = {original(name): self.context.reference(name, self.host) for name in item.reads}
         gone = self._temporaries(item)
         for op in self.context.ops(item.task):
             local[op] = variable(op)
@@ -237,7 +237,7 @@ class _Host:
     def _call(self, body: Body, item: Run) -> None:
         """Call a task as one function."""
         self._mode(None)
-        local = {name.partition("@")[0]: self.context.reference(name, self.host) for name in item.reads}
+        local = {original(name): self.context.reference(name, self.host) for name in item.reads}
         given = ", ".join(local.get(name, variable(name)) for name in body.inputs)
         made = ", ".join(variable(name) for name in body.outputs)
         label = self.context.names.object(body, item.task)

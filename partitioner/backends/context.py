@@ -27,7 +27,7 @@ class Context:
 
     def __init__(self, plan: Plan, hosts: list[int], backward: Backward | None, compiled: Mapping[str, Body]) -> None:
         self.plan, self.program, self.hosts, self.compiled = plan, plan.program, hosts, compiled
-        self.nodes = {node.name: node for node in plan.graph.fx.nodes}
+        self.nodes = plan.graph.nodes
         self.device = op_devices(plan)
         values = (*self.nodes, *(value.name for value in self.program.values))
         self.names = Names(values, bodies_for(plan.graph, self.device.get))

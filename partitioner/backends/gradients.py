@@ -50,7 +50,7 @@ class Observer(Reference):
         notes = self.notes = Notes({name: values[name] for name in graph.arguments})
         last = _last_uses(self.plan)
         for op in graph.ops:
-            node = self.nodes[op.name]
+            node = graph.nodes[op.name]
             reads = {source.name: values[source.name] for source in node.all_input_nodes if source.op != "get_attr"}
             notes.enter(op.name, reads)
             values[op.name] = self._call(node, values)

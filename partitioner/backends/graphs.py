@@ -28,7 +28,6 @@ from partitioner.backends.nodes import op_devices
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.ir.access import ANY, LATER, SENT
-from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
 
@@ -54,7 +53,7 @@ class Graphed:
         self.plainly, self.plan, self.cuda = plainly, plainly.plan, cuda or CUDA
         plan = self.plan
         self.device = plan.machine.lanes[0].torch_device
-        refuse_devices([lane.torch_device for lane in plan.machine.lanes], self.cuda)
+        refuse_devices(plan.machine.places, self.cuda)
         for reason in _obstacles(plan):
             raise CaptureError(f"{plan.graph.name} cannot be captured as a CUDA graph: {reason}{NEXT}")
         self.state = state_positions(plan)
@@ -193,14 +192,12 @@ def refuse_devices(devices: Sequence[str], cuda: Cuda | None = None) -> None:
         partitioner.errors.SpecError: cuda_graphs=True captures programs of one CUDA device, and the devices are cuda:0, ...
     """
     kind, places = (cuda or CUDA).kind, list(dict.fromkeys(devices))
-    if len(places) == 1 and places[0].partition(":")[0] == kind:
+    on_cuda = [place for place in places if place.partition(":")[0] == kind]
+    if len(places) == len(on_cuda) == 1:
         return
-    many = len({place for place in places if place.startswith(kind)}) > 0
-    todo = (
-        'Name one, with its lanes: devices=["cuda:0", "cuda:0"]'
-        if many
-        else "Leave cuda_graphs out; CPU lanes have no launches to save"
-    )
+    todo = "Leave cuda_graphs out; CPU lanes have no launches to save"
+    if on_cuda:
+        todo = 'Name one, with its lanes: devices=["cuda:0", "cuda:0"]'
     raise SpecError(f"cuda_graphs=True captures programs of one CUDA device, and the devices are {', '.join(places)}. {todo}")
 
 
@@ -210,13 +207,13 @@ def _obstacles(plan: Plan) -> Iterator[str]:
     for op in plan.graph.ops:
         touched = {access.resource for access in op.accesses if access.write}
         if ANY in touched:
-            yield f"what {_named(op)} does besides is not known, and a replay runs no Python"
+            yield f"what {op.shown} does besides is not known, and a replay runs no Python"
         if SENT in touched:
-            yield f"{_named(op)} sends to other ranks"
+            yield f"{op.shown} sends to other ranks"
         if op.mode is not None and op.mode.cache and any(enabled for _, enabled, _ in op.mode.autocast):
-            yield f"{_named(op)} is under an autocast that keeps weights; write cache_enabled=False there"
+            yield f"{op.shown} is under an autocast that keeps weights; write cache_enabled=False there"
         if "as_strided" in op.target and inputs & set(op.storages):
-            yield f"{_named(op)} looks at the memory around an argument, and a graph reads a copy of the argument alone"
+            yield f"{op.shown} looks at the memory around an argument, and a graph reads a copy of the argument alone"
     yield from _strangers(plan)
 
 
@@ -230,21 +227,17 @@ def _strangers(plan: Plan) -> Iterator[str]:
         made = tree_leaves(node.meta.get("example_value")) if op is not None else ()
         places = {str(leaf.device) for leaf in made if isinstance(leaf, Tensor)} - {here}
         if op is not None and places:
-            yield f"{_named(op)} makes a tensor on {', '.join(sorted(places))}, which a replay does not make anew"
+            yield f"{op.shown} makes a tensor on {', '.join(sorted(places))}, which a replay does not make anew"
 
 
 def _obstacles_to_backward(plan: Plan, inputs: set[int]) -> Iterator[str]:
     """Why a program cannot be captured while gradients are recorded."""
     for op in plan.graph.ops:
         if any(access.resource == LATER for access in op.accesses):
-            yield f"{_named(op)} draws random numbers in its backward"
+            yield f"{op.shown} draws random numbers in its backward"
     for position in plan.graph.written_arguments:
         if position in inputs:
             yield f"it writes to its argument {plan.graph.arguments[position]}"
-
-
-def _named(op: Op) -> str:
-    return f"{op.name} = {op.target}(...) {op.where}".rstrip()
 
 
 def _fault(value: Any, home: str) -> str:

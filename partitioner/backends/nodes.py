@@ -24,7 +24,7 @@ def op_devices(plan: Plan, elsewhere: bool = False) -> dict[str, str]:
         elsewhere: whether it will run on other devices than it was traced on.
     """
     lanes, lane = plan.machine.lanes, plan.placement.lane
-    places = {one.torch_device for one in lanes}
+    places = plan.machine.places
     if not elsewhere and len(places) == 1 and plan.graph.device in ("", *places):
         return {}
     return {op: lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}

@@ -14,7 +14,7 @@ import torch
 from partitioner.backends.nodes import bodies_for, move, op_devices, results, retarget
 from partitioner.backends.returned import marked, write_back
 from partitioner.ir.plan import Plan
-from partitioner.ir.program import Copy, Free, Run
+from partitioner.ir.program import Copy, Free, Run, original
 from partitioner.model.modes import casts_kept, in_mode
 from partitioner.model.node import call_target, fill
 
@@ -29,7 +29,6 @@ class Reference:
 
     def __init__(self, plan: Plan, stand_in: Callable[[str], str] = str) -> None:
         self.plan, self.stand_in = plan, stand_in
-        self.nodes = {node.name: node for node in plan.graph.fx.nodes}
         self.device = {op: stand_in(device) for op, device in op_devices(plan, stand_in is not str).items()}
         self.bodies = bodies_for(plan.graph, self.device.get)
 
@@ -55,7 +54,7 @@ class Reference:
             if isinstance(item, Run):
                 values.update(self._run(item, state, values))
             elif isinstance(item, Copy):
-                with in_mode(graph.recorded.get(item.source.partition("@")[0])):
+                with in_mode(graph.recorded.get(original(item.source))):
                     values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
             elif isinstance(item, Free):
                 del values[item.value]
@@ -67,9 +66,9 @@ class Reference:
         return move(value, self.stand_in(device)) if device else value
 
     def _run(self, item: Run, state: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        local = {**state, **{name.partition("@")[0]: values[name] for name in item.reads}}
+        local = {**state, **{original(name): values[name] for name in item.reads}}
         for op in self.plan.tasks.by_name[item.task].ops:
-            local[op] = self._call(self.nodes[op], local)
+            local[op] = self._call(self.plan.graph.nodes[op], local)
         return {name: local[name] for name in item.writes}
 
     def _call(self, node: torch.fx.Node, local: dict[str, Any]) -> Any:

@@ -125,4 +125,4 @@ class Reversed(Launch):
         op = self.plan.graph.by_name[self.plan.tasks.by_name[tasks[0]].ops[0]]
         names = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {tasks[0]} to {tasks[-1]}"
         lane = self.plan.program.lanes[step.segment.lane].name
-        return f"{names} on {lane}, from {op.name} = {op.target}(...) {op.where}".rstrip()
+        return f"{names} on {lane}, from {op.shown}"

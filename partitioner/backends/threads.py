@@ -287,5 +287,5 @@ def explained(code: Code, run: Callable[..., Any], *arguments: Any) -> Any:
             traceback = traceback.tb_next
         op = code.ops.get(line) if line is not None else None
         if op is not None:
-            error.add_note(f"in op {op.name} = {op.target}(...) {op.where}".rstrip())
+            error.add_note(f"in op {op.shown}")
         raise

@@ -27,7 +27,6 @@ from partitioner.distributed.jobplan import beside, held_by, rank_rows, section
 from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.outlook import Settled
 from partitioner.distributed.part import Part
-from partitioner.distributed.planfile import MOST_FAULTS
 from partitioner.distributed.ranks import AXES
 from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.tensor.replayed import replayed
@@ -35,12 +34,12 @@ from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.differ import of_values
-from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.graph import Graph
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Sharding
 from partitioner.ir.units import quote
-from partitioner.model.state import sizes
+from partitioner.ir.words import first_lines
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
 
@@ -191,9 +190,8 @@ def _led_back(traced: Traced, stage: Mapping[str, int]) -> Iterator[str]:
         if stage[one] > stage[other]:
             why = "reads it" if kind == "data" else "has to run after it"
             yield f"op {one} is in stage {stage[one]}, and {other}, which {why}, in stage {stage[other]}"
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     first: dict[str, str] = {}
-    for name, group in sharing_a_stage(graph, state).group.items():
+    for name, group in sharing_a_stage(graph, traced.state_metas).group.items():
         known = first.setdefault(group, name)
         if stage[known] != stage[name]:
             yield f"ops {known} and {name} have to share a stage, and are in {stage[known]} and {stage[name]}"
@@ -247,6 +245,5 @@ def _refuse(what: str, faults: Iterable[str]) -> None:
     """One error with the first faults, if there are any."""
     lines = [*faults]
     if lines:
-        more = [f"... and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
         advice = "Run what it was made for, or make it again: distributed.plan(model, example_inputs, spec).save(path)"
-        raise SpecError("\n  ".join([f"{what}:", *lines[:MOST_FAULTS], *more, advice]))
+        raise SpecError("\n  ".join([f"{what}:", *first_lines(lines), advice]))

@@ -35,12 +35,11 @@ from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.cost import Costs
-from partitioner.ir.graph import Op, StateMeta
+from partitioner.ir.graph import Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.shared import Axis
-from partitioner.model.state import sizes
 from partitioner.planner.cost import LOOKUPS, estimate
 from partitioner.profile.profiled import profiled
 from partitioner.spec.distributed import DistributedSpec
@@ -305,5 +304,4 @@ class Bench:
 def _costs(example: Example, spec: Spec, device: Device) -> Costs:
     """What the ops of a microbatch cost, forwards."""
     graph, alone = example.traced.graph, replace(device, lanes=1)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in example.traced.state.items()}
-    return profiled(graph, estimate(graph, Machine((alone,)), state), spec.profile)
+    return profiled(graph, estimate(graph, Machine((alone,)), example.traced.state_metas), spec.profile)

@@ -23,9 +23,8 @@ from partitioner.distributed.part import part_of
 from partitioner.distributed.passing import deliver, fan, share, token
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, SENT, Access
-from partitioner.ir.graph import Graph, Op, StateMeta
+from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device, Link, Machine
-from partitioner.model.state import sizes
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
@@ -51,10 +50,9 @@ def owners_of(traced: Traced, ranks: int, device: Device, first: Collection[str]
     rules = sharing_a_rank(traced, first)
     devices = tuple(replace(device, name=f"branch {rank}", lanes=1) for rank in range(ranks))
     free = tuple(Link(one.name, two.name, inf, 0.0) for one in devices for two in devices if one is not two)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
     for links in ((), free):  # with free links where it does not pay to pass anything, for it was asked for
         machine = Machine(devices, links)
-        costs = estimate(graph, machine, state)
+        costs = estimate(graph, machine, traced.state_metas)
         tasks = coarsen(graph, costs, rules, grain=0.0)
         found = decided(pose(tasks, costs, machine, rules, "latency", None), Spread() if links else List())
         owner = {op: found.lane[task.name] for task in tasks.tasks for op in task.ops}
@@ -84,8 +82,7 @@ def sharing_a_rank(traced: Traced, first: Collection[str] = ()) -> Constraints:
         first: as for `owners_of`.
     """
     graph = _unordered(traced.graph)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    found = constrain(graph, (), (), state, {})
+    found = constrain(graph, (), (), traced.state_metas, {})
     groups = with_makers(graph, found)
     for op in graph.ops:
         if not op.tensor:

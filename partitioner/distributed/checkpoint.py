@@ -18,7 +18,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -37,6 +37,7 @@ from partitioner.distributed.background import Saving, begun, own_group, wait
 from partitioner.distributed.kept import MODEL, Kept, go_on, random_states
 from partitioner.distributed.ranks import gathered, here, together
 from partitioner.errors import CheckpointError
+from partitioner.ir.words import first_lines
 
 ABOUT = "about.json"
 
@@ -258,8 +259,7 @@ def _excess(name: str, needed: set[str]) -> bool:
 
 def _refuse(folder: Path, lines: list[str]) -> None:
     if lines:
-        more = [f"  and {len(lines) - 10} more"] if len(lines) > 10 else []
-        raise CheckpointError("\n".join([f"{folder} does not fit the model:", *(f"  {line}" for line in lines[:10]), *more]))
+        raise CheckpointError("\n  ".join([f"{folder} does not fit the model:", *first_lines(lines)]))
 
 
 def _warn_of_differences(kept: Kept) -> None:
@@ -292,8 +292,9 @@ def _explained(doing: str) -> Iterator[None]:
         CheckpointError: on the first rank; the others end.
     """
     try:
-        with nullcontext() if dist.is_initialized() else warnings.catch_warnings():  # which is for all threads
-            if not dist.is_initialized():
+        with ExitStack() as block:
+            if not dist.is_initialized():  # no thread of a job is to lose warnings, for this is for all of them
+                block.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             yield
     except CheckpointException as error:

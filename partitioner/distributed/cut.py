@@ -37,7 +37,6 @@ from partitioner.ir.memory import Memory
 from partitioner.ir.problem import Problem
 from partitioner.ir.task import TaskGraph, group
 from partitioner.ir.units import format_duration, format_size
-from partitioner.model.state import sizes
 from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.memory import demands
@@ -183,7 +182,7 @@ def uncut(traced: Traced, device: Device, profile: Literal["auto", "all"] | None
     """
     graph = traced.graph
     first, second = (replace(device, name=f"stage {number}", lanes=1, memory=None) for number in range(2))
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
+    state = traced.state_metas
     costs, rules = profiled(graph, estimate(graph, Machine((first,)), state), profile), sharing_a_stage(graph, state)
     tasks = group(graph, [[op.name] for op in graph.ops])
     pair = replace(pose(tasks, costs, Machine((first, second)), rules, "throughput"), contiguous=True, fetched=False)

@@ -9,8 +9,6 @@ Nothing in a file is code, and nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from partitioner.errors import SpecError
+from partitioner.ir.documents import faults_of, refused, write_whole
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.units import format_size, quote
 from partitioner.spec.distributed import DistributedSpec
@@ -26,7 +25,6 @@ from partitioner.spec.document import LARGEST_FILE, read_document
 LARGEST_PLAN = 2**28
 """Bytes of a plan in JSON; one in YAML, which takes longer to read, stays under `LARGEST_FILE`."""
 
-MOST_FAULTS = 10
 WIDTH = 110
 
 
@@ -40,16 +38,7 @@ def write_job(document: SavedJob, path: str | Path) -> None:
     Raises:
         SpecError: it cannot be written, or is too large for YAML.
     """
-    target = Path(path)
-    text = _text(document, target)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="ascii", newline="\n")
-        part.replace(target)
-    except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
-        raise SpecError(f"{quote(str(path))}: cannot be written: {error}") from error
+    write_whole(_text(document, Path(path)), path)
 
 
 def _text(document: SavedJob, target: Path) -> str:
@@ -94,15 +83,9 @@ def read_job(path: str | Path) -> SavedJob:
         DistributedSpec.model_validate(found.distributed)
     except ValidationError as error:
         under = ("distributed",) if error.title == "DistributedSpec" else ()
-        faults = [_fault(each, under) for each in error.errors(include_url=False, include_context=False, include_input=False)]
+        faults = faults_of(error, *under)
     except (TypeError, ValueError, RecursionError) as error:
         faults = [f"what no plan holds: {error}"]
     else:
         return found
-    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    raise SpecError("\n  ".join([f"{quote(str(path))}: not the plan of a job:", *faults[:MOST_FAULTS], *more]))
-
-
-def _fault(error: Any, under: tuple[str, ...]) -> str:
-    place = ".".join(map(str, (*under, *error["loc"]))) or "the document"
-    return f"{quote(place)[1:-1]}: {str(error['msg']).removeprefix('Value error, ')}"
+    raise refused(quote(str(path)), "the plan of a job", faults)

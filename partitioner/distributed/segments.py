@@ -22,8 +22,7 @@ from partitioner.distributed.order import ahead_of, order_of, turn_of
 from partitioner.distributed.part import Part, part_of
 from partitioner.distributed.timeline import most_kept
 from partitioner.frontend.analysis.build import Traced
-from partitioner.ir.graph import Op, StateMeta
-from partitioner.model.state import sizes
+from partitioner.ir.graph import Op
 from partitioner.planner.constraints import Constraints
 from partitioner.spec.distributed import DistributedSpec
 
@@ -105,8 +104,7 @@ def segments_of(traced: Traced, asked: DistributedSpec, flying: int) -> tuple[Pa
     whole = Part(0, traced, (), tuple(name for name, _ in graph.inputs), graph.outputs, graph.outputs)
     if asked.recompute != "segments":
         return (whole,)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    ends = ends_of(graph.ops, sharing_a_stage(graph, state), flying)
+    ends = ends_of(graph.ops, sharing_a_stage(graph, traced.state_metas), flying)
     if len(ends) == 1:
         return (whole,)
     number = {op.name: bisect_left(ends, place + 1) for place, op in enumerate(graph.ops)}

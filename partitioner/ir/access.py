@@ -50,6 +50,23 @@ class Access:
         return f"{'w' if self.write else 'r'}:{self.resource}"
 
 
+def modes(accesses: Iterable[Access]) -> dict[str, bool]:
+    """By resource, whether any of the accesses to it is a write."""
+    found: dict[str, bool] = {}
+    for access in accesses:
+        found[access.resource] = access.write or found.get(access.resource, False)
+    return found
+
+
+def merged(accesses: Iterable[Access]) -> tuple[Access, ...]:
+    """One access to each resource, a write if any is, in the order of their names.
+
+    >>> [str(each) for each in merged([Access("y"), Access("x"), Access("y", write=True)])]
+    ['r:x', 'w:y']
+    """
+    return tuple(Access(resource, write) for resource, write in sorted(modes(accesses).items()))
+
+
 def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[str, str]]:
     """The pairs that the one hazard rule orders, for ``(name, accesses)`` in program order.
 
@@ -67,18 +84,16 @@ def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[s
     since_fence: list[str] = []
     for name, accesses in program:
         before: dict[str, None] = {}
-        modes: dict[str, bool] = {}
-        for access in accesses:
-            modes[access.resource] = access.write or modes.get(access.resource, False)
+        touched = modes(accesses)
         if fence:
             before[fence] = None
-        if ANY in modes:
+        if ANY in touched:
             before.update(dict.fromkeys(since_fence))
             fence, since_fence = name, []
             writer.clear()
             readers.clear()
         else:
-            for resource, write in modes.items():
+            for resource, write in touched.items():
                 if resource in writer:
                     before[writer[resource]] = None
                 if write:
@@ -100,8 +115,7 @@ def conflict(one: Iterable[Access], other: Iterable[Access]) -> str | None:
         >>> conflict([Access("x")], [Access("x")]) is None
         True
     """
-    mine = {access.resource: access.write for access in sorted(one)}
-    theirs = {access.resource: access.write for access in sorted(other)}
+    mine, theirs = modes(sorted(one)), modes(other)
     if (ANY in mine and theirs) or (ANY in theirs and mine):
         return ANY
     for resource, write in mine.items():

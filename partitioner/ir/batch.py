@@ -11,6 +11,7 @@ from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
 from partitioner.ir.memory import Memory
 from partitioner.ir.plan import Plan
+from partitioner.ir.program import original
 
 MOST = 1 << 30
 """A batch that is larger than any."""
@@ -32,7 +33,7 @@ def resized(plan: Plan, memory: Memory, sizes: Mapping[str, int]) -> tuple[Plan,
     """
     before = {op.name: op.bytes for op in plan.graph.ops}
     before |= {name: meta.bytes for name, meta in plan.graph.inputs if meta is not None}
-    values = (replace(each, bytes=sizes.get(each.name.partition("@")[0], each.bytes)) for each in plan.program.values)
+    values = (replace(each, bytes=sizes.get(original(each.name), each.bytes)) for each in plan.program.values)
     return replace(plan, program=replace(plan.program, values=tuple(values))), memory.resized(sizes, before)
 
 

@@ -43,11 +43,6 @@ class Cluster:
         return -(-self.ranks // self.each)
 
     @property
-    def latency(self) -> float:
-        """Seconds that a message takes at least, wherever it goes."""
-        return min(self.within.latency, self.between.latency) if self.hosts > 1 else self.within.latency
-
-    @property
     def assumed(self) -> tuple[str, ...]:
         """The figures of links that nobody has given, in words; those between hosts only where there are several."""
         links = (self.within, self.between) if self.hosts > 1 else (self.within,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from partitioner.ir.access import ANY, RNG, hazards
+from partitioner.ir.access import ANY, RNG, hazards, modes
 from partitioner.ir.program import Copy, Free, Program, Run, Value
 
 
@@ -28,8 +28,7 @@ def issued_in_order(program: Program, earlier: int, later: int) -> bool:
     one, other = program.instructions[earlier], program.instructions[later]
     if "cpu" in (program.lanes[one.lane].kind, program.lanes[other.lane].kind):
         return False
-    mine = {access.resource: access.write for access in sorted(program.accesses(one))}
-    theirs = {access.resource: access.write for access in sorted(program.accesses(other))}
+    mine, theirs = modes(program.accesses(one)), modes(program.accesses(other))
     shared = {resource for resource in mine.keys() & theirs.keys() if mine[resource] or theirs[resource]}
     return ANY not in mine and ANY not in theirs and shared == {RNG}
 

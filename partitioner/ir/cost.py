@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from partitioner.ir.machine import Device, Machine, few
+from partitioner.ir.machine import Device, Machine
+from partitioner.ir.words import few
 
 HALF_INTENSITY = 10.0
 """FLOPs per byte at which an op gets half of what more threads could give it."""
@@ -122,9 +123,8 @@ class Costs:
                 lines.append(
                     f"assumed: {', '.join(assumed)} of {device.name}{' (for the other ops)' if known and missing else ''}"
                 )
-        links = (f"{', '.join(link.assumed)} of {link.source} -> {link.target}" for link in self.machine.links if link.assumed)
-        found = tuple(links)
-        return (*lines, *([f"assumed: {few(list(found))}"] if found else []), *self.notes)
+        links = [f"{', '.join(link.assumed)} of {link.source} -> {link.target}" for link in self.machine.links if link.assumed]
+        return (*lines, *([f"assumed: {few(links)}"] if links else []), *self.notes)
 
     def __str__(self) -> str:
         lines = ["costs"]

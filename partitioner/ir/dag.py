@@ -13,7 +13,7 @@ time. A *chain* is maximal: each op is the only successor of the one before it a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import networkx as nx
@@ -48,7 +48,7 @@ def chains(dag: nx.DiGraph[N]) -> list[list[N]]:
     return found
 
 
-def quotient(dag: nx.DiGraph[N], groups: list[list[N]]) -> nx.DiGraph[int]:
+def quotient(dag: nx.DiGraph[N], groups: Sequence[Sequence[N]]) -> nx.DiGraph[int]:
     """The DAG between groups of nodes, by their numbers."""
     home = {node: number for number, group in enumerate(groups) for node in group}
     result: nx.DiGraph[int] = nx.DiGraph()

@@ -85,6 +85,11 @@ class Footprint:
         return "\n".join([*lines, *([f"  largest: {self.contributors}"] if self.largest else [])])
 
     @property
+    def purposes(self) -> str:
+        """Bytes by what they are for, in words."""
+        return ", ".join(f"{name} {format_size(size)}" for name, size in self.parts.items())
+
+    @property
     def contributors(self) -> str:
         """Who takes most, in words."""
         return ", ".join(f"{name} {format_size(size)}" for name, size in self.largest[:MOST_SHOWN])
@@ -110,12 +115,11 @@ def footprints(plan: Plan, memory: Memory) -> dict[str, Footprint]:
         ends[change.device] += change.bytes
     used = {lane.torch_device for lane in (plan.machine.lanes[item.lane] for item in plan.program.instructions)}
     used |= {change.device for change in standing}
-    order = dict.fromkeys(device.torch_device for device in plan.machine.devices)
     margins = _margins(plan)
     peaks = _peaks(changes, len(standing))
     return {
         device: _at(device, peaks.get(device, len(standing) - 1), changes, margins.get(device, 0), ends[device])
-        for device in order
+        for device in plan.machine.places
         if device in used
     }
 
@@ -202,7 +206,7 @@ def least_cap(plan: Plan, memory: Memory) -> int:
     left = {number for name in (*plan.program.inputs, *plan.program.outputs) for number in memory.values.get(name, ())}
     left |= {number for each in memory.ops.values() for number in each.saved}
     ends = sum(least[number] for number in left) + sum(each.kept for each in memory.ops.values())
-    devices = len({device.torch_device for device in plan.machine.devices})
+    devices = len(plan.machine.places)
     alone = (_alone(plan, memory, least, op) for op in memory.ops)
     return max(-(-(standing + ends) // max(1, devices)), max(alone, default=0))
 

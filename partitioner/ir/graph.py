@@ -95,6 +95,11 @@ class Op:
         """Module path and source line, for error messages."""
         return " at ".join(part for part in (self.path and f"in {self.path}", self.source) if part)
 
+    @property
+    def shown(self) -> str:
+        """The call and where it comes from, for error messages."""
+        return f"{self.name} = {self.target}(...) {self.where}".rstrip()
+
     def __str__(self) -> str:
         touched = " ".join(map(str, self.accesses))
         metas = ", ".join(map(str, self.outputs))
@@ -139,6 +144,16 @@ class Graph:
     def by_name(self) -> dict[str, Op]:
         """Op by name."""
         return {op.name: op for op in self.ops}
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """The place of each op in program order, by name."""
+        return {op.name: number for number, op in enumerate(self.ops)}
+
+    @cached_property
+    def nodes(self) -> dict[str, torch.fx.Node]:
+        """The node of each op and argument, by name."""
+        return {node.name: node for node in self.fx.nodes}
 
     @cached_property
     def metas(self) -> dict[str, TensorMeta | None]:

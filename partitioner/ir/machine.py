@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from partitioner.ir.words import few
+
 
 @dataclass(frozen=True)
 class Device:
@@ -108,6 +110,11 @@ class Machine:
         )
 
     @cached_property
+    def places(self) -> tuple[str, ...]:
+        """The torch devices, each once."""
+        return tuple(dict.fromkeys(device.torch_device for device in self.devices))
+
+    @cached_property
     def by_name(self) -> dict[str, Device]:
         """Device by name."""
         return {device.name: device for device in self.devices}
@@ -147,12 +154,6 @@ class Machine:
             bandwidth, latency = link.bandwidth / 1e9, link.latency * 1e6
             lines.append(f"  link {link.source} -> {link.target}  {bandwidth:.1f} GB/s  {latency:.0f} us")
         return "\n".join(lines)
-
-
-def few(names: list[str]) -> str:
-    """The first three names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
 
 
 def accelerators_first(machine: Machine) -> Machine:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote
 
 from partitioner.errors import PartitionerError
@@ -29,7 +29,7 @@ def parse(text: str) -> Program:
     """
     if not isinstance(text, str) or text.split(maxsplit=1)[:1] != ["program"]:
         raise PartitionerError("not a printed program, which begins with `program <name>`; a model's file ends in .py")
-    name, found = "", _Parsed([], [], [], [], [])
+    name, found = "", {word: list[Any]() for word in (*_DECLARATIONS, "instruction")}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words:
@@ -38,48 +38,32 @@ def parse(text: str) -> Program:
             if words[0] == "program":
                 name = _plain(words[1])
             elif words[0] in _DECLARATIONS:
-                _DECLARATIONS[words[0]](found, words[1:])
+                found[words[0]].append(_DECLARATIONS[words[0]](len(found[words[0]]), words[1:]))
             else:
-                found.instructions.append(_instruction(words))
+                found["instruction"].append(_instruction(words))
         except (IndexError, KeyError, ValueError) as error:
             raise PartitionerError(f"line {number} of the program is not understood: {line.strip()!r}") from error
-    return Program(name, *(tuple(part) for part in found))  # type: ignore[arg-type]
+    return Program(name, *map(tuple, found.values()))
 
 
-@dataclass
-class _Parsed:
-    lanes: list[Lane]
-    values: list[Value]
-    inputs: list[str]
-    outputs: list[str]
-    instructions: list[Instruction]
-
-    def __iter__(self) -> Iterator[list[object]]:
-        return iter([self.lanes, self.values, self.inputs, self.outputs, self.instructions])  # type: ignore[list-item]
-
-
-def _parse_lane(found: _Parsed, words: list[str]) -> None:
+def _lane(position: int, words: list[str]) -> Lane:
     number, name, device = words
-    if int(number) != len(found.lanes):
+    if int(number) != position:
         raise ValueError("lanes are numbered from 0, in order")
-    found.lanes.append(Lane(_plain(name), _plain(name).rpartition("/")[0], _plain(device)))
+    return Lane(_plain(name), _plain(name).rpartition("/")[0], _plain(device))
 
 
-def _parse_value(found: _Parsed, words: list[str]) -> None:
-    found.values.append(Value(_plain(words[0]), _plain(words[1]), int(words[2]), tuple(map(_plain, words[3:]))))
+def _value(_: int, words: list[str]) -> Value:
+    return Value(_plain(words[0]), _plain(words[1]), int(words[2]), tuple(map(_plain, words[3:])))
 
 
-def _parse_name(names: list[str], words: list[str]) -> None:
+def _name(_: int, words: list[str]) -> str:
     (name,) = words
-    names.append(_plain(name))
+    return _plain(name)
 
 
-_DECLARATIONS: dict[str, Callable[[_Parsed, list[str]], None]] = {
-    "lane": _parse_lane,
-    "value": _parse_value,
-    "input": lambda found, words: _parse_name(found.inputs, words),
-    "output": lambda found, words: _parse_name(found.outputs, words),
-}
+_DECLARATIONS: dict[str, Callable[[int, list[str]], object]] = {"lane": _lane, "value": _value, "input": _name, "output": _name}
+"""What a declaration of each kind says, given how many of its kind came before; in the order in which a `Program` has them."""
 
 _RUN = re.compile(r"(\S+) \((.*?)\) -> \((.*?)\) ?(.*)")
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
-from partitioner.ir.machine import Machine, few
+from partitioner.ir.machine import Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_duration
+from partitioner.ir.words import few
 
 
 @dataclass(frozen=True)

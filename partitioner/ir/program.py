@@ -114,6 +114,15 @@ class Free:
 Instruction = Run | Copy | Record | Wait | Free
 
 
+def original(value: str) -> str:
+    """The value that a copy was made of; any other is its own.
+
+    >>> original("relu@cuda:1"), original("relu")
+    ('relu', 'relu')
+    """
+    return value.partition("@")[0]
+
+
 def inputs_of(item: Instruction) -> tuple[str, ...]:
     """The values that an instruction reads."""
     return item.reads if isinstance(item, Run) else (item.source,) if isinstance(item, Copy) else ()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from partitioner.ir.memory import Memory, OpMemory
-from partitioner.ir.program import Copy, Free, Program, Run
+from partitioner.ir.program import Copy, Free, Program, Run, original
 from partitioner.ir.task import TaskGraph
 
 Key = tuple[str, int | str]
@@ -115,7 +115,7 @@ class Replay:
     def _copy(self, item: Copy, device: str) -> Iterator[Change]:
         key: Key = (device, item.target)
         self.size[key], self.kind[key] = self.program.by_name[item.target].bytes, "copies"
-        for number in self.memory.values.get(item.source.partition("@")[0], ()):
+        for number in self.memory.values.get(original(item.source), ()):
             self.copied[device, number] = key
         self.held[item.target] = [key]
         yield from self._hold(item.target, [key])

@@ -101,19 +101,18 @@ def task_rows(tasks: TaskGraph, placement: Assignment, machine: Machine) -> tupl
 
 def saved_graph(graph: Graph) -> SavedGraph:
     """A graph as rows."""
-    nodes = {node.name: node for node in graph.fx.nodes}
     waits: dict[str, list[str]] = {op.name: [] for op in graph.ops}
     for (source, target), kind in graph.edges.items():
         if kind != "data":
             waits[target].append(source)
     return SavedGraph(
-        inputs={name: " ".join(_given(nodes.get(name), () if meta is None else (meta,))) for name, meta in graph.inputs},
-        state=dict(sorted((key, " ".join(_given(nodes.get(name), ()))) for name, key in graph.states.items())),
+        inputs={name: " ".join(_given(graph.nodes.get(name), () if meta is None else (meta,))) for name, meta in graph.inputs},
+        state=dict(sorted((key, " ".join(_given(graph.nodes.get(name), ()))) for name, key in graph.states.items())),
         ops=tuple(
             SavedOp(
                 name=op.name,
-                call=_call(nodes.get(op.name), op.target),
-                gives=_given(nodes.get(op.name), op.outputs),
+                call=_call(graph.nodes.get(op.name), op.target),
+                gives=_given(graph.nodes.get(op.name), op.outputs),
                 after=tuple(waits[op.name]),
             )
             for op in graph.ops

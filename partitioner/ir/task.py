@@ -16,7 +16,8 @@ from functools import cached_property
 
 import networkx as nx
 
-from partitioner.ir.access import ANY, Access
+from partitioner.ir.access import ANY, Access, merged
+from partitioner.ir.dag import quotient
 from partitioner.ir.graph import Graph
 
 
@@ -85,30 +86,6 @@ class TaskGraph:
             kinds.setdefault((self.task_of[source], self.task_of[target]), set()).add(kind)
         return frozenset(pair for pair in self.edges if kinds[pair] == {"random"})
 
-    @cached_property
-    def predecessors(self) -> dict[str, list[str]]:
-        """Direct predecessors of each task."""
-        found: dict[str, list[str]] = {task.name: [] for task in self.tasks}
-        for source, target in self.edges:
-            found[target].append(source)
-        return found
-
-    @cached_property
-    def successors(self) -> dict[str, list[str]]:
-        """Direct successors of each task."""
-        found: dict[str, list[str]] = {task.name: [] for task in self.tasks}
-        for source, target in self.edges:
-            found[source].append(target)
-        return found
-
-    @cached_property
-    def dag(self) -> nx.DiGraph[str]:
-        """Tasks as nodes; edges carry ``values``."""
-        dag: nx.DiGraph[str] = nx.DiGraph(name=self.graph.name)
-        dag.add_nodes_from(task.name for task in self.tasks)
-        dag.add_edges_from((source, target, {"values": values}) for (source, target), values in self.edges.items())
-        return dag
-
     def __str__(self) -> str:
         return "\n".join([f"tasks {self.graph.name}", *(f"  {task}" for task in self.tasks)])
 
@@ -119,8 +96,7 @@ def group(graph: Graph, groups: Iterable[Sequence[str]]) -> TaskGraph:
     Raises:
         ValueError: an op is missing or in two groups, or a group is not convex.
     """
-    position = {op.name: index for index, op in enumerate(graph.ops)}
-    ordered = [tuple(sorted(ops, key=position.__getitem__)) for ops in groups]
+    ordered = [tuple(sorted(ops, key=graph.position.__getitem__)) for ops in groups]
     home: dict[str, int] = {}
     for number, ops in enumerate(ordered):
         for op in ops:
@@ -129,21 +105,17 @@ def group(graph: Graph, groups: Iterable[Sequence[str]]) -> TaskGraph:
     missing = [op.name for op in graph.ops if op.name not in home]
     if missing:
         raise ValueError(f"ops in no task: {', '.join(missing)}")
-    ranks = _order(graph, home, len(ordered))
+    ranks = _order(graph, ordered)
     escaping = _escaping(graph, home)
     tasks = tuple(_task(graph, f"t{rank}", ordered[number], escaping) for rank, number in enumerate(ranks))
     return TaskGraph(graph, tasks)
 
 
-def _order(graph: Graph, home: Mapping[str, int], count: int) -> list[int]:
-    quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(range(count))
-    quotient.add_edges_from((home[a], home[b]) for a, b in graph.edges if home[a] != home[b])
-    first: dict[int, int] = {}
-    for index, op in enumerate(graph.ops):
-        first.setdefault(home[op.name], index)
+def _order(graph: Graph, groups: Sequence[Sequence[str]]) -> list[int]:
+    """The groups in an order in which they may run: of those that could be next, the one whose first op is."""
     try:
-        return list(nx.lexicographical_topological_sort(quotient, key=first.__getitem__))
+        dag = quotient(graph.dag, groups)
+        return list(nx.lexicographical_topological_sort(dag, key=lambda number: graph.position[groups[number][0]]))
     except nx.NetworkXUnfeasible as error:
         raise ValueError("a group of ops is not convex: the task graph has a cycle") from error
 
@@ -164,10 +136,6 @@ def _task(graph: Graph, name: str, ops: tuple[str, ...], escaping: set[str]) -> 
     inputs = dict.fromkeys(value for op in members for value in op.inputs if value not in own)
     # A storage made here and seen by nobody outside is a temporary: only the task knows it.
     seen = {storage for value in outputs for storage in graph.by_name[value].storages}
-    modes: dict[str, bool] = {}
-    for op in members:
-        for access in op.accesses:
-            if access.resource == ANY or access.resource not in own or access.resource in seen:
-                modes[access.resource] = modes.get(access.resource, False) or access.write
-    accesses = tuple(Access(resource, write) for resource, write in sorted(modes.items()))
+    touched = (access for op in members for access in op.accesses)
+    accesses = merged(each for each in touched if each.resource == ANY or each.resource not in own or each.resource in seen)
     return Task(name, ops, tuple(inputs), outputs, accesses)

@@ -6,7 +6,7 @@ Knows no torch, and documents of a million names are told their slips as fast as
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
@@ -39,6 +39,26 @@ def _alike(word: str, words: Collection[str]) -> list[str]:
     half, length = max(1, (len(word) - 1) // 2), len(word)
     head, tail = word[:half], word[-half:]
     return [each for each in words if -2 < len(each) - length < 2 and (each.startswith(head) or each.endswith(tail))]
+
+
+def few(words: Sequence[str], most: int = 3) -> str:
+    """The first of some words, and how many more there are.
+
+    >>> few(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return f"{', '.join(words[:most])}{more}"
+
+
+def first_lines(lines: Sequence[str], most: int = 10) -> list[str]:
+    """The first of some lines, and one that says how many more there are.
+
+    >>> first_lines(["a", "b", "c"], most=2)
+    ['a', 'b', '... and 1 more']
+    """
+    more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
+    return [*lines[:most], *more]
 
 
 def one_of(what: str, word: object, words: Collection[str]) -> str:

@@ -19,3 +19,10 @@ from partitioner.lower.syncs import insert_syncs, prune_waits
 
 Lowering = Callable[[Program], Program]
 LOWERINGS: tuple[Lowering, ...] = (insert_copies, insert_syncs, prune_waits, insert_frees)
+
+
+def lowered(program: Program) -> Program:
+    """Runs alone, as a whole program."""
+    for lowering in LOWERINGS:
+        program = lowering(program)
+    return program

@@ -19,11 +19,10 @@ from functools import cached_property
 
 from partitioner.ir.access import ANY, LATER, RNG, Access, is_storage
 from partitioner.ir.gradient import Backward, BackwardError, Gradient, Step, same_sum
-from partitioner.ir.graph import Op
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.segment import Segment, segments, wide_tasks
-from partitioner.lower import LOWERINGS
+from partitioner.lower import lowered
 from partitioner.lower.verify import verify
 
 
@@ -50,9 +49,7 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
     if len({step.segment.lane for step in steps.values() if step.terms}) < 2:
         raise BackwardError("no two lanes have a backward")
     program = _program(view, handed, steps)
-    for lowering in LOWERINGS:
-        program = lowering(program)
-    return Backward(verify(program), steps, handed)
+    return Backward(verify(lowered(program)), steps, handed)
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,6 @@ class _View:
         """The segment of each op, by name; ``""`` is that of arguments, which no op makes."""
         tasks = self.plan.tasks.by_name
         return {"": ""} | {op: one.name for one in self.segments for task in one.tasks for op in tasks[task].ops}
-
-    @cached_property
-    def position(self) -> Mapping[str, int]:
-        """The place of each op in the model's program."""
-        return {op.name: number for number, op in enumerate(self.plan.graph.ops)}
 
     @cached_property
     def issued(self) -> Mapping[str, int]:
@@ -107,15 +99,15 @@ class _View:
         Raises:
             BackwardError: its parts cannot be summed in eager's order.
         """
-        mine = self.home[gradient.maker]
-        there = sorted((p for p in gradient.parts if self.home[p.op] != mine), key=lambda p: self.position[p.op], reverse=True)
+        mine, position = self.home[gradient.maker], self.plan.graph.position
+        there = sorted((p for p in gradient.parts if self.home[p.op] != mine), key=lambda p: position[p.op], reverse=True)
         if not there:
             return replace(gradient, parts=())
         here = sorted((p for p in gradient.parts if self.home[p.op] == mine), key=lambda p: self.issued[p.op], reverse=True)
         ops = [part.op for part in there]
-        eager = sorted((self.position[p.op] for p in gradient.parts for _ in range(p.count)), reverse=True)
-        ours = [[self.position[part.op]] * part.count for part in there]
-        ours += [[self.position[part.op]] for part in here for _ in range(part.count)]
+        eager = sorted((position[p.op] for p in gradient.parts for _ in range(p.count)), reverse=True)
+        ours = [[position[part.op]] * part.count for part in there]
+        ours += [[position[part.op]] for part in here for _ in range(part.count)]
         caller = -1  # whose loss comes after all ops
         if (
             len(set(ops)) < len(ops)
@@ -135,12 +127,12 @@ class _View:
             for access in op.accesses:
                 resource = access.resource
                 if resource == ANY:
-                    raise BackwardError(f"nothing is known of what {self.shown(op)} writes")
+                    raise BackwardError(f"nothing is known of what {op.shown} writes")
                 if not is_storage(resource) or resource in self.arguments:
                     continue
                 here = self.home[op.name]
                 if homes[resource] - {here}:
-                    raise BackwardError(f"{self.shown(op)} and later ops on another lane share {resource}, which is written")
+                    raise BackwardError(f"{op.shown} and later ops on another lane share {resource}, which is written")
                 if access.write and resource != op.name:
                     homes[resource].add(here)
 
@@ -154,9 +146,6 @@ class _View:
                 if storage in owner:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"
-
-    def shown(self, op: Op) -> str:
-        return f"{op.name} = {op.target}(...) {op.where}".rstrip()
 
 
 def _steps(view: _View, handed: Sequence[Gradient]) -> Iterator[Step]:

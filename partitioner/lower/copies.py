@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from partitioner.ir.access import Access
+from partitioner.ir.access import Access, merged
 from partitioner.ir.program import Copy, Instruction, Program, Run, Value
 
 
@@ -75,8 +75,4 @@ class _Copies:
         return copies | {storage} if self.home.get(storage, device) == device else copies or {storage}
 
     def _renamed(self, touches: tuple[Access, ...], device: str, seen: set[str]) -> tuple[Access, ...]:
-        modes: dict[str, bool] = {}
-        for access in touches:
-            for resource in self._there(access.resource, device, seen):
-                modes[resource] = modes.get(resource, False) or access.write
-        return tuple(Access(resource, write) for resource, write in sorted(modes.items()))
+        return merged(Access(each, one.write) for one in touches for each in self._there(one.resource, device, seen))

@@ -16,7 +16,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.plan import Plan
 from partitioner.ir.segment import segments, wide_tasks
 from partitioner.ir.task import TaskGraph, group
-from partitioner.lower import LOWERINGS
+from partitioner.lower import lowered
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_plan
 
@@ -56,9 +56,7 @@ def _made(plan: Plan, alone: Collection[str]) -> Plan:
             lane_of.update(dict.fromkeys(groups[-1], segment.lane))
     tasks = group(plan.graph, groups)
     placement = _placed(plan, tasks, [members[0] for members in groups], lane_of)
-    program = schedule(tasks, placement, plan.machine)
-    for lowering in LOWERINGS:
-        program = lowering(program)
+    program = lowered(schedule(tasks, placement, plan.machine))
     return replace(plan, tasks=tasks, placement=placement, program=program)
 
 

@@ -39,8 +39,7 @@ def explained(plan: Plan, memory: Memory) -> Iterator[str]:
 
 
 def _of_device(each: Footprint) -> Iterator[str]:
-    parts = ", ".join(f"{name} {format_size(size)}" for name, size in each.parts.items())
-    yield f"On {each.device}, most is taken at {each.at or 'the start'}: {parts}."
+    yield f"On {each.device}, most is taken at {each.at or 'the start'}: {each.purposes}."
     if each.largest:
         yield f"  the largest: {each.contributors}"
 

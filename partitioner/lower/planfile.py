@@ -11,13 +11,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from partitioner.errors import PartitionerError, SpecError
+from partitioner.ir.documents import faults_of, read_bounded, refused, write_whole
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
@@ -27,7 +27,6 @@ from partitioner.ir.units import quote
 from partitioner.lower.rules import Case, undeclared
 
 _LARGEST = 2**28
-MOST_FAULTS = 10
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,4}))?", re.ASCII)
 """The form of a torch device. Whether torch knows the type is no question of the plan's."""
 
@@ -75,10 +74,7 @@ def _dangling(program: Program) -> Iterator[str]:
 
 def _content(path: Path) -> str:
     """The text of a file of ordinary kind and size."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe could block, and /dev/zero never ends
-        raise ValueError("it is a directory or a device")
-    with path.open("rb") as file:
-        data = file.read(_LARGEST + 1)
+    data = read_bounded(path, _LARGEST)
     if len(data) > _LARGEST:
         raise ValueError("it is larger than any plan")
     return data.decode("utf-8")
@@ -108,17 +104,7 @@ def write_plan(plans: Plan | Iterable[Plan], path: str | os.PathLike[str], model
         if plan.machine != found[0].machine:
             raise SpecError("the plans are for different machines; save them in a file each")
     document = saved(found, model)
-    part = None
-    try:
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        part.write_text(document.text(), encoding="ascii", newline="\n")
-        part.replace(target)
-    except (OSError, TypeError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            if part is not None:
-                part.unlink(missing_ok=True)
-        raise SpecError(f"{json.dumps(str(path))}: cannot be written: {error}") from error
+    write_whole(document.text(), path)
     return document
 
 
@@ -159,15 +145,14 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
         json.loads(content, object_pairs_hook=_mapping)
         return SavedPlan.model_validate_json(content)
     except ValidationError as error:
-        faults = [_fault(each) for each in error.errors(include_url=False, include_context=False, include_input=False)]
+        faults = faults_of(error)
         if _UNVERSIONED in faults:  # a document of another kind, and of that no other fault is worth a line
             faults = [f"{_UNVERSIONED}; save_plan and inspect --save-plan write plans"]
     except RecursionError:
         faults = ["it is nested too deeply; a plan has five levels"]
     except ValueError as error:
         faults = [f"no JSON: {error}"]
-    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    raise SpecError("\n  ".join([f"{where}: not the document of a plan:", *faults[:MOST_FAULTS], *more]))
+    raise refused(where, "the document of a plan", faults)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> None:
@@ -178,13 +163,5 @@ def _mapping(pairs: list[tuple[str, Any]]) -> None:
             raise ValueError(f"the key {quote(key)} is written twice in one mapping")
         seen.add(key)
 
-
-def _fault(error: Any) -> str:
-    place = ".".join(map(str, error["loc"])) or "the document"
-    return f"{quote(place)[1:-1]}: {_PLAINLY.get(error['type'], error['msg']).removeprefix('Value error, ')}"
-
-
-_PLAINLY = {"missing": "is missing", "extra_forbidden": "is no key here"}
-"""Faults in the words that errors of specs have for them."""
 
 _UNVERSIONED = "schema_version: is missing"

@@ -15,7 +15,7 @@ from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_i
 from partitioner.ir.footprint import Footprint
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.order import Order, happens_before
-from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, inputs_of, outputs_of
+from partitioner.ir.program import Copy, Free, Program, Record, Run, Wait, inputs_of, original, outputs_of
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_size
 
@@ -237,11 +237,6 @@ def graph(case: Case) -> Iterator[Fault]:
                 yield Fault("graph", f"{after} is issued before {before}, on which it depends", (second, first))
             elif (before, after) not in case.tasks.random_only and not case.order.before(first, second):
                 yield Fault("graph", f"{after} depends on {before}, and no event orders them", (first, second))
-
-
-def original(value: str) -> str:
-    """The value that a copy was made of."""
-    return value.partition("@")[0]
 
 
 RULES: tuple[Rule, ...] = (deadlock, definition, graph, device, stale, race, boundary, use_after_free, freeing, capacity)

@@ -18,10 +18,10 @@ from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
 from partitioner.ir.memory import Memory
 from partitioner.ir.plan import Plan, resident_bytes
-from partitioner.ir.program import Program, Run
+from partitioner.ir.program import Program, Run, original
 from partitioner.ir.task import TaskGraph
 from partitioner.lower.memory import explained
-from partitioner.lower.rules import RULES, Case, Fault, capacity, original, undeclared
+from partitioner.lower.rules import RULES, Case, Fault, capacity, undeclared
 
 ADVICE = "Raise the cap, add a device, pin parts of the model elsewhere, or take a smaller batch."
 

@@ -27,6 +27,11 @@ def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
     return arguments
 
 
+def target_name(node: torch.fx.Node) -> str:
+    """What a node calls, by its name: of a method, or of a function; ``""`` of what has none."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
 def call_node(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What a torch.fx call of a function, or of a method of its first argument, gives."""
     return call_target(node.op, node.target, args, kwargs)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
+from partitioner.ir.words import few
 from partitioner.planner.feasible import enough, nowhere, remedy, what_is_held
 
 MOST_SETS = 256
@@ -46,7 +47,7 @@ def _bound_to(problem: Problem) -> dict[frozenset[int], list[float]]:
 
 def _too_much(problem: Problem, devices: list[int], demands: list[float], room: float) -> str:
     names = [problem.processors[number].name for number in devices]
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    shown = few(names, 4)
     bound = "" if len(devices) == len(problem.processors) else " that can run nowhere else"
     hold = f"hold {format_size(room)} together" if len(names) > 1 else f"holds {format_size(room)}"
     need = format_size(sum(demands)) + (f" of {what_is_held(problem)}" if problem.labels else "")

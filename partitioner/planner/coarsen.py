@@ -59,7 +59,7 @@ class _Clusters:
     """Mutable while coarsening: clusters by number, with their neighbours, seconds, bytes of state and pinned device."""
 
     def __init__(self, graph: Graph, costs: Costs, constraints: Constraints) -> None:
-        number = {op.name: index for index, op in enumerate(graph.ops)}
+        number = graph.position
         slowest = min(costs.machine.devices, key=lambda device: device.flops)
         caps = [device.memory for device in costs.machine.devices if device.memory is not None]
         self.max_state = min(caps) // CAP_SHARE if caps and len(costs.machine.devices) > 1 else None
@@ -103,7 +103,7 @@ class _Clusters:
 
     def attach(self, graph: Graph) -> None:
         """Let sizes, devices and dtypes be asked where the tensor is."""
-        number = {op.name: index for index, op in enumerate(graph.ops)}
+        number = graph.position
         for op in graph.ops:
             asked = {self.find(number[name]) for name in op.inputs if name in number}
             if not op.tensor and not op.state and len(asked) == 1 and self.before[number[op.name]] == asked:

@@ -11,11 +11,13 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from partitioner.errors import SpecError
+from partitioner.ir.documents import write_whole
 
 MOST_ENTRIES = 8192
 MOST_FILES = 32
@@ -29,6 +31,7 @@ class Cache:
         folder: where its files lie; ``None`` to remember nothing.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     cache = Cache(Path(folder))
         ...     cache.store("this machine", {"add": 1e-6})
@@ -67,12 +70,12 @@ class Cache:
         path = self._path(environment)
         if path is None or self.folder is None or not seconds:
             return
-        with suppress(OSError):
+        with suppress(OSError, SpecError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder / "lock"):
                 known = {key: value for key, value in self.load(environment).items() if key not in seconds}
                 entries = list({**known, **seconds}.items())[-MOST_ENTRIES:]
-                _replace(path, json.dumps({"environment": environment, "seconds": dict(entries)}, indent=0))
+                write_whole(json.dumps({"environment": environment, "seconds": dict(entries)}, indent=0), path)
                 self._forget()
 
     def _path(self, environment: str) -> Path | None:
@@ -88,19 +91,6 @@ class Cache:
 
 def _valid(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whoever reads meanwhile sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 @contextmanager

@@ -94,22 +94,6 @@ def calibrate(machine: Machine) -> Calibration:
     return Calibration(devices, links, max(0.0, waited(whole=True) - waiting) / (time.perf_counter() - start))
 
 
-def compute(place: str) -> dict[str, float]:
-    """FLOP/s, bytes/s and seconds to issue an op of one lane, by the names that `Device` has for them.
-
-    Example:
-        >>> sorted(compute("cpu"))
-        ['bandwidth', 'flops', 'overhead']
-    """
-    with torch.inference_mode(), threads(1):
-        rates, bandwidths = _rates(place), _bandwidths(place)
-        return {
-            "flops": statistics.geometric_mean(rates.values()),
-            "bandwidth": statistics.geometric_mean(bandwidths.values()),
-            "overhead": _overhead(place),
-        }
-
-
 def _device(device: Device) -> DeviceFigures:
     place = device.torch_device
     with torch.inference_mode(), threads(1):
@@ -202,17 +186,18 @@ def _link(source: Device, target: Device) -> LinkFigures:
     """Copies as a program makes them: of ordinary memory, one at a time."""
     here, there = torch.device(source.torch_device), torch.device(target.torch_device)
 
+    def settle() -> None:
+        for place in (here, there):
+            if place.type != "cpu":
+                torch.accelerator.synchronize(place)
+
     def seconds(size: int) -> float:
         tensor, found = torch.ones(size, dtype=torch.uint8, device=here), []
         for _ in range(7):
-            for place in (here, there):
-                if place.type != "cpu":
-                    torch.accelerator.synchronize(place)
+            settle()
             start = time.perf_counter()
             tensor.to(there)
-            for place in (here, there):
-                if place.type != "cpu":
-                    torch.accelerator.synchronize(place)
+            settle()
             found.append(time.perf_counter() - start)
         return statistics.median(found[1:])
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device
 from partitioner.model.modes import casts_kept, in_mode, threads
 from partitioner.model.node import call_node
@@ -21,12 +21,11 @@ from partitioner.profile.clock import Timing, time_of
 from partitioner.profile.tensors import Arguments, arguments
 
 
-def time_op(node: torch.fx.Node, op: Op, graph: Graph, device: Device, width: int, flood: int, budget: float) -> Timing:
+def time_op(name: str, graph: Graph, device: Device, width: int, flood: int, budget: float) -> Timing:
     """Seconds of one op.
 
     Args:
-        node: the op in the traced graph.
-        op: the op.
+        name: the op's.
         graph: whose op it is.
         device: where to call it.
         width: threads that it may use, on a CPU.
@@ -37,7 +36,7 @@ def time_op(node: torch.fx.Node, op: Op, graph: Graph, device: Device, width: in
         Unmeasurable, Disturbed: its arguments cannot be made; others kept its threads from running.
         Exception: what the op raises on values that are not the model's.
     """
-    place = torch.device(device.torch_device)
+    node, op, place = graph.nodes[name], graph.by_name[name], torch.device(device.torch_device)
     with ExitStack() as blocks:
         if place.type == "cpu":
             blocks.enter_context(threads(width))

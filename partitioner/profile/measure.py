@@ -57,10 +57,9 @@ def measure(graph: Graph, names: Iterable[str], device: Device, cache: Cache, bu
         cache: of earlier measurements.
         budget: seconds to spend on each distinct op with each number of threads.
     """
-    nodes = {node.name: node for node in graph.fx.nodes}
-    groups, failed = _groups(graph, names, nodes, overflown(graph, device.torch_device))
+    groups, failed = _groups(graph, names, overflown(graph, device.torch_device))
     place = environment(device.torch_device)
-    session = _Session(graph, nodes, device, cache.load(place), budget)
+    session = _Session(graph, device, cache.load(place), budget)
     try:
         with undisturbed(device.torch_device):
             for width in widths(device):
@@ -89,10 +88,8 @@ class _Session:
         failed: why ops cannot be called alone, by signature.
     """
 
-    def __init__(
-        self, graph: Graph, nodes: Mapping[str, torch.fx.Node], device: Device, known: dict[str, float], budget: float
-    ) -> None:
-        self.graph, self.nodes, self.device, self.budget = graph, nodes, device, budget
+    def __init__(self, graph: Graph, device: Device, known: dict[str, float], budget: float) -> None:
+        self.graph, self.device, self.budget = graph, device, budget
         self.known, self.new = known, dict[str, Timing]()
         self.failed: dict[str, str] = {}
 
@@ -104,9 +101,7 @@ class _Session:
             if key in self.known or text in self.failed:
                 continue
             try:
-                self.new[key] = time_op(
-                    self.nodes[name], self.graph.by_name[name], self.graph, self.device, width, flood, self.budget
-                )
+                self.new[key] = time_op(name, self.graph, self.device, width, flood, self.budget)
                 self.known[key], disturbed = self.new[key].seconds, 0
             except Disturbed:
                 disturbed += 1
@@ -145,13 +140,13 @@ def _bytes(node: torch.fx.Node) -> int:
 
 
 def _groups(
-    graph: Graph, names: Iterable[str], nodes: Mapping[str, torch.fx.Node], full: tuple[int, ...]
+    graph: Graph, names: Iterable[str], full: tuple[int, ...]
 ) -> tuple[dict[tuple[str, int], list[str]], dict[str, str]]:
     """The ops of each signature, and of each number of bytes that pass between two calls; and why other ops have none."""
     groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     refused: dict[str, str] = {}
     for name in names:
-        node = nodes[name]
+        node = graph.nodes[name]
         try:
             text = signature(node, graph.by_name[name], graph)
         except Unmeasurable as error:

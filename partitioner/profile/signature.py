@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from partitioner.ir.access import ANY
 from partitioner.ir.graph import Graph, Op
@@ -45,9 +46,7 @@ def signature(node: torch.fx.Node, op: Op, graph: Graph) -> str:
     name = _name(node)
     states = {source for source in node.all_input_nodes if source.name in graph.states}
     arguments = _text((node.args, node.kwargs), states)
-    if not any(
-        isinstance(leaf, torch.Tensor) for leaf in leaves([value_of(source) for source in (*node.all_input_nodes, node)])
-    ):
+    if not tensors_in([value_of(source) for source in (*node.all_input_nodes, node)]):
         raise Unmeasurable("it has no tensors")
     modes = modes_here() if op.mode is None else op.mode.flags
     inference = modes[1] if modes[1] is not None else torch.is_inference_mode_enabled()
@@ -74,15 +73,9 @@ def number(value: Any) -> Any:
     return hint if isinstance(hint, int | float) else _HINTS[type(value)]
 
 
-def leaves(tree: Any) -> Iterator[Any]:
-    """What lies in lists, tuples and dicts."""
-    if isinstance(tree, tuple | list):
-        for item in tree:
-            yield from leaves(item)
-    elif isinstance(tree, dict):
-        yield from leaves(list(tree.values()))
-    else:
-        yield tree
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors that a value is or holds."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from partitioner.model.node import fill
-from partitioner.profile.signature import Unmeasurable, number, value_of
+from partitioner.model.node import fill, target_name
+from partitioner.profile.signature import Unmeasurable, number, tensors_in, value_of
 
 MOST_MEMORY = 0.25
 """Of the memory that is free, what the arguments of one op may take."""
@@ -52,19 +53,21 @@ def arguments(node: torch.fx.Node, states: Mapping[str, str], device: torch.devi
         Unmeasurable: they would take too much memory, or are of a kind that cannot be made.
     """
     sources = node.all_input_nodes
-    size = sum(_bytes(leaf) for source in sources for leaf in _leaves(value_of(source)))
+    size = sum(_bytes(leaf) for source in sources for leaf in tensors_in(value_of(source)))
     if size > MOST_MEMORY * free_memory(device):
         raise Unmeasurable(f"its arguments take {size / 2**30:.1f} GiB")
     generator = torch.Generator(device).manual_seed(0)
     rows = _rows(node)
-    made: dict[torch.fx.Node, Any] = {}
-    for source in sources:
-        made[source] = _like(value_of(source), device, generator, rows, grad)
-    args, kwargs = _here(fill((node.args, node.kwargs), made.__getitem__), device)
-    tensors = {source: _leaves(value) for source, value in made.items()}
-    fresh = tuple(tensor for source, found in tensors.items() if source.name not in states for tensor in found)
-    state = tuple(tensor for source, found in tensors.items() if source.name in states for tensor in found)
-    return Arguments(args, kwargs, fresh, state)
+
+    def like(leaf: Any) -> Any:
+        return _tensor(leaf, device, generator, rows, grad) if isinstance(leaf, Tensor) else number(leaf)
+
+    made = {source: tree_map(like, value_of(source)) for source in sources}
+    args, kwargs = fill((node.args, node.kwargs), made.__getitem__)
+    args, kwargs = tree_map(lambda leaf: device if isinstance(leaf, torch.device) else number(leaf), (args, kwargs))
+    fresh = [tensor for source, value in made.items() if source.name not in states for tensor in tensors_in(value)]
+    state = [tensor for source, value in made.items() if source.name in states for tensor in tensors_in(value)]
+    return Arguments(args, kwargs, tuple(fresh), tuple(state))
 
 
 def free_memory(device: torch.device) -> float:
@@ -76,18 +79,6 @@ def free_memory(device: torch.device) -> float:
             return math.inf
     about = getattr(torch.get_device_module(device), "mem_get_info", None)
     return float(about(device)[0]) if about is not None else math.inf
-
-
-def _like(value: Any, device: torch.device, generator: torch.Generator, rows: int, grad: bool) -> Any:
-    """A value with real tensors in the place of fakes."""
-    if isinstance(value, Tensor):
-        return _tensor(value, device, generator, rows, grad)
-    if isinstance(value, tuple | list):
-        items = [_like(item, device, generator, rows, grad) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: _like(item, device, generator, rows, grad) for key, item in value.items()}
-    return number(value)
 
 
 def _tensor(fake: Tensor, device: torch.device, generator: torch.Generator, rows: int, grad: bool) -> Tensor:
@@ -104,32 +95,11 @@ def _tensor(fake: Tensor, device: torch.device, generator: torch.Generator, rows
 
 def _rows(node: torch.fx.Node) -> int:
     """Integers below this may be given to an op: the rows of an embedding's table, else zeros alone."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if not name.startswith("embedding"):
+    if not target_name(node).startswith("embedding"):
         return 1
     tables = [value_of(source) for source in node.all_input_nodes]
     sizes = [number(t.shape[0]) for t in tables if isinstance(t, Tensor) and t.dtype.is_floating_point and t.dim() == 2]
     return max(1, min(sizes, default=1))
-
-
-def _here(value: Any, device: torch.device) -> Any:
-    """Arguments with every device in them replaced."""
-    if isinstance(value, torch.device):
-        return device
-    if isinstance(value, tuple | list):
-        items = [_here(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: _here(item, device) for key, item in value.items()}
-    return number(value)
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, tuple | list) else []
 
 
 def _bytes(tensor: Tensor) -> int:

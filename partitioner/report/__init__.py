@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from partitioner.report import data, graphs, text
 from partitioner.report.inspection import Inspection
-from partitioner.report.screen import PIPE, Screen
+from partitioner.report.text import PIPE, Screen
 
 Format = Callable[[Inspection, Screen], str]
 

@@ -22,8 +22,8 @@ def branches(graph: Graph) -> list[list[str]]:
     """Every op in exactly one chain, in program order; the chains in an order in which they may run."""
     clusters = _with_sizes(graph)
     dag = reduced(quotient(graph.dag, clusters))
-    position = {op.name: number for number, op in enumerate(graph.ops)}
-    return [sorted((op for cluster in branch for op in clusters[cluster]), key=position.__getitem__) for branch in chains(dag)]
+    found = ([op for cluster in branch for op in clusters[cluster]] for branch in chains(dag))
+    return [sorted(ops, key=graph.position.__getitem__) for ops in found]
 
 
 def _with_sizes(graph: Graph) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Inspection to JSON and back, for other programs.
+"""Inspection to JSON, for other programs.
 
 The document holds the fields of an `Inspection` under their own names, as `report.inspection` documents them, and its
 version::
@@ -17,43 +17,13 @@ changes its meaning makes a new version.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from partitioner.errors import PartitionerError
 from partitioner.report.inspection import Inspection
 
 VERSION = 1
 
 
-def to_data(inspection: Inspection) -> dict[str, Any]:
-    """The document as dictionaries, lists, texts and numbers."""
-    return {"version": VERSION, **asdict(inspection)}
-
-
-def from_data(document: Mapping[str, Any]) -> Inspection:
-    """The inspection that a document was made from.
-
-    Raises:
-        PartitionerError: it is of another version, or no such document.
-    """
-    if document.get("version") != VERSION:
-        raise PartitionerError(f"version {document.get('version')!r} of an inspection cannot be read; this reads {VERSION}")
-    try:
-        return _adapter().validate_python({key: value for key, value in document.items() if key != "version"})
-    except ValidationError as error:
-        raise PartitionerError(f"not an inspection: {error}") from error
-
-
 def render(inspection: Inspection) -> str:
     """The document as JSON text in ASCII, which ends with a newline."""
-    return json.dumps(to_data(inspection), indent=2, allow_nan=False) + "\n"
-
-
-@cache
-def _adapter() -> TypeAdapter[Inspection]:
-    return TypeAdapter(Inspection)
+    return json.dumps({"version": VERSION, **asdict(inspection)}, indent=2, allow_nan=False) + "\n"

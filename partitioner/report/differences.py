@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from partitioner.ir.differ import differences as graph_differences
 from partitioner.ir.saved import SavedPlan, SavedProgram, SavedTask
 from partitioner.ir.units import format_duration
+from partitioner.ir.words import first_lines
 
 SIDES = ("in the first plan", "in the second")
 MOST = 10
@@ -133,7 +134,4 @@ def _decided(one: SavedProgram, other: SavedProgram) -> Iterator[str]:
 
 
 def _few(lines: Iterable[str]) -> list[str]:
-    """The first of them, and how many more there are."""
-    found = list(lines)
-    more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
-    return found[:MOST] + more
+    return first_lines(list(lines), MOST)

@@ -222,8 +222,7 @@ class _View:
         elif self.plan.machine.assumed:
             yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
         for each in self.footprints.values():
-            parts = ", ".join(f"{name} {format_size(size)}" for name, size in each.parts.items())
-            yield f"{each.device} takes {format_size(each.total)} at most, at {each.at}: {parts}."
+            yield f"{each.device} takes {format_size(each.total)} at most, at {each.at}: {each.purposes}."
         if self.plan.memory is not None and (most := largest_batch(self.plan, self.plan.memory)) is not None:
             yield f"The largest batch that fits is predicted to be {most}."
         first = self.plan.machine.devices[0]

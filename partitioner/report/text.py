@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD, Box
@@ -18,7 +19,6 @@ from rich.text import Text
 
 from partitioner.ir.units import format_count, format_duration, format_size
 from partitioner.report.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
-from partitioner.report.screen import PIPE, Screen
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -27,6 +27,23 @@ _WIDE = 120
 _FEW = 3
 _BAR, _BLOCK, _SHADE = 10, "\u2588", "\u2591"
 _LEGEND = "* on the critical path; x2: two branches that may run at the same time"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A terminal, or what takes its place.
+
+    Args:
+        width: columns to fit into, by leaving out names that JSON has in full; ``None`` for a file or a pipe, where nothing
+            is left out and everything is plain ASCII but for names.
+        colour: whether it shows colours.
+    """
+
+    width: int | None = None
+    colour: bool = False
+
+
+PIPE = Screen()
 
 
 def render(inspection: Inspection, screen: Screen = PIPE) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from partitioner.errors import SpecError
+from partitioner.ir.words import first_lines
 from partitioner.model.state import all_state
 from partitioner.model.storage import storage_key
 from partitioner.runtime.checkpoint import Checkpoint, Stored, checkpoint_at
@@ -93,8 +94,8 @@ def materialise(
     ]
     faults += [f"{name} is a tensor in an attribute, which no checkpoint holds" for name in _attributes(model)]
     if faults:
-        more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-        raise SpecError("\n  ".join([f"{checkpoint.path} does not fit {type(model).__name__}:", *faults[:MOST_FAULTS], *more]))
+        title = f"{checkpoint.path} does not fit {type(model).__name__}:"
+        raise SpecError("\n  ".join([title, *first_lines(faults, MOST_FAULTS)]))
     wanted = [slot for slot in slots if only is None or any(name in only for name in slot.names)]
     found = dict(_read({slot: sources[slot] for slot in wanted if slot in sources}, part))
     _fill(model, {id(slot.tensor): found[slot] if slot in found else made[slot.names[0]] for slot in wanted})

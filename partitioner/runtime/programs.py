@@ -76,7 +76,7 @@ class Programs:
         self, original: nn.Module, machine: Machine, make: Make, trace: Trace, of_twin: Callable[[nn.Module], Programs]
     ) -> None:
         self.original, self.machine, self.make, self.trace, self.of_twin = original, machine, make, trace, of_twin
-        self.on_one = len({device.torch_device for device in machine.devices}) == 1
+        self.on_one = len(machine.places) == 1
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
         self.alone = -1

@@ -119,8 +119,7 @@ def missing_devices(machine: Machine) -> list[str]:
     >>> missing_devices(build_machine(Spec(), ["cpu"]))
     []
     """
-    places = dict.fromkeys(device.torch_device for device in machine.devices)
-    return [place for place in places if not present(place)]
+    return [place for place in machine.places if not present(place)]
 
 
 def _listed(devices: object) -> list[Any]:

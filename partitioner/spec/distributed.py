@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from partitioner.spec.hardware import NETWORKS, network_named
-from partitioner.spec.quantities import Bandwidth, Duration
+from partitioner.spec.quantities import Bandwidth, Count, Duration, Flag
 
 ScheduleName = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"]
 
@@ -32,18 +32,13 @@ class MeshSpec(BaseModel, frozen=True, extra="forbid"):
     4
     """
 
-    data: int = Field(default=1, strict=True, ge=1, description="copies of the model, each with its part of the batch")
-    pipeline: int = Field(default=1, strict=True, ge=1, description="ranks that hold one copy together, in stages")
-    tensor: int = Field(
-        default=1, strict=True, ge=1, description="ranks that hold one stage together, each a part of its layers"
-    )
+    data: Count = Field(default=1, description="copies of the model, each with its part of the batch")
+    pipeline: Count = Field(default=1, description="ranks that hold one copy together, in stages")
+    tensor: Count = Field(default=1, description="ranks that hold one stage together, each a part of its layers")
 
-    branch: int = Field(
-        default=1, strict=True, ge=1, description="ranks that hold one stage together, each some of its branches"
-    )
-    auto: bool = Field(
+    branch: Count = Field(default=1, description="ranks that hold one stage together, each some of its branches")
+    auto: Flag = Field(
         default=False,
-        strict=True,
         description="whether the planner chooses the axes that are not said; of all of them, mesh: auto",
     )
 
@@ -110,17 +105,11 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     mesh: Mesh = Field(
         default_factory=MeshSpec, description="how many ranks there are along each axis; auto for the planner to choose"
     )
-    ranks: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="how many ranks there are, for mesh: auto; null for as many as torchrun started",
+    ranks: Count | None = Field(
+        default=None, description="how many ranks there are, for mesh: auto; null for as many as torchrun started"
     )
-    hosts: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="on how many equal hosts the ranks are; null for what torchrun says, or one",
+    hosts: Count | None = Field(
+        default=None, description="on how many equal hosts the ranks are; null for what torchrun says, or one"
     )
     links: RankLinksSpec = Field(
         default_factory=RankLinksSpec, description="what ranks have to each other, within a host and between hosts"
@@ -128,10 +117,8 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     schedule: ScheduleName = Field(
         default="1f1b", description="in which order stages work on microbatches; see torch.distributed.pipelining"
     )
-    stages_per_rank: int = Field(
-        default=1, strict=True, ge=1, description="stages that each rank holds, for schedules with several"
-    )
-    microbatches: int = Field(default=1, strict=True, ge=1, description="parts that a rank's batch is divided into")
+    stages_per_rank: Count = Field(default=1, description="stages that each rank holds, for schedules with several")
+    microbatches: Count = Field(default=1, description="parts that a rank's batch is divided into")
     wrap: Literal["none", "ddp", "fsdp2"] = Field(
         default="ddp",
         description="how copies along the data axis agree: ddp averages gradients; fsdp2 shards parameters, too; none",

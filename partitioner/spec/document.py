@@ -7,7 +7,6 @@ billions of values, and a key that is written twice, of which readers would keep
 from __future__ import annotations
 
 import json
-import stat
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from partitioner.errors import SpecError
+from partitioner.ir.documents import read_bounded
 from partitioner.ir.units import format_size, quote
 
 LARGEST_FILE = 2**20
@@ -55,11 +55,7 @@ def read_document(source: str | Path, what: str = "spec", largest: int = LARGEST
 
 def _bytes(path: Path, where: str, what: str, largest: int) -> bytes:
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe could block, and /dev/zero never ends
-            raise OSError("it is a directory or a device")
-        with path.open("rb") as file:  # room for what is asked for is taken at once, so no more than there is
-            data = file.read(min(largest, max(status.st_size, LARGEST_FILE)) + 1)
+        data = read_bounded(path, largest)
     except (OSError, ValueError) as error:
         raise SpecError(f"{where}: cannot be read: {error}; give the path of a file that exists") from error
     if len(data) > largest:

@@ -16,6 +16,8 @@ def _quantity(kind: units.Quantity, parse: Callable[[object], float], least: int
     return BeforeValidator(parse), Field(ge=least), WithJsonSchema({**schema, "examples": [kind.example]})
 
 
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
 # A rate under one unit per second is a slip of the prefix, and would make a time that overflows.
 Size = Annotated[int, *_quantity(units.SIZE, units.parse_size, 1)]
 Bandwidth = Annotated[float, *_quantity(units.BANDWIDTH, units.parse_bandwidth, 1)]

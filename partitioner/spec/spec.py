@@ -38,7 +38,7 @@ from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.document import read_document
 from partitioner.spec.faults import disagreements, faults_of
 from partitioner.spec.hardware import HARDWARE, hardware_named
-from partitioner.spec.quantities import Bandwidth, Duration, Flops, Size
+from partitioner.spec.quantities import Bandwidth, Count, Duration, Flag, Flops, Size
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
@@ -95,9 +95,7 @@ class DeviceSpec(BaseModel, frozen=True, extra="forbid"):
         default_factory=lambda fields: fields["device"],
         description="what links, pins and reports call it: letters, digits and _.:- ; the torch device if left out",
     )
-    lanes: int = Field(
-        default=1, strict=True, ge=1, le=1024, description="streams or worker threads that run at once, 1 to 1024"
-    )
+    lanes: Count = Field(default=1, le=1024, description="streams or worker threads that run at once, 1 to 1024")
     memory: Size | None = Field(
         default=None, description="bytes a plan may use, such as 16GiB; null for what is there (CPU: no cap)"
     )
@@ -164,7 +162,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     'by_level'
     """
 
-    schema_version: int = Field(default=1, strict=True, ge=1, le=1, description="the version of this format; there is only 1")
+    schema_version: Count = Field(default=1, le=1, description="the version of this format; there is only 1")
     devices: tuple[DeviceSpec, ...] = Field(
         default=(), description="a list of the devices to plan for; empty for those that are found"
     )
@@ -196,9 +194,8 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="what compiles each task by itself: torchscript, the same kernels with no Python between them; batched, "
         "likewise, and equal ops of one level are one; inductor, fused kernels; null, nothing",
     )
-    cuda_graphs: bool = Field(
+    cuda_graphs: Flag = Field(
         default=False,
-        strict=True,
         description="whether programs on lanes of one CUDA device are captured as CUDA graphs and replayed, one graph for each "
         "set of sizes",
     )
@@ -215,9 +212,8 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default_factory=Sizes,
         description="bytes a plan may use of a device, by its name or as a torch device, such as cuda:0: 20GiB",
     )
-    training: bool | None = Field(
+    training: Flag | None = Field(
         default=None,
-        strict=True,
         description="whether memory has room for a backward: gradients, what backward needs, the optimizer's state; "
         "null for whether gradients are enabled in the call",
     )

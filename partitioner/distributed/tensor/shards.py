@@ -22,12 +22,12 @@ from partitioner.errors import TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import weight_of
 from partitioner.ir.access import ANY, is_storage
-from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.sharding import P, Placement, R
 from partitioner.ir.shared import Axis, ShardedOp, Sharding, Whole
-from partitioner.model.state import all_state, sizes
+from partitioner.model.state import all_state
 from partitioner.model.storage import tensor_bytes
 from partitioner.planner.cost import estimate
 from partitioner.planner.sharding import shared_out
@@ -141,8 +141,7 @@ def sharding_of(traced: Traced, axis: Axis, device: Device, spec: Spec) -> Shard
     """
     graph = traced.graph
     refuse_open_sizes(graph)
-    state = {name: StateMeta(*sizes(tensor)) for name, tensor in traced.state.items()}
-    costs = estimate(graph, Machine((device,)), state)
+    costs = estimate(graph, Machine((device,)), traced.state_metas)
     ways, kept = Ways(axis.ranks, blocks_in(graph.fx)), on_wholes(traced)
     ops, values = [], {}
     for node in graph.fx.nodes:
@@ -203,7 +202,7 @@ def unlearnt(traced: Traced) -> set[str]:
 
 def whole_only(graph: Graph) -> set[str]:
     """The ops that must work on whole values: of unknown effects, or on what one op writes and another one reads later."""
-    place = {op.name: number for number, op in enumerate(graph.ops)}
+    place = graph.position
     owners: dict[str, list[str]] = {}
     for op in graph.ops:
         for access in op.accesses:

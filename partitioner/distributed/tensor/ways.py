@@ -24,6 +24,7 @@ from partitioner.distributed.tensor.losses import form_of_logits
 from partitioner.distributed.tensor.rules import propagate, result_of
 from partitioner.ir.sharding import P, Placement, R, shard
 from partitioner.ir.shared import Rule
+from partitioner.model.node import target_name
 
 MOST = 3000
 """Combinations of placements that are tried of one op; of more, only those in which inputs of one shape are placed alike."""
@@ -182,7 +183,7 @@ def call_on_parts(
     node: torch.fx.Node, places: Mapping[torch.fx.Node, Placement], ranks: int, shape: tuple[int, ...] | None
 ) -> Call:
     """What a node calls where its inputs are parts: sizes among its arguments are those of parts."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = target_name(node)
     source = node.args[0] if node.args else None
     if name in SIZED and isinstance(source, torch.fx.Node) and shape is not None:
         method = "expand" if name in ("expand", "broadcast_to") else "reshape" if name == "reshape" else "view"

@@ -18,11 +18,12 @@ from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
 from partitioner.frontend.rewrite.regions import run_region, with_regions
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.mode import Mode
 from partitioner.model.call import memory
 from partitioner.model.modes import modes_here
 from partitioner.model.source import is_user_code
+from partitioner.model.state import sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,11 @@ class Traced:
 
     graph: Graph
     state: Mapping[str, torch.Tensor]
+
+    @property
+    def state_metas(self) -> dict[str, StateMeta]:
+        """In which storage each of them lies at the moment, and what it takes."""
+        return {name: StateMeta(*sizes(tensor)) for name, tensor in self.state.items()}
 
 
 def build_graph(

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from partitioner.errors import PartitionerError, SpecError
 from partitioner.ir.assignment import Assignment
+from partitioner.ir.documents import faults_of
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_duration, parse_duration, quote
 from partitioner.ir.words import hint, one_of
@@ -87,8 +88,7 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
     try:
         made: Any = TypeAdapter(make).validate_python(options)
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise SpecError(f"policy {quote(name)}: {'; '.join(faults)}") from None
+        raise SpecError(f"policy {quote(name)}: {'; '.join(faults_of(error))}") from None
     return OrSerial(made)
 
 

@@ -7,9 +7,8 @@ OR-tools is left out where it is not installed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 
 from partitioner.errors import PlacementError
@@ -58,11 +57,11 @@ class Auto:
         answers: list[Assignment] = []
         tries = tries_for(problem, List.tries) if self.thorough(problem) else 1
         bound, reason = 0.0, PlacementError("no policy was tried")
-        for policy in self.policies(problem, answers, lambda: max(0.0, deadline - time.monotonic())):
+        for policy in self.policies(problem, lambda: max(0.0, deadline - time.monotonic())):
             if best is not None and (best.cost - bound <= CLOSE * best.cost or time.monotonic() + look > deadline):
                 break
             try:
-                answer = policy(problem)
+                answer = policy.beyond(problem, answers) if isinstance(policy, Exact | Search) else policy(problem)
             except PlacementError as error:
                 reason = error
                 continue
@@ -79,10 +78,8 @@ class Auto:
         """Whether there is time for more than one list schedule."""
         return self.time_limit >= THOROUGH + PER_TASK * len(problem.tasks)
 
-    def policies(
-        self, problem: Problem, answers: Sequence[Assignment], left: Callable[[], float]
-    ) -> Iterator[Callable[[Problem], Assignment]]:
-        """What to run, in order, each with its part of the time that is left; what takes time begins at the answers so far."""
+    def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
+        """What to run, in order, each with its part of the time that is left; those that search begin at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
         yield List() if self.thorough(problem) else List(tries=1)
         if problem.objective == "latency":
@@ -91,6 +88,6 @@ class Auto:
             yield Single()
         yield Fit()
         if problem.objective == "latency" and solver and count <= SMALL and worth_while(problem, SOLVER_SHARE * left()):
-            yield partial(Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed).beyond, answers=answers)
+            yield Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed)
         if count <= MIDDLE or problem.objective == "throughput":
-            yield partial(Search(time_limit=left(), seed=self.seed).beyond, answers=answers)
+            yield Search(time_limit=left(), seed=self.seed)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
+from partitioner.ir.words import few
 
 Floats = NDArray[np.float64]
 
@@ -146,7 +147,7 @@ class Units:
 
     def _nowhere(self, unit: int) -> str:
         names = [self.problem.tasks[task] for task in self.members[unit]]
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        shown = few(names, 4)
         why = ", or lie between such tasks and no path may leave a device and come back" if self.contiguous else ""
         asked = f"they share a group{why}" if len(names) > 1 else "it is one task"
         return (
