@@ -14,8 +14,7 @@ from ..errors import SpecError
 from ..ir.words import hint
 from . import layers, reads, writes  # noqa: F401  (each registers its kinds)
 from .recipe import INPUT_NAMES, OUTPUTS, Recipe
-from .registry import REGISTRY
-from .writer import IMAGE_SIDE, Value, Writer
+from .writer import IMAGE_SIDE, REGISTRY, Value, Writer
 
 KINDS: tuple[str, ...] = ("add", *(name for name in REGISTRY if name != "add"))
 """The kinds of step, the plainest first, because hypothesis shrinks towards the first."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from .recipe import Step
-from .registry import kind
-from .writer import MAX_WIDTH, Value, Writer
+from .writer import MAX_WIDTH, Value, Writer, kind
 
 
 def _linear(w: Writer, a: Value, slot: int) -> str:
@@ -12,100 +10,90 @@ def _linear(w: Writer, a: Value, slot: int) -> str:
     return w.attribute(f"linear_{a.shape[0]}_{slot % 2}", f"nn.Linear({a.shape[0]}, {w.recipe.width})")
 
 
-@kind
-def linear(w: Writer, step: Step) -> None:
+@kind("vector")
+def linear(w: Writer, choice: int, a: Value) -> None:
     """A layer; `choice` says which, so a recipe often calls one twice."""
-    a = w.vector(step.picks[0])
     w.saves(a)
-    w.new(f"{_linear(w, a, step.choice)}({a})", (w.recipe.width,))
+    w.new(f"{_linear(w, a, choice)}({a})", (w.recipe.width,))
 
 
-@kind
-def shared(w: Writer, step: Step) -> None:
+@kind("vector")
+def shared(w: Writer, choice: int, a: Value) -> None:
     """One layer called in two branches: its gradient is a sum over both."""
-    a = w.vector(step.picks[0])
-    layer = _linear(w, a, step.choice)
+    layer = _linear(w, a, choice)
     w.saves(a)
     first = w.new(f"{layer}({a})", (w.recipe.width,))
     second = w.new(f"{layer}({a} * 0.5)", (w.recipe.width,))
     w.new(f"{first} + torch.tanh({second})", first.shape)
 
 
-@kind
-def tied(w: Writer, step: Step) -> None:
+@kind("vector")
+def tied(w: Writer, choice: int, a: Value) -> None:
     """A second layer with the first one's weight, or the weight used directly."""
-    a = w.vector(step.picks[0])
-    layer = _linear(w, a, step.choice)
+    layer = _linear(w, a, choice)
     w.saves(a)
-    if step.choice % 4 < 2:
+    if choice % 4 < 2:
         w.new(f"F.linear({a}, {layer}.weight)", (w.recipe.width,))
         return
-    name = f"tied_{a.shape[0]}_{step.choice % 2}"
+    name = f"tied_{a.shape[0]}_{choice % 2}"
     module = w.attribute(name, f"nn.Linear({a.shape[0]}, {w.recipe.width})")
     w.attribute(f"{name}.weight", f"{layer}.weight")
     w.new(f"{module}({a})", (w.recipe.width,))
 
 
-@kind
-def scale(w: Writer, step: Step) -> None:
+@kind("any")
+def scale(w: Writer, choice: int, a: Value) -> None:
     """A parameter of the root itself."""
-    a = w.any(step.picks[0])
-    parameter = w.attribute(f"scale{step.choice % 2}", "nn.Parameter(torch.rand(1) + 0.5)")
+    parameter = w.attribute(f"scale{choice % 2}", "nn.Parameter(torch.rand(1) + 0.5)")
     w.saves(a)
     w.new(f"{a} * {parameter}", a.shape)
 
 
-@kind
-def conv(w: Writer, step: Step) -> None:
+@kind("image")
+def conv(w: Writer, choice: int, a: Value) -> None:
     """A 3x3 convolution that keeps the image's size."""
-    a = w.image(step.picks[0])
     channels, width = a.shape[0], w.recipe.width
-    module = w.attribute(f"conv_{channels}_{step.choice % 2}", f"nn.Conv2d({channels}, {width}, 3, padding=1)")
+    module = w.attribute(f"conv_{channels}_{choice % 2}", f"nn.Conv2d({channels}, {width}, 3, padding=1)")
     w.saves(a)
     w.new(f"{module}({a})", (width, *a.shape[1:]))
 
 
-@kind
-def norm(w: Writer, step: Step) -> None:
+@kind("any")
+def norm(w: Writer, choice: int, a: Value) -> None:
     """Batch norm: in training mode it writes running statistics and a counter, and its op's schema does not say so."""
-    a = w.any(step.picks[0])
     rank = 2 if len(a.shape) == 3 else 1
     channels = a.shape[0]
-    module = w.attribute(f"norm{rank}d_{channels}_{step.choice % 2}", f"nn.BatchNorm{rank}d({channels})")
+    module = w.attribute(f"norm{rank}d_{channels}_{choice % 2}", f"nn.BatchNorm{rank}d({channels})")
     w.saves(a)
     w.new(f"{module}({a})", a.shape)
 
 
-@kind
-def layer_norm(w: Writer, step: Step) -> None:
+@kind("vector")
+def layer_norm(w: Writer, choice: int, a: Value) -> None:
     """A norm without running statistics."""
-    a = w.vector(step.picks[0])
     module = w.attribute(f"layer_norm_{a.shape[0]}", f"nn.LayerNorm({a.shape[0]})")
     w.saves(a)
     w.new(f"{module}({a})", a.shape)
 
 
-@kind
-def embedding(w: Writer, step: Step) -> None:
+@kind("vector")
+def embedding(w: Writer, choice: int, a: Value) -> None:
     """An integer branch: no gradient flows into it, and one flows out of the table."""
-    a = w.vector(step.picks[0])
-    module = w.attribute(f"embedding{step.choice % 2}", f"nn.Embedding({MAX_WIDTH}, {w.recipe.width})")
+    module = w.attribute(f"embedding{choice % 2}", f"nn.Embedding({MAX_WIDTH}, {w.recipe.width})")
     w.new(f"{module}({a}.argmax(1))", (w.recipe.width,))
 
 
-@kind
-def block(w: Writer, step: Step) -> None:
+@kind("vector")
+def block(w: Writer, choice: int, a: Value) -> None:
     """A nested module of our own, with an in-place activation and a skip inside."""
-    a = w.vector(step.picks[0])
-    module = w.attribute(f"block_{a.shape[0]}_{step.choice % 2}", f"Block({a.shape[0]})")
+    module = w.attribute(f"block_{a.shape[0]}_{choice % 2}", f"Block({a.shape[0]})")
     w.saves(a)
     w.new(f"{module}({a})", a.shape)
 
 
-@kind
-def sequential(w: Writer, step: Step) -> None:
+@kind("vector")
+def sequential(w: Writer, choice: int, a: Value) -> None:
     """torch's own containers, nested: two layers, an in-place activation and dropout."""
-    a = w.vector(step.picks[0])
     n = a.shape[0]
     layers = f"nn.Sequential(nn.Linear({n}, {n}), nn.ReLU(inplace=True), nn.Dropout(0.25), nn.Linear({n}, {n}))"
     module = w.attribute(f"sequential_{n}", layers)
@@ -113,9 +101,8 @@ def sequential(w: Writer, step: Step) -> None:
     w.new(f"{module}({a})", a.shape)
 
 
-@kind
-def recorder(w: Writer, step: Step) -> None:
+@kind("any")
+def recorder(w: Writer, choice: int, a: Value) -> None:
     """A nested module that keeps a running mean of what passed through it."""
-    a = w.any(step.picks[0])
-    module = w.attribute(f"recorder{step.choice % 2}", "Recorder()")
+    module = w.attribute(f"recorder{choice % 2}", "Recorder()")
     w.new(f"{module}({a})", a.shape)

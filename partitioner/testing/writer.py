@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .recipe import INPUT_NAMES, Recipe
+from .recipe import INPUT_NAMES, Recipe, Step
 
 MAX_WIDTH = 16  # a cat doubles a width; past this the step takes a slice
 IMAGE_SIDE = 4
@@ -154,3 +154,32 @@ class Writer:
     def _storage(self) -> int:
         self.storages += 1
         return self.storages
+
+
+# -- kinds of step -----------------------------------------------------------------------------------------------------
+
+REGISTRY: dict[str, Callable[[Writer, Step], None]] = {}
+"""The kinds of step, by name: each writes its lines."""
+
+
+def kind(*operands: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a kind of step under the function's name. It is given the writer, the step's `choice` and its operands.
+
+    Args:
+        operands: how each is picked: by which method of the writer, and whether it is to be written, as in ``"writable any"``.
+            ``"like"`` has the shape of the first.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        def write(w: Writer, step: Step) -> None:
+            picked: list[Value] = []
+            for how, number in zip(operands, step.picks, strict=False):
+                pick = getattr(w, how.removeprefix("writable "))
+                value = pick(picked[0], number) if how == "like" else pick(number)
+                picked.append(w.writable(value) if how.startswith("writable ") else value)
+            function(w, step.choice, *picked)
+
+        REGISTRY[function.__name__] = write
+        return function
+
+    return register

@@ -6,89 +6,72 @@ buffer that carried a gradient would keep the graph of the last call alive.
 
 from __future__ import annotations
 
-from .recipe import Step
-from .registry import kind
-from .writer import Writer
+from .writer import Value, Writer, kind
 
 
-@kind
-def add_(w: Writer, step: Step) -> None:
+@kind("writable any", "like")
+def add_(w: Writer, choice: int, a: Value, b: Value) -> None:
     """An in-place sum."""
-    a = w.writable(w.any(step.picks[0]))
-    b = w.like(a, step.picks[1])
-    w.do((f"{a}.add_({w.apart(b, a)})", f"{a}.add_(1.0)")[step.choice % 2])
+    w.do((f"{a}.add_({w.apart(b, a)})", f"{a}.add_(1.0)")[choice % 2])
 
 
-@kind
-def iadd(w: Writer, step: Step) -> None:
+@kind("writable any", "like")
+def iadd(w: Writer, choice: int, a: Value, b: Value) -> None:
     """`+=`: a write that every other name of the memory must see. An fx Proxy makes a plain sum of it."""
-    a = w.writable(w.any(step.picks[0]))
-    b = w.like(a, step.picks[1])
     w.do(f"{a} += {w.apart(b, a)}")
 
 
-@kind
-def mul_(w: Writer, step: Step) -> None:
+@kind("writable any", "like")
+def mul_(w: Writer, choice: int, a: Value, b: Value) -> None:
     """An in-place product."""
-    a = w.writable(w.any(step.picks[0]))
-    b = w.like(a, step.picks[1])
-    w.do((f"{a}.mul_(torch.sigmoid({b}))", f"{a}.mul_(0.5)")[step.choice % 2])
+    w.do((f"{a}.mul_(torch.sigmoid({b}))", f"{a}.mul_(0.5)")[choice % 2])
 
 
-@kind
-def relu_(w: Writer, step: Step) -> None:
+@kind("writable any")
+def relu_(w: Writer, choice: int, a: Value) -> None:
     """An in-place activation, spelled in three ways."""
-    a = w.writable(w.any(step.picks[0]))
     spellings = (f"{a}.relu_()", f"F.relu({a}, inplace=True)", f"torch.relu_({a})")
-    w.do(spellings[step.choice % 3])
+    w.do(spellings[choice % 3])
     w.saves(a)  # the derivative reads the result
 
 
-@kind
-def relu_module(w: Writer, step: Step) -> None:
+@kind("writable any")
+def relu_module(w: Writer, choice: int, a: Value) -> None:
     """One in-place activation module, called wherever a recipe asks for it."""
-    a = w.writable(w.any(step.picks[0]))
     w.do(f"{w.attribute('relu', 'nn.ReLU(inplace=True)')}({a})")
     w.saves(a)
 
 
-@kind
-def copy_(w: Writer, step: Step) -> None:
+@kind("writable any", "like")
+def copy_(w: Writer, choice: int, a: Value, b: Value) -> None:
     """Overwritten by another value, whose gradient it then carries."""
-    a = w.writable(w.any(step.picks[0]))
-    b = w.like(a, step.picks[1])
     w.do(f"{a}.copy_({w.apart(b, a)})")
 
 
-@kind
-def setitem(w: Writer, step: Step) -> None:
+@kind("writable wide", "like")
+def setitem(w: Writer, choice: int, a: Value, b: Value) -> None:
     """Item assignment, spelled as the call: fx refuses the statement `v[i] = u` on a Proxy, and traces this."""
-    a = w.writable(w.wide(step.picks[0]))
-    b = w.like(a, step.picks[1])
     source = w.apart(b, a)
     w.do(f"{a}.__setitem__((slice(None), slice(0, 1)), {source}[:, 1:2])")
 
 
-@kind
-def masked_fill_(w: Writer, step: Step) -> None:
+@kind("writable any")
+def masked_fill_(w: Writer, choice: int, a: Value) -> None:
     """A masked write; the mask reads what is about to be written."""
-    a = w.writable(w.any(step.picks[0]))
     w.do(f"{a}.masked_fill_({a}.detach() > 1.0, 0.5)")
 
 
-@kind
-def view_write(w: Writer, step: Step) -> None:
+@kind("writable wide")
+def view_write(w: Writer, choice: int, a: Value) -> None:
     """Written through a view, read through its base."""
-    a = w.writable(w.wide(step.picks[0]))
     part = w.view(f"{a}[:, 1:]", a, (a.shape[0] - 1, *a.shape[1:]))
     w.do(f"{part}.mul_(0.5)")
     w.new(f"{a} + 1.0", a.shape)
 
 
-@kind
-def view_read(w: Writer, step: Step) -> None:
+@kind("writable wide")
+def view_read(w: Writer, choice: int, a: Value) -> None:
     """Written through one view of a view, read through another that overlaps it."""
-    a = w.writable(w.wide(step.picks[0]))
     n, rest = a.shape[0], a.shape[1:]
     low = w.view(f"{a}[:, :{n - 1}]", a, (n - 1, *rest))
     high = w.view(f"{a}[:, 1:]", a, (n - 1, *rest))
@@ -96,18 +79,16 @@ def view_read(w: Writer, step: Step) -> None:
     w.new(f"{high} * 2.0", high.shape)
 
 
-@kind
-def transposed_write(w: Writer, step: Step) -> None:
+@kind("writable vector")
+def transposed_write(w: Writer, choice: int, a: Value) -> None:
     """Written through a row of a transposed view, read through the base."""
-    a = w.writable(w.vector(step.picks[0]))
     w.do(f"{a}.t()[0].add_(1.0)")
     w.new(f"{a} - 0.5", a.shape)
 
 
-@kind
-def fork_write(w: Writer, step: Step) -> None:
+@kind("any")
+def fork_write(w: Writer, choice: int, a: Value) -> None:
     """An in-place activation in one branch after a fork: the other branch must have read before it."""
-    a = w.any(step.picks[0])
     trunk = w.new(f"{a} - 0.25", a.shape)
     left = w.new(f"{trunk} * 2.0", a.shape)
     right = w.view(f"F.relu({trunk}, inplace=True)", trunk, a.shape)
@@ -115,47 +96,40 @@ def fork_write(w: Writer, step: Step) -> None:
     w.new(f"{left} + {right}", a.shape)
 
 
-@kind
-def overwrite(w: Writer, step: Step) -> None:
+@kind("writable any")
+def overwrite(w: Writer, choice: int, a: Value) -> None:
     """Read, overwrite, read: a write that must wait for a reader, and a reader that must wait for the write."""
-    a = w.writable(w.any(step.picks[0]))
     before = w.new(f"{a} * 0.5", a.shape)
-    w.do(f"{a}.zero_()" if step.choice % 2 else f"{a}.fill_(0.25)")
+    w.do(f"{a}.zero_()" if choice % 2 else f"{a}.fill_(0.25)")
     w.new(f"{before} + {a}", a.shape)
 
 
-@kind
-def detach_write(w: Writer, step: Step) -> None:
+@kind("writable any")
+def detach_write(w: Writer, choice: int, a: Value) -> None:
     """Written through an alias that autograd does not follow."""
-    a = w.writable(w.any(step.picks[0]))
     w.do(f"{a}.detach().mul_(0.5)")
     w.new(f"{a} + 1.0", a.shape)
 
 
-@kind
-def chunk_read(w: Writer, step: Step) -> None:
+@kind("writable wide")
+def chunk_read(w: Writer, choice: int, a: Value) -> None:
     """Two views from one op, then a write to their base, then a read of the views."""
-    a = w.writable(w.wide(step.picks[0]))
     w.do(f"low, high = {a}.detach().chunk(2, 1)")
     w.do(f"{a}.add_(1.0)")
     w.new("low[:, :1] + high[:, :1]", (1, *a.shape[1:]))
 
 
-@kind
-def out(w: Writer, step: Step) -> None:
+@kind("any", "like")
+def out(w: Writer, choice: int, a: Value, b: Value) -> None:
     """`out=`: the result is written to memory that existed before. Autograd takes no part in it."""
-    a = w.any(step.picks[0])
-    b = w.like(a, step.picks[1])
     target = w.new(f"torch.empty_like({a}.detach())", a.shape)
     w.do(f"torch.add({a}.detach(), {b}.detach(), out={target})")
     w.new(f"{b} + {target}", a.shape)
 
 
-@kind
-def scratch(w: Writer, step: Step) -> None:
+@kind("wide", "like")
+def scratch(w: Writer, choice: int, a: Value, b: Value) -> None:
     """A result assembled in parts: two writes to one tensor that do not overlap."""
-    a = w.wide(step.picks[0])
-    b = w.like(a, step.picks[1])
     target = w.new(f"torch.zeros_like({a})", a.shape)
     w.do(f"{target}[:, :1].copy_({a}[:, :1])")
     w.do(f"{target}[:, 1:].add_({b}[:, 1:])")
@@ -168,41 +142,37 @@ def _buffer(w: Writer, name: str, tensor: str) -> str:
     return w.attribute(name, f"nn.Buffer({tensor})")
 
 
-@kind
-def counter(w: Writer, step: Step) -> None:
+@kind("any")
+def counter(w: Writer, choice: int, a: Value) -> None:
     """A count of calls. Plain `symbolic_trace` runs this line once, while it traces, and loses it."""
-    a = w.any(step.picks[0])
     count = _buffer(w, "count", "torch.zeros((), dtype=torch.int64)")
     w.do(f"{count}.add_(1)")
     w.new(f"{a} + {count} * 0.1", a.shape)
 
 
-@kind
-def average(w: Writer, step: Step) -> None:
+@kind("any")
+def average(w: Writer, choice: int, a: Value) -> None:
     """A running mean, kept in three ways."""
-    a = w.any(step.picks[0])
-    mean = _buffer(w, f"average{step.choice % 2}", "torch.zeros(1)")
+    mean = _buffer(w, f"average{choice % 2}", "torch.zeros(1)")
     updates = (
         f"{mean}.lerp_({a}.detach().mean(), 0.1)",
         f"{mean}.copy_({mean} * 0.9 + {a}.detach().mean() * 0.1)",
         f"{mean}.mul_(0.9).add_({a}.detach().mean())",
     )
-    w.do(updates[step.choice % 3])
+    w.do(updates[choice % 3])
 
 
-@kind
-def average_read(w: Writer, step: Step) -> None:
+@kind("any")
+def average_read(w: Writer, choice: int, a: Value) -> None:
     """Reads the buffer that `average` writes, before or after it."""
-    a = w.any(step.picks[0])
-    mean = _buffer(w, f"average{step.choice % 2}", "torch.zeros(1)")
+    mean = _buffer(w, f"average{choice % 2}", "torch.zeros(1)")
     w.new(f"{a} + {mean}", a.shape)
 
 
-@kind
-def history(w: Writer, step: Step) -> None:
+@kind("any")
+def history(w: Writer, choice: int, a: Value) -> None:
     """A buffer written through a view and read whole, as a cache is."""
-    a = w.any(step.picks[0])
     past = _buffer(w, "history", "torch.zeros(4)")
-    slot = step.choice % 4
+    slot = choice % 4
     w.do(f"{past}[{slot}:{slot + 1}].copy_({a}.detach().mean())")
     w.new(f"{a} + {past}.sum()", a.shape)
