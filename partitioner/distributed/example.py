@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.distributed.averages import counted_in_tensors
 from partitioner.errors import InputError, PartitionerError, TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
@@ -123,7 +124,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True)
     args, kwargs = call.fill(call.tensors)
-    with state_kept(model) as changed:
+    with counted_in_tensors(model), state_kept(model) as changed:
         returned = method(*args, **kwargs)
     if changed:
         raise TraceError(
@@ -187,7 +188,8 @@ class _Traces:
         """Whether the call would be of the same graph as the first time."""
         self.last = None
         try:
-            method()
+            with counted_in_tensors(self.model):
+                method()
         except PartitionerError:
             return False
         return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))
