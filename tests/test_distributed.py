@@ -125,6 +125,7 @@ PAIRS = {
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
     "not reached": case("aside", "1f1b"),
     "means of all batches": case("averaging", "1f1b"),
+    "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
 }
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),
@@ -166,6 +167,7 @@ MORE = {
     "again, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2", recompute="segments"),
     "again, ddp": case("tied", "gpipe", data=2, pipeline=1, recompute="segments"),
     "not reached, zbv": case("aside", "zbv_zero_bubble", every=2, **SEVERAL),
+    "what layers look at and keep, zbv": case("hinted", "zbv_zero_bubble", clip=0.1, **SEVERAL),
     "not reached, branches": case("aside", "gpipe", pipeline=1, branch=2),
     "means of all batches, tensor": case("averaging", "gpipe", pipeline=1, tensor=2),
     "means of all batches, again": case("averaging", "1f1b", recompute="segments"),

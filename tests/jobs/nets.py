@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jobs.nets_of_layers import Aside, Averaging, Hinted
 from torch import Tensor, nn
 
 ROWS = 16
@@ -165,38 +166,6 @@ class Routed(nn.Module):
         return {"logits": self.head(sum(part * expert(x) for part, expert in zip(parts, self.experts, strict=True)))}
 
 
-class Aside(nn.Module):
-    """A result that the loss leaves out, made of what the first stage passes; and a value that is read without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.side, self.still, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-
-    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        x = x.masked_fill(mask, 0.0)
-        side, still = torch.tanh(self.side(x)), self.still(x).detach()
-        for layer in self.layers:
-            x = x + torch.relu(layer(x))
-        return {"aside": self.last(side + x), "logits": x + still}
-
-
-class Averaging(nn.Module):
-    """Norms in train mode whose statistics are means of all batches, and which are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(16, momentum=None) for _ in range(4))
-
-    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        x = x.masked_fill(mask, 0.0)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = torch.tanh(norm(layer(x)))
-            x = x + norm.running_mean + norm.running_var / norm.num_batches_tracked
-        return {"logits": x}
-
-
 class Clamped(torch.autograd.Function):
     """A function with a backward of its own."""
 
@@ -326,6 +295,7 @@ TRAININGS = {
     "repeated": Training(Repeated, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "aside": Training(Aside, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "averaging": Training(Averaging, lambda output, target: F.cross_entropy(output["logits"], target), _features, train=True),
+    "hinted": Training(Hinted, _next_word, _ids, train=True),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
