@@ -50,7 +50,7 @@ def case(
 def run_job(folder: Path, ranks: int, cases: dict[str, Case]) -> list[dict[str, Any]]:
     """What each rank wrote."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    start(ranks, JOBS / "train.py", folder, timeout=240, PYTHONPATH=str(JOBS.parent))
+    start(ranks, JOBS / "train.py", folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -123,6 +123,9 @@ PAIRS = {
     "values that layers keep": case("keeping", "1f1b"),
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
+    "not reached": case("aside", "1f1b"),
+    "means of all batches": case("averaging", "1f1b"),
+    "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
 }
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),
@@ -139,6 +142,7 @@ FOURS = {
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
+    "not reached, 2x2, ddp": case("aside", "1f1b", data=2),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
 MORE = {
@@ -162,6 +166,11 @@ MORE = {
     "again, zero bubble": case("tied", "interleaved_zero_bubble", recompute="segments", **SEVERAL),
     "again, fsdp2": case("tied", "gpipe", data=2, pipeline=1, wrap="fsdp2", recompute="segments"),
     "again, ddp": case("tied", "gpipe", data=2, pipeline=1, recompute="segments"),
+    "not reached, zbv": case("aside", "zbv_zero_bubble", every=2, **SEVERAL),
+    "what layers look at and keep, zbv": case("hinted", "zbv_zero_bubble", clip=0.1, **SEVERAL),
+    "not reached, branches": case("aside", "gpipe", pipeline=1, branch=2),
+    "means of all batches, tensor": case("averaging", "gpipe", pipeline=1, tensor=2),
+    "means of all batches, again": case("averaging", "1f1b", recompute="segments"),
     "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
 }
 MORE_ON_FOUR = {
@@ -177,6 +186,8 @@ MORE_ON_FOUR = {
     "data only": case("tied", "gpipe", data=4, pipeline=1),
     "again, tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, recompute="segments", **SEVERAL),
     "again, branches x pipeline": case("towers", "1f1b", branch=2, recompute="stage"),
+    "not reached, 2x2, fsdp2": case("aside", "1f1b", data=2, wrap="fsdp2", every=2),
+    "not reached, tensor x pipeline": case("aside", "interleaved_1f1b", tensor=2, **SEVERAL),
     "2x2, ddp, without parameters": case("tailed", "1f1b", data=2),
 }
 EIGHTS = {

@@ -7,7 +7,6 @@ it works says so itself; the others name it, and its reason, as far as it could 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs.torchrun import command as started_by
+from jobs.torchrun import environment
 
 from partitioner.distributed import parallelize
 from partitioner.distributed.board import ANSWER, PATIENCE
@@ -109,6 +109,7 @@ TAKEN = (
     "what forward does not read",
     "frozen behind the part",
     "written behind fsdp2",
+    "copies that part",
     "the plain model read",
     "a penalty",
     "a norm that is none",
@@ -147,10 +148,6 @@ class Ended:
     def failed_at(self) -> float:
         """When it began to fail."""
         return float(self.out.rpartition("failing at ")[2])
-
-
-def environment(**more: object) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **{key: str(value) for key, value in more.items()}}
 
 
 def torchrun(*command: object, logs: Path) -> tuple[int, list[str]]:

@@ -25,7 +25,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.slow
 def test_two_hosts_train_as_one_process(tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
-    start_on_two(2, JOBS / "train.py", tmp_path, PYTHONPATH=str(JOBS.parent))
+    start_on_two(2, JOBS / "train.py", tmp_path)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(4)]
     for name, asked in CASES.items():
         assert_same_training(asked, [each[name] for each in found])

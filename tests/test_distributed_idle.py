@@ -53,7 +53,7 @@ def test_what_a_rank_without_parameters_saves_is_nothing(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_rank_without_parameters_trains_with_the_others(tmp_path: Path) -> None:
     """With a gradient scaler and clipping; a checkpoint of one mesh goes on in the other, where another rank is without."""
-    start(2, Path(idle.__file__), tmp_path, PYTHONPATH=str(Path(__file__).parent))
+    start(2, Path(idle.__file__), tmp_path)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for name in idle.MESHES:
         assert sorted(key for rank in ranks for key in rank[name]["keys"]) == ["cut", "idle.bias", "idle.weight"]

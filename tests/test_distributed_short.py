@@ -21,7 +21,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     safetensors = pytest.importorskip("safetensors.torch")
     torch.save(state, folder / "whole.pt")
     safetensors.save_file({key: value for key, value in state.items() if key != "head.weight"}, folder / "model.safetensors")
-    start(2, JOBS / "short.py", folder, PYTHONPATH=str(JOBS.parent))
+    start(2, JOBS / "short.py", folder)
     answers: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())
     return answers
 

@@ -30,7 +30,7 @@ JOBS = Path(__file__).parent / "jobs"
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
     folder = tmp_path_factory.mktemp("shared_out")
-    start(2, JOBS / "shared_out.py", folder, timeout=240, PYTHONPATH=str(JOBS.parent))
+    start(2, JOBS / "shared_out.py", folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

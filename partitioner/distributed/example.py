@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.distributed.unread import unread
 from partitioner.errors import InputError, PartitionerError, TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found, compiled
@@ -123,7 +124,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True)
     args, kwargs = call.fill(call.tensors)
-    with state_kept(model) as changed:
+    with unread(model), state_kept(model) as changed:
         returned = method(*args, **kwargs)
     if changed:
         raise TraceError(
@@ -166,14 +167,18 @@ class _Traces:
     def receive(self, found: Found) -> Callable[..., Sequence[Any]]:
         """What the tracer calls with a graph; gives what runs it."""
         traced = graph_of(self.model, found)
+        same: dict[int, int] = {}  # places of results that are an argument, as after out=; the model may keep them
         if not self.ended:
             self.found.append((traced, found))
 
         def run(*arguments: Any) -> Sequence[Any]:
             self.last = traced.graph
             if self.ended:
-                return _without_storage(traced.graph)
+                empty = _without_storage(traced.graph)
+                return [arguments[same[place]] if place in same else each for place, each in enumerate(empty)]
             self.results = interpret(traced.graph, arguments)
+            places = {id(each): place for place, each in enumerate(arguments)}
+            same.update((place, places[id(each)]) for place, each in enumerate(self.results) if id(each) in places)
             return self.results
 
         return run
@@ -187,7 +192,8 @@ class _Traces:
         """Whether the call would be of the same graph as the first time."""
         self.last = None
         try:
-            method()
+            with unread(self.model):
+                method()
         except PartitionerError:
             return False
         return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from partitioner.distributed.batches import Batches
 from partitioner.distributed.ranks import first_speaks
@@ -53,12 +54,14 @@ class Loss:
         batches: which know the targets.
         scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/scaler.py`.
         own: parameters that the function may read beside the output: where each rank has all of them, and DDP averages.
+        reached: places of the results of which losses were made since it was emptied.
     """
 
     function: Callable[..., torch.Tensor]
     batches: Batches
     scaler: Scaler | None = None
     own: Iterable[torch.Tensor] = ()
+    reached: set[int] = field(default_factory=set)
 
     @cached_property
     def takes_target(self) -> bool:
@@ -86,14 +89,17 @@ class Loss:
             )
         return batch[0], batch[1]
 
-    def _refuse_foreign(self, loss: torch.Tensor, results: Iterable[Any]) -> None:
-        """Refuse a loss of parameters that it does not get from the model: no other rank would know of their gradients.
+    def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
+        """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
+        know of their gradients.
 
         Raises:
             InputError: names one.
         """
         known = {id(each) for each in self.own}
-        foreign = [each for each in _leaves(loss, results) if id(each) not in known]
+        leaves, reached = _made_of(loss, results)
+        self.reached |= reached
+        foreign = [each for each in leaves if id(each) not in known]
         if foreign:
             raise InputError(
                 f"loss_fn reads a parameter of shape {tuple(foreign[0].shape)} by itself, not from the model's output, and "
@@ -122,22 +128,31 @@ class Loss:
                 "loss_fn gave a tensor without a gradient, and a step would train nothing: it does not depend on the model's "
                 "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
-        self._refuse_foreign(found, flat)
+        self._see_what_is_reached(found, flat)
         part = found / self.batches.count
         return part if self.scaler is None else self.scaler.scale(part)
 
 
-def _leaves(loss: torch.Tensor, results: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors from which a loss is made and which are trained, but for those that a model's results are made of."""
-    given = [each for each in results if isinstance(each, torch.Tensor)]
-    inside, own = {each.grad_fn for each in given}, {id(each) for each in given}
-    seen, waiting = set(inside), [loss.grad_fn]
+def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:
+    """The tensors that a loss is made of and that are trained, but for those that a model's results are made of; and the places
+    of the results that it is made of. One op may give several: under DDP a single one gives all of them."""
+    places = {get_gradient_edge(each)[:2]: place for place, each in enumerate(results) if _is_trained(each)}
+    leaves, reached = [], set()
+    seen, waiting = set(), [get_gradient_edge(loss)[:2]]
     while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+        edge = waiting.pop()
+        if edge in seen:
             continue
-        seen.add(node)
-        waiting += [behind for behind, _ in node.next_functions]
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) not in own:
-            yield variable
+        seen.add(edge)
+        if edge in places:
+            reached.add(places[edge])
+            continue
+        waiting += [(behind, place) for behind, place in edge[0].next_functions if behind is not None]
+        variable = getattr(edge[0], "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+    return leaves, reached
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

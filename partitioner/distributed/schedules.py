@@ -94,7 +94,7 @@ def kind_of(spec: DistributedSpec) -> Kind:
     if kind.split and spec.wrap != "none" and spec.mesh.data > 1:
         raise SpecError(
             f"schedule {spec.schedule} with {spec.wrap} gives wrong gradients on the last stage (torch 2.13): take 1f1b or "
-            "interleaved_1f1b, or wrap: none"
+            "interleaved_1f1b, or wrap: none and average the gradients of the copies before each step of an optimizer"
         )
     if spec.recompute != "none" and spec.mesh.branch > 1 and (kind.split or spec.recompute == "segments"):
         raise SpecError(

@@ -23,6 +23,7 @@ from partitioner.distributed.batches import Batches
 from partitioner.distributed.loss import Loss
 from partitioner.distributed.norms import scale_gradients, total_norm
 from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.reached import doubtful
 from partitioner.distributed.stale import train_begins
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.ties import Tie, gradients_summed
@@ -57,6 +58,8 @@ class Step:
         parameters: this rank's, by key.
         modes: each layer of the part, and whether it was in train mode when the stages were made, by its name.
         frozen: the keys of the parameters that were not trained then.
+        results: places of the model's results that have a gradient.
+        doubtful: parameters that not every one of these reaches, and the bits of those that do.
     """
 
     ranks: Ranks
@@ -74,11 +77,17 @@ class Step:
     parameters: Mapping[str, nn.Parameter] = field(init=False)
     modes: Mapping[str, tuple[nn.Module, bool]] = field(init=False)
     frozen: Set[str] = field(init=False)
+    results: Sequence[int] = field(init=False)
+    doubtful: Mapping[nn.Parameter, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters, self.modes = dict(self.part.named_parameters()), _modes(self.part)
         if not self.sharded and not self.ranks.wide("pipeline", "branch", "tensor"):
             self.loss.own = [*self.parameters.values()]
+        example, graph = self.batches.example, self.batches.example.traced.graph
+        self.results = [place for place, name in enumerate(graph.outputs) if name in example.differentiable]
+        names = [graph.outputs[place] for place in self.results]
+        self.doubtful = {} if self.loss.own else doubtful(self.part, graph, names)  # of these, DDP itself knows
         self.frozen = {key for key, each in self.parameters.items() if not each.requires_grad}
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -100,9 +109,14 @@ class Step:
             self._see_one_batch()
             if self.shards is not None:
                 self.shards.start_step()
+            without = [each for each in self.doubtful if each.grad is None]
             with gradients_summed(self.ties, self.ranks, self.parameters, self.apart):
                 losses = self._run()
-            return self._shared(losses)
+            loss, reached = self._shared(losses)
+            for each in without:
+                if not self.doubtful[each] & reached:
+                    each.grad = None
+            return loss
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
@@ -174,6 +188,7 @@ class Step:
     def _run(self) -> list[torch.Tensor]:
         numbers = torch.arange(self.batches.count)
         losses: list[torch.Tensor] = []
+        self.loss.reached.clear()
         given = (numbers,) if self.first_here else ()
         wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
         with warnings.catch_warnings():
@@ -205,17 +220,23 @@ class Step:
                     f"ranks along the {axis} axis the same: DistributedSampler(num_replicas=data axis, rank=step.ranks.data)"
                 )
 
-    def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The mean loss, which the rank of the last stage tells the others."""
+    def _shared(self, losses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """The mean loss, which the rank of the last stage tells the others; and which results it was made of, as bits."""
         mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
         mean = mean.float() if self.loss.scaler is None else mean.float() / self.loss.scaler.get_scale()
+        several = len(self.results) > 1 and not self.loss.own
+        if several:
+            reached = [float(place in self.loss.reached) for place in self.results]
+            mean = torch.cat((mean.view(1), torch.tensor(reached, device=mean.device)))
         mesh, copies = self.ranks.mesh, self.ranks.sizes["data"]
         if self.ranks.sizes["pipeline"] > 1:
             dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)
         if copies > 1:
             dist.all_reduce(mean, group=mesh.get_group("data"))
             mean /= copies
-        return mean
+        if not several:
+            return mean, 1
+        return mean[0].clone(), sum(1 << place for place, each in enumerate(mean[1:].tolist()) if each > 0)
 
 
 def _modes(part: nn.Module) -> dict[str, tuple[nn.Module, bool]]:

@@ -9,6 +9,7 @@ DDP may compress what it sends, by a communication hook of torch's. What neither
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
@@ -22,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.distributed.part import Stage
-from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
 from partitioner.spec.distributed import DistributedSpec
 
@@ -72,10 +73,23 @@ def wrapped_for(
     modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks
 ) -> tuple[Sequence[nn.Module], set[nn.Parameter]]:
     """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others."""
-    if asked.mesh.data == 1 or asked.wrap == "none":
+    if asked.mesh.data == 1:
+        return modules, set()
+    if asked.wrap == "none":
+        _warn_of_copies_that_part(asked)
         return modules, set()
     apart = _reduced_apart(modules, asked)
     return [_wrapped(module, asked, ranks, apart) for module in modules], apart
+
+
+def _warn_of_copies_that_part(asked: DistributedSpec) -> None:
+    if here() == 0:
+        warnings.warn(
+            f"wrap: none with data {asked.mesh.data}: nothing averages the gradients of the copies, and each learns from its "
+            "own batches alone. Take wrap: ddp or fsdp2, or average gradients over step.ranks.mesh['data'] before each step of "
+            "the optimizer",
+            stacklevel=2,
+        )
 
 
 def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec) -> set[nn.Parameter]:

@@ -55,7 +55,7 @@ def start_on_two(ranks: int, program: Path, *arguments: object, timeout: float =
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks)]
     rendezvous = ["--master-addr", "10.77.0.1", "--master-port", "29571"]
     asked = [*APART, "--kill-child", "bash", "-c", SCRIPT, "hosts", *torchrun, *rendezvous]
-    known = environment() | variables | {"PROGRAM": " ".join(map(str, (program, *arguments)))}
+    known = environment(**variables) | {"PROGRAM": " ".join(map(str, (program, *arguments)))}
     done = subprocess.run(asked, capture_output=True, text=True, env=known, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

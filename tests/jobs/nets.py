@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jobs.nets_of_layers import Aside, Averaging, Hinted
 from torch import Tensor, nn
 
 ROWS = 16
@@ -266,15 +267,16 @@ def _captions(draw: torch.Generator) -> Any:
 
 @dataclass(frozen=True)
 class Training:
-    """A model to train: how to build it, the loss, one batch. Without dropout, and with fixed statistics of batch norm."""
+    """A model to train: how to build it, the loss, one batch. In eval mode: without dropout, with fixed statistics of norms."""
 
     build: Callable[[], nn.Module]
     loss: Callable[..., Tensor]
     batch: Callable[[torch.Generator], Any]
+    train: bool = False
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        return self.build().eval()
+        return self.build().train(self.train)
 
     def batches(self) -> list[Any]:
         draw = torch.Generator().manual_seed(1)
@@ -291,6 +293,9 @@ TRAININGS = {
     "tailed": Training(Tailed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "routed": Training(Routed, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "repeated": Training(Repeated, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "aside": Training(Aside, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "averaging": Training(Averaging, lambda output, target: F.cross_entropy(output["logits"], target), _features, train=True),
+    "hinted": Training(Hinted, _next_word, _ids, train=True),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),
     "unet": Training(UNet, F.cross_entropy, _masks),
     "t5": Training(lambda: _hugging_face("t5"), _next_word, _translations),
@@ -309,5 +314,5 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of every training."""
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    """The optimizer of every training. What has a gradient of zeros decays, and what has none does not."""
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05)

@@ -64,11 +64,11 @@ def altered(*changes: Callable[[nn.Module], Any], **spec: Any) -> None:
         step((X, TARGET))
 
 
-def told_of(text: str, change: Callable[[nn.Module], Any], **spec: Any) -> None:
-    """As `altered`; the first rank says so."""
+def told_of(text: str, *changes: Callable[[nn.Module], Any], **spec: Any) -> None:
+    """As `altered`; the first rank says so, once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        altered(change, change, **spec)
+        altered(*changes, **spec)
     assert sum(text in str(each.message) for each in caught) == (dist.get_rank() == 0), [str(each.message) for each in caught]
 
 
@@ -261,7 +261,8 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "an optimizer made before": old_optimizer,
     "what forward does not read": lambda: altered(*UNREAD),
     "frozen behind the part": lambda: altered(ends_frozen, ends_frozen),
-    "written behind fsdp2": lambda: told_of("was written since", ones, mesh={"data": 2}, wrap="fsdp2"),
+    "written behind fsdp2": lambda: told_of("was written since", ones, ones, mesh={"data": 2}, wrap="fsdp2"),
+    "copies that part": lambda: told_of("nothing averages the gradients", mesh={"data": 2}, wrap="none"),
     "the plain model read": lambda: read_as_a_whole(mesh={"data": 2}),
     "a penalty": lambda: penalised(mesh={"data": 2}),
     "a norm that is none": no_number,

@@ -15,9 +15,13 @@ def command(ranks: int, program: Path, *arguments: object, options: tuple[str, .
     return [sys.executable, *torchrun, str(program), *map(str, arguments)]
 
 
-def environment() -> dict[str, str]:
-    """With one thread for each rank."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+TESTS = Path(__file__).parents[1]
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """With one thread for each rank, and the package that lies beside these tests, whichever is installed."""
+    own = {"OMP_NUM_THREADS": "1", **variables, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+    return {**os.environ, **{key: str(value) for key, value in own.items()}}
 
 
 def start(
@@ -25,7 +29,7 @@ def start(
 ) -> str:
     """Run a program to its end, which must be a good one; what it printed."""
     asked = command(ranks, program, *arguments, options=options)
-    job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=environment() | variables)
+    job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=environment(**variables))
     try:
         out, errors = job.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,78 @@
+"""Parameters that a loss does not reach have no gradient, as in one process, and no optimizer moves them.
+
+    stage 0    side = tanh(W x)    stage 1    {"logits": ..., "aside": V side}    loss of logits alone: W and V have none
+
+Between stages each value that passes has a gradient, of zeros if need be; W would decay, and momentum push it on. So what each
+result is made of is read off the whole graph, and which results a loss has reached is told with the loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import nn
+
+from partitioner.ir.access import ANY, TOKENS
+from partitioner.ir.graph import Graph
+
+
+def results_of(graph: Graph, results: Sequence[str]) -> dict[str, int]:
+    """By the key of each state that a graph uses, the results that a gradient may come from, as bits: never too few.
+
+    Args:
+        graph: of the whole model.
+        results: names of what counts.
+    """
+    everything = (1 << len(results)) - 1
+    found = dict.fromkeys(graph.states.values(), 0)
+    if any(access.resource == ANY for op in graph.ops for access in op.accesses):
+        return dict.fromkeys(found, everything)
+    changed, known = _written_later(graph), graph.by_name
+    lost = _without_gradient(graph, changed)
+    bits: defaultdict[str, int] = defaultdict(int)  # of values, and of storages that are written after they were made
+
+    def storages(name: str) -> Collection[str]:
+        return changed.intersection(known[name].storages) if name in known else ()
+
+    for place, name in enumerate(results):
+        for each in (name, *storages(name)):
+            bits[each] |= 1 << place
+    for op in reversed(graph.ops):
+        touched = [access for access in op.accesses if access.resource in changed]
+        own = bits[op.name]
+        for access in touched:
+            own |= bits[access.resource] if access.write else 0
+        for name in (each for each in op.inputs if each not in lost):
+            for each in (name, *storages(name)):
+                bits[each] |= own
+        for each in (access.resource for access in touched if access.resource.startswith("self.")):
+            bits[each] |= own
+        for key in op.state:
+            found[key] |= own
+    return found
+
+
+def _written_later(graph: Graph) -> frozenset[str]:
+    """The storages that another op than their maker writes."""
+    return frozenset(
+        access.resource for op in graph.ops for access in op.accesses if access.write and access.resource != op.name
+    ).difference(TOKENS)
+
+
+def _without_gradient(graph: Graph, changed: frozenset[str]) -> set[str]:
+    """Values through which no gradient goes: detached, or made of such. What is written later may get one."""
+    values = ((node.name, node.meta.get("example_value")) for node in graph.fx.nodes)
+    none = {name for name, value in values if isinstance(value, torch.Tensor) and not value.requires_grad}
+    return none - {op.name for op in graph.ops if changed.intersection(op.storages)}
+
+
+def doubtful(part: nn.Module, graph: Graph, results: Sequence[str]) -> dict[nn.Parameter, int]:
+    """The parameters of a rank's part that not every result reaches, and the bits of those that do."""
+    bits, everything = results_of(graph, results), (1 << len(results)) - 1
+    found: dict[nn.Parameter, int] = {}
+    for key, parameter in part.named_parameters(remove_duplicate=False):
+        if key in bits:
+            found[parameter] = found.get(parameter, 0) | bits[key]
+    return {parameter: each for parameter, each in found.items() if each != everything}

@@ -1,0 +1,53 @@
+"""More models that jobs train: a result that a loss leaves out, layers of torch that look at values or keep what they made."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+
+class Aside(nn.Module):
+    """A result that the loss leaves out, made of what the first stage passes; and a value that is read without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side, self.still, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        side, still = torch.tanh(self.side(x)), self.still(x).detach()
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return {"aside": self.last(side + x), "logits": x + still}
+
+
+class Averaging(nn.Module):
+    """Norms in train mode whose statistics are means of all batches, and which are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(16, momentum=None) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.tanh(norm(layer(x)))
+            x = x + norm.running_mean + norm.running_var / norm.num_batches_tracked
+        return {"logits": x}
+
+
+class Hinted(nn.Module):
+    """Attention under a mask of its own, which torch looks at; norms of weights whose buffers are put in their own places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
+        self.head = parametrizations.spectral_norm(nn.Linear(16, 50))
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        mask = torch.triu(torch.full((ids.shape[1], ids.shape[1]), float("-inf")), 1)
+        return {"logits": self.head(self.encoder(self.embed(ids), mask=mask))}
