@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.quick import uniform
-from partitioner.planner.latency.reach import Share, shares, tails
+from partitioner.planner.latency.reach import Share, least, shares, tails
 
 READY = 12
 """Tasks that wait for nothing any more and are looked at, the most urgent ones, for each schedule."""
@@ -77,7 +77,7 @@ class Beam:
         self.waits = [len({source for source, _ in sources}) for sources in problem.before]
         self.shares: list[Share] = shares(problem)
         self.tails = tails(problem, self.shares)
-        self.least = [min(row[task] for row in problem.seconds) for task in range(len(problem.tasks))]
+        self.least = least(problem)
         self.lanes_of = _alike(problem)
 
     def __call__(self, looks: int, weight: float, power: float) -> tuple[list[int], list[int]] | None:
@@ -100,7 +100,7 @@ class Beam:
             kept: dict[tuple[int, tuple[float, ...]], Partial] = {}
             for child in nsmallest(2 * width, children):
                 grown = self._grown(child, tails)
-                kept.setdefault((grown.done, tuple(sorted(grown.free))), grown)
+                kept.setdefault((grown.done, tuple(sorted(grown.free) if self.problem.alike else grown.free)), grown)
                 if len(kept) == width:
                     break
             beam = list(kept.values())

@@ -19,8 +19,8 @@ from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import timed
 
-LOOKS = 3_000
-"""Tasks that the first beams try at the end of schedules, in all."""
+LOOKS, PER_WAY = 3_000, 25
+"""Tasks that the first beams try at the end of schedules, in all, at most; and for each task and lane, in small problems."""
 
 VIEWS = ((0.05, 1.0), (0.05, 2.0))
 """What beams weigh: the tails that are left, and by which mean."""
@@ -49,13 +49,12 @@ class Beams:
         if not problem.contiguous or all(len(able) == 1 for able in fixed.able.values()):
             self.sides = [Beam(fixed), Beam(self.mirror)]
 
-    def __call__(self, looks: int) -> Iterator[Found]:
-        """A schedule for each side and view, where memory does not run out."""
+    def __call__(self, looks: int) -> Iterator[Found | None]:
+        """A schedule for each side and view; ``None`` where memory ran out."""
         for weight, power in VIEWS:
             for side in self.sides:
                 made = side(looks, weight, power)
-                if made is not None:
-                    yield self._turned(*made) if side.problem is self.mirror else self._found(*made)
+                yield made and (self._turned(*made) if side.problem is self.mirror else self._found(*made))
 
     def _turned(self, lanes: Sequence[int], order: Sequence[int]) -> Found:
         end = timed(self.mirror, lanes, order).end
@@ -75,15 +74,17 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
         until: moment, on `time.perf_counter`, to which no beam goes on, about; infinite: there is one round.
     """
     found: list[Found] = []
-    whole, looks = READY * len(problem.tasks) * len(problem.processors), LOOKS
+    ways = len(problem.tasks) * len(problem.lanes)
+    whole, looks = READY * ways, min(LOOKS, PER_WAY * ways)
     if perf_counter() + PER_LOOK * max(looks, whole) > until:
         return found
     beams = [Beams(problem, each) for each in homes]
     while any(each.sides for each in beams):
         for one in (one for each in beams for one in each(looks)):
-            found.append(one)
-            found.sort(key=lambda each: each.seconds)
-            if one.seconds <= least * (1 + 1e-9) or perf_counter() + PER_LOOK * max(looks, whole) > until:
+            if one is not None:
+                found = sorted([*found, one], key=lambda each: each.seconds)
+            best = found[0].seconds if found else inf
+            if best <= least * (1 + 1e-9) or perf_counter() + PER_LOOK * max(looks, whole) > until:
                 return found
         if until == inf:
             break

@@ -53,11 +53,16 @@ def shares(problem: Problem) -> list[Share]:
     return found
 
 
+def least(problem: Problem) -> list[float]:
+    """Seconds of each task on the processor of those it may have where that is quickest."""
+    ways = ((problem.able[group], task) for task, group in enumerate(problem.group_of))
+    return [min(problem.seconds[each][task] for each in able) for able, task in ways]
+
+
 def tails(problem: Problem, shared: Sequence[Share]) -> list[float]:
     """Seconds from the start of each task to the end of all, at least."""
     move, able, group = transit(problem), problem.able, problem.group_of
-    seconds = [list(row) for row in problem.seconds]
-    least = [min(seconds[each][task] for each in able[group[task]]) for task in range(len(group))]
+    own = least(problem)
     after: list[list[tuple[int, float]]] = [[] for _ in group]
     for task, sources in enumerate(problem.before):
         for source, value in sources:
@@ -72,9 +77,9 @@ def tails(problem: Problem, shared: Sequence[Share]) -> list[float]:
             behind[task] |= behind[reader] | 1 << reader
             most = max(most, far + tail[reader])
         if len(group) <= MOST_SHARED:
-            for jobs in _jobs(task, after, behind[task], least, tail, shared):
+            for jobs in _jobs(task, after, behind[task], own, tail, shared):
                 most = max(most, one_machine(jobs))
-        tail[task] = least[task] + most
+        tail[task] = own[task] + most
     return tail
 
 
@@ -82,24 +87,24 @@ def _jobs(
     task: int,
     after: Sequence[Sequence[tuple[int, float]]],
     behind: int,
-    least: Sequence[float],
+    own: Sequence[float],
     tail: Sequence[float],
     shared: Sequence[Share],
 ) -> list[list[tuple[float, float, float]]]:
     """By share, ``(head, work, tail)`` of the tasks behind one, from its end."""
     heads: defaultdict[int, float] = defaultdict(float)
-    heads[task] = -least[task]
+    heads[task] = -own[task]
     found: list[list[tuple[float, float, float]]] = [[] for _ in shared]
     for other in range(task, behind.bit_length()):
         if other == task or behind >> other & 1:
-            end = heads[other] + least[other]
+            end = heads[other] + own[other]
             for reader, far in after[other]:
                 if end + far > heads[reader]:
                     heads[reader] = end + far
             if other != task:
                 for jobs, share in zip(found, shared, strict=True):
                     if share.work[other]:
-                        jobs.append((heads[other], share.work[other], tail[other] - least[other]))
+                        jobs.append((heads[other], share.work[other], tail[other] - own[other]))
     return [jobs for jobs in found if len(jobs) > 1]
 
 
