@@ -24,19 +24,11 @@ from partitioner.planner.throughput.solve import evenest, soon_balanced
 MOST_BEAMED = 200
 """The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
 
-TASKS_IN_ALL = 1500
-"""Tasks that the tries for one problem place together, but for the first try."""
-
 EVENING = 1e-3
 """Seconds for each task that must be left for even loads to be looked for."""
 
 RANKED, BEAMED = 0.2, 0.5
 """Parts of the time after which there are no more schedules by rank, and by beams."""
-
-
-def tries_for(problem: Problem, most: int) -> int:
-    """How many schedules a problem of its size gets, of ``most``."""
-    return max(1, min(most, TASKS_IN_ALL // max(1, len(problem.tasks))))
 
 
 def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
@@ -60,7 +52,7 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if uneven(problem) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
-            even = soon_balanced(load, evenest(load, homes, tries_for(problem, tries)))
+            even = soon_balanced(load, evenest(load, homes, tries))
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if until < inf or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now))

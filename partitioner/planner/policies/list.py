@@ -24,8 +24,8 @@ from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
-from partitioner.planner.latency.starts import starts, tries_for
-from partitioner.planner.latency.tries import several
+from partitioner.planner.latency.starts import starts
+from partitioner.planner.latency.tries import several, tries_for
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
 
@@ -54,7 +54,7 @@ class List:
         """
         ruled, tries = closed(problem), tries_for(problem, self.tries)
         if problem.objective == "throughput":
-            even = evenest(ruled, Homes(ruled), tries)
+            even = evenest(ruled, Homes(ruled), self.tries)
             return placed(problem, "list", soon_balanced(ruled, even) if self.tries > 1 else even)
         bound = makespan_bound(ruled)
         known = starts(ruled, tries, bound) if tries > 1 else several(ruled, Homes(ruled), 1)

@@ -13,6 +13,7 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import cost_of
 from partitioner.planner.feasible import remedy
 from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
@@ -91,14 +92,15 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def evenest(problem: Problem, homes: Homes, count: int) -> list[int]:
-    """Of ``count`` placements, the one whose largest load is smallest; the objective is ``throughput``.
+def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
+    """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     Raises:
         PlacementError: none was found.
     """
+    count = tries_for(problem, tries)
     found, reason = list[tuple[float, list[int]]](), PlacementError("nothing was tried")
-    if problem.contiguous and count > 1:
+    if problem.contiguous and tries > 1:
         with suppress(PlacementError):
             line, _ = stages_in_a_line(problem, 1)
             found.append((cost_of(problem, line, 0.0), line))
