@@ -107,9 +107,10 @@ def scattering() -> Iterator[None]:
 @pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policy `list` searches a little: enough for schedules that no rank would make, too little to be good."""
-    from partitioner.planner.latency import improve
+    from partitioner.planner.latency import beams, improve
 
     monkeypatch.setattr(improve, "MOVED_IN_ALL", improve.MOVED_IN_ALL // 20)
+    monkeypatch.setattr(beams, "LOOKS", beams.LOOKS // 20)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ PARTS: dict[str, set[str]] = {
     "frontend.analysis": {"frontend.capture", "frontend.rewrite"},
     "frontend.check": {"frontend.capture", "frontend.analysis"},
     "planner.policies.by_level": {"planner.assigned", "planner.feasible", "planner.latency", "planner.timing"},
-    "planner.policies.auto": {"planner.policies"},
+    "planner.policies.auto": {"planner.latency", "planner.policies"},
     "planner.policies.chain": {"planner.assigned", "planner.throughput"},
     "planner.policies.exact": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.list": {"planner.assigned", "planner.latency", "planner.throughput"},

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
 from statistics import mean
+from time import perf_counter, process_time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partitioner.errors import PlacementError
+from partitioner.planner.feasible import Feasible
+from partitioner.planner.latency.beams import widened
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.reach import shares, tails
 from partitioner.planner.latency.tries import several
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
 from partitioner.planner.prices import able_seconds, priced, prices, waste
+from partitioner.planner.throughput.first import evened
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.timing import timed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -37,9 +46,9 @@ def test_the_planted_schedule_is_the_best_there_is(sort: str) -> None:
         assert clock.makespan == pytest.approx(END) == pytest.approx(makespan_bound(problem), rel=0.01)
 
 
-@pytest.mark.parametrize(("sort", "quick", "searched"), [("plain", 1.1, 1.06), ("linked", 1.09, 1.06), ("tight", 1.16, 1.1)])
+@pytest.mark.parametrize(("sort", "quick", "searched"), [("plain", 1.03, 1.06), ("linked", 1.02, 1.06), ("tight", 1.02, 1.1)])
 def test_policies_come_close_to_planted_optima(sort: str, quick: float, searched: float) -> None:
-    """Earliest ends alone leave 20, 22 and 33%: a task on the wrong processor takes time from all that come after it there."""
+    """Earliest ends alone leave 20, 22 and 33%, and local search left 5, 4 and 8: every gap that is left is lost for good."""
     asked = [planted(Random(seed), 4, 19, **SORTS[sort]) for seed in range(4)]
     assert mean(List(tries=1)(each).cost for each in asked) <= (1.24 if sort == "tight" else 1.16) * END
     assert mean(List()(each).cost for each in asked) <= quick * END
@@ -47,7 +56,7 @@ def test_policies_come_close_to_planted_optima(sort: str, quick: float, searched
     assert mean(each.seconds for each in found) <= searched * END
 
 
-@pytest.mark.parametrize(("sort", "most"), [("plain", 1.005), ("linked", 1.005), ("tight", 1.08)])
+@pytest.mark.parametrize(("sort", "most"), [("plain", 1.005), ("linked", 1.005), ("tight", 1.005)])
 def test_loads_are_even_where_processors_differ(sort: str, most: float) -> None:
     """Largest tasks first, each to where loads stay smallest, leaves 20%; local search left 3 to 15 of them."""
     asked = [replace(planted(Random(seed), 4, 19, **SORTS[sort]), objective="throughput") for seed in range(2)]
@@ -61,8 +70,51 @@ def test_tight_memory_is_filled_as_even_loads_fill_it() -> None:
     pytest.importorskip("ortools")
     asked = [planted(Random(seed), 4, 5, tight=True) for seed in range(4)]
     assert mean(List(tries=1)(each).cost for each in asked) > 1.5 * END, "or else there is nothing to gain"
-    assert mean(List()(each).cost for each in asked) <= 1.05 * END
-    assert mean(Search(time_limit=1.0)(each).cost for each in asked) <= 1.02 * END
+    assert mean(List()(each).cost for each in asked) <= 1.005 * END
+    assert mean(Search(time_limit=5.0)(each).cost for each in asked) <= 1.02 * END
+
+
+def test_a_dead_end_of_one_try_is_none_of_the_next() -> None:
+    """A try that ran out of memory left its certificate to all that came after it, though these had an answer without it."""
+    problem = replace(planted(Random(100), 4, 5, tight=True), objective="throughput")
+    homes, park = Homes(problem), park_of(units_of(problem, contiguous=False))
+    with pytest.raises(PlacementError):
+        greedy = Feasible(problem)
+        for task in range(len(problem.tasks)):
+            greedy.assign(task, greedy.processors(task)[0])
+    assert homes.run(lambda rules: [rules.assign(task, rules.processors(task)[0]) for task in range(len(problem.tasks))])
+    assert homes.known, "the first try needed a certificate"
+    assert homes.run(partial(evened, park, sparing=16.0))[0] == pytest.approx(END)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_beams_fill_every_processor(sort: str) -> None:
+    """With homes given, and with none; where a list schedule leaves a tenth."""
+    problem = planted(Random(0), 4, 8, **SORTS[sort])
+    best = [able_seconds(problem).argmin(axis=0).tolist()]
+    assert several(problem, Homes(problem), 1)[0].seconds > 1.05 * END
+    assert widened(problem, best, END)[0].seconds == pytest.approx(END)
+    assert widened(problem, [()], END)[0].seconds <= 1.1 * END
+
+
+def test_beams_keep_their_time() -> None:
+    problem = planted(Random(0), 4, 40)
+    assert widened(problem, [()], 0.0, perf_counter()) == []
+    began = process_time()
+    assert widened(problem, [()], 0.0, perf_counter() + 0.3)
+    full = replace(planted(Random(100), 4, 5, tight=True), contiguous=False)
+    cramped = replace(full, processors=tuple(replace(each, memory=each.memory / 2) for each in full.processors))
+    assert widened(cramped, [()], 0.0, perf_counter() + 0.3) == [], "there is no answer, and no end of looking for it"
+    assert process_time() - began < 2.0
+
+
+@given(st.integers(0, 10**6), st.sampled_from(list(SORTS)))
+def test_tails_are_no_longer_than_what_follows(seed: int, sort: str) -> None:
+    """In any schedule a task starts at least its tail before the end."""
+    problem = planted(Random(seed), 3, 4, **SORTS[sort])
+    clock = several(problem, Homes(problem), 1)[0].clock
+    for task, tail in enumerate(tails(problem, shares(problem))):
+        assert clock.start[task] + tail <= clock.makespan * (1 + 1e-9)
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5))

@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 @dataclass
 class Homes:
-    """Gives each try a fresh `Feasible`: one that knows a certificate, once a try without one has failed.
+    """Gives each try a fresh `Feasible`, and one that knows a certificate if it fails without.
+
+    Each try begins without: a certificate leaves far less choice, and one way of placing tasks may run into a dead end that
+    others do not know.
 
     Args:
         problem: what is placed.
@@ -41,13 +44,12 @@ class Homes:
         Raises:
             PlacementError: no answer was found.
         """
-        if self.known is None:
-            try:
-                return build(Feasible(self.problem))
-            except PlacementError:
-                self.known = certificate(self.problem)
-                if self.known is None:
-                    raise
+        try:
+            return build(Feasible(self.problem))
+        except PlacementError:
+            self.known = self.known or certificate(self.problem)
+            if self.known is None:
+                raise
         return build(Careful(self.problem, self.known))
 
 

@@ -32,6 +32,10 @@ VIEWS: Sequence[tuple[RankName, float]] = (
 there before ends are compared."""
 
 
+TASKS_IN_ALL = 1500
+"""Tasks that the tries for one problem place together, but for the first try."""
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
     """A schedule.
@@ -56,6 +60,11 @@ class Found:
     def of(clock: Clock, order: Sequence[int], rank: str, ahead: Ahead | None = None) -> Found:
         """What a clock has timed in ``order``."""
         return Found(clock.makespan, list(clock.lane), order, clock, rank, ahead or {})
+
+
+def tries_for(problem: Problem, most: int) -> int:
+    """How many schedules a problem of its size gets, of ``most``."""
+    return max(1, min(most, TASKS_IN_ALL // max(1, len(problem.tasks))))
 
 
 def best_of(problem: Problem, homes: Homes, tries: int, until: float = inf) -> Found:

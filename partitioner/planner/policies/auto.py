@@ -14,10 +14,11 @@ from importlib.util import find_spec
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
+from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.exact import Exact, worth_while
 from partitioner.planner.policies.fit import Fit
-from partitioner.planner.policies.list import List, tries_for
+from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
 from partitioner.planner.policies.single import Single
 

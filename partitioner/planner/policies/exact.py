@@ -20,11 +20,12 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
-from partitioner.planner.latency.homes import Homes, closed
+from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
-from partitioner.planner.latency.tries import several, uneven
+from partitioner.planner.latency.starts import starts
+from partitioner.planner.latency.tries import uneven
 from partitioner.planner.throughput import balanced
 
 BEFORE, AFTER = 0.1, 0.1
@@ -82,10 +83,10 @@ class Exact:
             processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "exact", processors, bound=bound)
         ruled = closed(problem)
-        homes = Homes(ruled)
         tries, soon = 16 if len(problem.tasks) <= 500 else 1, started + (1 - AFTER) * self.time_limit
-        known = several(ruled, homes, tries, started + BEFORE * self.time_limit, answers)
-        found, bound = known[0], makespan_bound(ruled)
+        bound = makespan_bound(ruled)
+        known = starts(ruled, tries, bound, started + BEFORE * self.time_limit, answers)
+        found = known[0]
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             found = improved(ruled, known, bound, started + BEFORE * self.time_limit, self.seed)
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):

@@ -16,25 +16,17 @@ TPDS 13(3), 2002 (upward rank, insertion); Arabnejad and Barbosa, IEEE TPDS 25(3
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
-from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
-from partitioner.planner.assigned import cost_of, placed, scheduled
+from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
-from partitioner.planner.latency.tries import settled, several, uneven
-from partitioner.planner.throughput.first import evened, sparings
-from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.prices import park_of
-from partitioner.planner.throughput.solve import soon_balanced, stages_in_a_line
-
-TASKS_IN_ALL = 1500
-"""Tasks that the tries for one problem place together, but for the first try."""
+from partitioner.planner.latency.starts import starts
+from partitioner.planner.latency.tries import several, tries_for
+from partitioner.planner.throughput.solve import evenest, soon_balanced
 
 
 @dataclass(frozen=True)
@@ -60,46 +52,13 @@ class List:
         Raises:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
-        ruled = closed(problem)
-        homes = Homes(ruled)
+        ruled, tries = closed(problem), tries_for(problem, self.tries)
         if problem.objective == "throughput":
-            even = _evenest(ruled, homes, self.tries)
+            even = evenest(ruled, Homes(ruled), self.tries)
             return placed(problem, "list", soon_balanced(ruled, even) if self.tries > 1 else even)
-        bound, tries = makespan_bound(ruled), tries_for(problem, self.tries)
-        known = several(ruled, homes, tries)
-        if tries > 1 and known[0].seconds > bound * (1 + 1e-9) and uneven(ruled):
-            with suppress(PlacementError):
-                load = replace(ruled, objective="throughput")
-                known += settled(ruled, soon_balanced(load, _evenest(load, homes, tries)), tries)[:2]
-                known.sort(key=lambda each: each.seconds)
+        bound = makespan_bound(ruled)
+        known = starts(ruled, tries, bound) if tries > 1 else several(ruled, Homes(ruled), 1)
         found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=note, clock=found.clock)
-
-
-def tries_for(problem: Problem, most: int) -> int:
-    """How many schedules a problem of its size gets, of ``most``."""
-    return max(1, min(most, TASKS_IN_ALL // max(1, len(problem.tasks))))
-
-
-def _evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
-    """Of several placements, the one whose largest load is smallest; the objective is ``throughput``.
-
-    Raises:
-        PlacementError: none was found.
-    """
-    count, found, reason = tries_for(problem, tries), list[tuple[float, list[int]]](), PlacementError("nothing was tried")
-    if problem.contiguous and tries > 1:
-        with suppress(PlacementError):
-            line, _ = stages_in_a_line(problem, 1)
-            found.append((cost_of(problem, line, 0.0), line))
-    park = park_of(units_of(problem, contiguous=False))
-    for each in sparings(park)[:count] if count > 1 or not found else ():
-        try:
-            found.append(homes.run(partial(evened, park, sparing=each)))
-        except PlacementError as error:
-            reason = error
-    if not found:
-        raise reason
-    return min(found)[1]

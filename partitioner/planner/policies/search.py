@@ -10,21 +10,17 @@ Sources: see `planner/latency/improve.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
-from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
-from partitioner.planner.latency.homes import Homes, closed
+from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.improve import improved
-from partitioner.planner.latency.tries import Found, settled, several, uneven
+from partitioner.planner.latency.starts import starts
 from partitioner.planner.throughput import balanced
-
-EVENED, EVENING = 0.1, 5e-4
-"""Part of the time that goes to even loads, and seconds of it that a task takes at least; where there are less, none does."""
 
 MOST_TASKS = 20_000
 """Tasks beyond which one schedule takes so long that nothing is searched."""
@@ -62,22 +58,10 @@ class Search:
             processors, bound = balanced(problem, self.time_limit, self.seed)
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
-        tries = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks))))
-        known, bound = several(ruled, Homes(ruled), tries, until, answers), makespan_bound(ruled)
+        tries, bound = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks)))), makespan_bound(ruled)
+        known = starts(ruled, tries, bound, until, answers)
         found = known[0]
-        enough = EVENING * len(problem.tasks) <= EVENED * self.time_limit
-        if found.seconds > bound * (1 + 1e-9) and enough and uneven(ruled):
-            known = sorted([*known, *self.evened(ruled, until)], key=lambda each: each.seconds)
-            found = known[0]
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
             found = improved(ruled, known, bound, until, self.seed)
         note = f"the best found by {found.rank}"
         return scheduled(problem, "search", found.lanes, found.order, bound=min(bound, found.seconds), note=note)
-
-    def evened(self, problem: Problem, until: float) -> list[Found]:
-        """Schedules on the processors that have the smallest largest load, which earliest ends seldom lead to."""
-        try:
-            homes, _ = balanced(replace(problem, objective="throughput"), EVENED * self.time_limit, self.seed)
-        except PlacementError:
-            return []
-        return settled(problem, homes, 8, until)[:3]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
+from partitioner.planner.assigned import cost_of
 from partitioner.planner.feasible import remedy
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, Found
-from partitioner.planner.throughput.first import by_size, greedy, sparings
+from partitioner.planner.throughput.first import by_size, evened, greedy, sparings
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
@@ -85,6 +90,29 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
         prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
         bound = max(bound, prove(search, bound, until))
     return units.spread_over(search.best), min(bound, search.least)
+
+
+def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
+    """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
+
+    Raises:
+        PlacementError: none was found.
+    """
+    count = tries_for(problem, tries)
+    found, reason = list[tuple[float, list[int]]](), PlacementError("nothing was tried")
+    if problem.contiguous and tries > 1:
+        with suppress(PlacementError):
+            line, _ = stages_in_a_line(problem, 1)
+            found.append((cost_of(problem, line, 0.0), line))
+    park = park_of(units_of(problem, contiguous=False))
+    for each in sparings(park)[:count] if count > 1 or not found else ():
+        try:
+            found.append(homes.run(partial(evened, park, sparing=each)))
+        except PlacementError as error:
+            reason = error
+    if not found:
+        raise reason
+    return min(found)[1]
 
 
 def soon_balanced(problem: Problem, homes: list[int]) -> list[int]:

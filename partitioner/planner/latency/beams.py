@@ -1,0 +1,92 @@
+"""Beams over one problem: from both ends, with tasks anywhere and with homes that are given, wider as long as there is time.
+
+on even loads, 3000 looks    from the start 104.1, from the end 100.9
+anywhere,      3000 looks    from the start 107.0, from the end 103.3
+on even loads, 9000 looks    from the start 100.0, which is the bound
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+
+from partitioner.ir.problem import Problem
+from partitioner.planner.latency.beam import READY, Beam
+from partitioner.planner.latency.build import mirrored
+from partitioner.planner.latency.ranks import by_urgency
+from partitioner.planner.latency.tries import Found
+from partitioner.planner.timing import timed
+
+LOOKS, PER_WAY = 3_000, 25
+"""Tasks that the first beams try at the end of schedules, in all, at most; and for each task and lane, in small problems."""
+
+VIEWS = ((0.05, 1.0), (0.05, 2.0))
+"""What beams weigh: the tails that are left, and by which mean."""
+
+PER_LOOK = 3e-5
+"""Seconds of one of them, about."""
+
+GROWTH = 3
+"""By how much the next beams are wider."""
+
+
+class Beams:
+    """Both ends of a problem.
+
+    Args:
+        problem: what is scheduled; nothing is found where contiguity leaves a choice.
+        homes: the processor of each task; empty: anywhere.
+    """
+
+    def __init__(self, problem: Problem, homes: Sequence[int] = ()) -> None:
+        pin = dict(zip(problem.group_of, homes, strict=True)) if homes else problem.pin
+        self.problem, fixed = problem, replace(problem, pin=pin)
+        self.name = "by beams, on even loads" if homes else "by beams"
+        self.mirror = mirrored(fixed)
+        self.sides: list[Beam] = []
+        if not problem.contiguous or all(len(able) == 1 for able in fixed.able.values()):
+            self.sides = [Beam(fixed), Beam(self.mirror)]
+
+    def __call__(self, looks: int) -> Iterator[Found | None]:
+        """A schedule for each side and view; ``None`` where memory ran out."""
+        for weight, power in VIEWS:
+            for side in self.sides:
+                made = side(looks, weight, power)
+                yield made and (self._turned(*made) if side.problem is self.mirror else self._found(*made))
+
+    def _turned(self, lanes: Sequence[int], order: Sequence[int]) -> Found:
+        end = timed(self.mirror, lanes, order).end
+        return self._found(lanes[::-1], by_urgency(self.problem, end[::-1]))
+
+    def _found(self, lanes: Sequence[int], order: Sequence[int]) -> Found:
+        return Found.of(timed(self.problem, lanes, order), order, self.name)
+
+
+def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, until: float = inf) -> list[Found]:
+    """Schedules by beams that become wider while there is time, the best first.
+
+    Args:
+        problem: what is scheduled.
+        homes: processors of tasks that are kept, each in turn; empty: tasks may go anywhere.
+        least: seconds that no schedule beats: nothing is left to do there.
+        until: moment, on `time.perf_counter`, to which no beam goes on, about; infinite: there is one round.
+    """
+    found: list[Found] = []
+    ways = len(problem.tasks) * len(problem.lanes)
+    whole, looks = READY * ways, min(LOOKS, PER_WAY * ways)
+    if perf_counter() + PER_LOOK * max(looks, whole) > until:
+        return found
+    beams = [Beams(problem, each) for each in homes]
+    while any(each.sides for each in beams):
+        for one in (one for each in beams for one in each(looks)):
+            if one is not None:
+                found = sorted([*found, one], key=lambda each: each.seconds)
+            best = found[0].seconds if found else inf
+            if best <= least * (1 + 1e-9) or perf_counter() + PER_LOOK * max(looks, whole) > until:
+                return found
+        if until == inf:
+            break
+        looks *= GROWTH
+    return found

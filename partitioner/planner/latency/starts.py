@@ -1,0 +1,59 @@
+"""Where local search begins: schedules by rank, on the most even loads, and by beams.
+
+by rank                118.6  112.0  ...
+on even loads          109.9  108.4          where tasks fit some processors better than others
+by beams               104.1  100.9  ...     up to some hundred tasks, and where there is time for larger problems
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+
+from partitioner.errors import PlacementError
+from partitioner.ir.assignment import Assignment
+from partitioner.ir.problem import Problem
+from partitioner.planner.latency.beams import widened
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.tries import Found, settled, several, uneven
+from partitioner.planner.throughput.solve import evenest, soon_balanced
+
+MOST_BEAMED = 200
+"""The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
+
+EVENING = 1e-3
+"""Seconds for each task that must be left for even loads to be looked for."""
+
+RANKED, BEAMED = 0.2, 0.5
+"""Parts of the time after which there are no more schedules by rank, and by beams."""
+
+
+def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
+    """Schedules, the best first.
+
+    Args:
+        problem: what is scheduled.
+        tries: schedules by rank, at most.
+        least: seconds that no schedule beats: nothing is left to do there.
+        until: when local search must be through, on `time.perf_counter`; infinite: everything is counted.
+        answers: what policies have said already.
+
+    Raises:
+        PlacementError: no answer was found.
+    """
+    now, homes = perf_counter(), Homes(problem)
+    known = several(problem, homes, tries, now + RANKED * (until - now), answers)
+    if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2:
+        return known
+    kept: list[Sequence[int]] = [()]
+    if uneven(problem) and perf_counter() + EVENING * len(problem.tasks) < until:
+        with suppress(PlacementError):
+            load = replace(problem, objective="throughput")
+            even = soon_balanced(load, evenest(load, homes, tries))
+            known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
+    if until < inf or len(problem.tasks) <= MOST_BEAMED:
+        known = known + widened(problem, kept, least, now + BEAMED * (until - now))
+    return sorted(known, key=lambda each: each.seconds)
