@@ -110,8 +110,9 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         return spec, (), None
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
     wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE) | {asked: ASKED}
-    with state_kept(programs.original):
-        graphs = programs.graphs_of(*call.fill(call.tensors))
+    args, kwargs = call.fill(call.tensors)
+    with state_kept(programs.original, args, kwargs):
+        graphs = programs.graphs_of(args, kwargs)
     if not graphs or not all(can_be_repeated(*each, strangers=bool(tune)) for each in graphs):
         return spec, (), None
     if not tune and sum(len(piece.plan.graph.ops) for piece, _ in graphs) > LARGEST:

@@ -23,7 +23,8 @@ from torch._library.custom_ops import CustomOpDef
 from partitioner.errors import InputError
 from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked, slots_of, slots_undo
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
-from partitioner.model.undo import STATEFUL, attributes_undo, process_undo, state_undo, tensor_undo
+from partitioner.model.process import process_undo
+from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
 
 LARGEST = 2**28
 """Bytes of parameters up to which they are copied: all of a large model would take as much memory again."""

@@ -45,7 +45,10 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Size of the memory that a tensor keeps alive, in bytes."""
-    return sum(part.untyped_storage().nbytes() for part in parts(tensor))
+    try:
+        return sum(part.untyped_storage().nbytes() for part in parts(tensor))
+    except (RuntimeError, NotImplementedError):  # a library's own layout, or a wrapper of several tensors
+        return tensor_bytes(tensor)
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from array import array
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from partitioner.model.storage import parts, version_of
+from partitioner.model.storage import parts, storage_key, version_of
 
 _CACHE = type(cache(len))
 """A function with a cache."""
@@ -53,27 +52,6 @@ def state_undo(value: Any) -> Callable[[], object]:
     return lambda: None
 
 
-def process_undo() -> Callable[[], None]:
-    """Puts back what belongs to the process or the thread: generators of random numbers, torch's switches, the environment."""
-    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
-    generator, python, numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    environment = dict(os.environ)
-
-    def undo() -> None:
-        torch.set_grad_enabled(grad)
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        torch.set_rng_state(generator)
-        random.setstate(python)
-        np.random.set_state(numbers)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update({name: text for name, text in environment.items() if os.environ.get(name) != text})
-
-    return undo
-
-
 def stream_undo(stream: Any) -> Callable[[], None]:
     """Puts back what a stream in memory holds, and its place."""
     written, place = stream.getvalue(), stream.tell()
@@ -104,25 +82,83 @@ def attributes_undo(tensor: torch.Tensor) -> Callable[[], None]:
 
 def tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
     """Puts back a tensor's value, its gradient, and whether it needs one."""
-    version, needs, history = version_of(tensor), tensor.requires_grad, tensor.grad_fn
-    alias, value, grad = tensor.detach(), tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
-    grads = None if grad is None else grad.detach().clone()
+    inner = held_inside(tensor)
+    undos = [*map(tensor_undo, inner)] if inner else [_value_undo(tensor)]
+    undos.append(_gradient_undo(tensor))
 
     def undo() -> None:
         with torch.no_grad():
-            if tensor.grad_fn is not history:  # what was written to it had a history
-                tensor.detach_()
-            if tensor.layout is torch.strided and (tensor.shape != alias.shape or tensor.data_ptr() != alias.data_ptr()):
-                tensor.data = alias
-            if version_of(tensor) != version or not all(map(torch.equal, parts(alias), parts(value))):
-                tensor.detach().copy_(value)
-                if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
-                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-            if tensor.is_leaf and tensor.requires_grad != needs:
-                tensor.requires_grad_(needs)
-            if tensor.is_leaf and tensor.grad is not grad:
-                tensor.grad = grad
-            if grad is not None and grads is not None:
-                grad.copy_(grads)
+            for each in undos:
+                each()
 
     return undo
+
+
+def held_inside(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that one consists of which is made of others: nested, or of a class that wraps some.
+
+    Example:
+        >>> [tuple(part.shape) for part in held_inside(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))]
+        [(5,)]
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [tensor.values()] if tensor.is_nested else []
+
+
+def _value_undo(tensor: torch.Tensor) -> Callable[[], None]:
+    version, history, alias, value = version_of(tensor), tensor.grad_fn, tensor.detach(), _cloned(tensor)
+
+    def undo() -> None:
+        if tensor.grad_fn is not history:  # what was written to it had a history
+            tensor.detach_()
+        if tensor.layout is torch.strided and (tensor.shape != alias.shape or tensor.data_ptr() != alias.data_ptr()):
+            tensor.data = alias
+        if value is not None and (version_of(tensor) != version or not _equal(alias, value)):
+            _fill(tensor, alias, value)
+            if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+    return undo
+
+
+def _fill(tensor: torch.Tensor, alias: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a tensor, and the parts that it had, an old value; torch may have made the parts of a sparse one anew."""
+    pairs = list(zip(parts(alias), parts(value), strict=True))
+    for part, then in pairs:
+        if part.shape == then.shape:
+            part.copy_(then)
+    moved = storage_key(tensor) != storage_key(alias) or any(part.shape != then.shape for part, then in pairs)
+    if moved and len(pairs) > 1:
+        torch.resize_as_sparse_(tensor, value).copy_(value)
+
+
+def _gradient_undo(tensor: torch.Tensor) -> Callable[[], None]:
+    needs, grad = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
+    grads = None if grad is None else grad.detach().clone()
+
+    def undo() -> None:
+        if tensor.is_leaf and tensor.requires_grad != needs:
+            tensor.requires_grad_(needs)
+        if tensor.is_leaf and tensor.grad is not grad:
+            tensor.grad = grad
+        if grad is not None and grads is not None:
+            grad.copy_(grads)
+
+    return undo
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a tensor's value; ``None`` of the few kinds that torch cannot copy."""
+    try:
+        return tensor.detach().clone()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one kind have one value; of the few kinds that torch cannot compare, what versions say counts."""
+    try:
+        return all(map(torch.equal, parts(one), parts(other)))
+    except (RuntimeError, NotImplementedError, TypeError):
+        return True

@@ -166,9 +166,21 @@ def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Paralle
 def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
     """The class of one partitioned model. Who calls it, as in ``type(self)(...)``, gets a plain model of the model's class.
 
-    Its instance holds nothing of its own, so a finaliser of the model's class is for the model alone to call.
+    What is written to it, as by a classmethod, is written to the model's class, where the model reads it. Its instance holds
+    nothing of its own, so a finaliser of the model's class is for the model alone to call.
     """
-    metaclass: Any = type(type(kind).__name__, (type(kind),), {"__call__": lambda _, *args, **kwargs: kind(*args, **kwargs)})
+
+    def is_theirs(cls: type, name: str) -> bool:
+        return vars(cls).get("_partitioner_class") is cls and not name.startswith("_partitioner")
+
+    def put(cls: type, name: str, value: object) -> None:
+        setattr(kind, name, value) if is_theirs(cls, name) else super(metaclass, cls).__setattr__(name, value)
+
+    def take(cls: type, name: str) -> None:
+        delattr(kind, name) if is_theirs(cls, name) else super(metaclass, cls).__delattr__(name)
+
+    rules = {"__call__": lambda _, *args, **kwargs: kind(*args, **kwargs), "__setattr__": put, "__delattr__": take}
+    metaclass: Any = type(type(kind).__name__, (type(kind),), rules)
     plain: dict[str, Any] = {"__new__": lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)}
     finaliser = {"__del__": lambda _: None} if hasattr(kind, "__del__") else {}
     return metaclass(kind.__name__, (Parallel, kind), {**names, **plain, **finaliser})

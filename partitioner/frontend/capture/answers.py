@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.ctx_manager import AutocastModeVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
 
@@ -37,6 +38,9 @@ _ASKED: dict[Any, Question] = {
 }
 """Functions that a frame calls, and what is asked again: what holds where the frame begins, and not in its blocks."""
 
+_SWITCHES = frozenset((torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled))
+"""Functions that Dynamo takes for ops of the graph. What they switch is a property of ops here, and would be lost."""
+
 
 @contextmanager
 def answers_seen() -> Iterator[None]:
@@ -45,6 +49,8 @@ def answers_seen() -> Iterator[None]:
     now = {question: question() for question in _ASKED.values()}
 
     def asks(self: Any) -> bool:
+        if self.value in _SWITCHES:
+            raise Unsupported(f"torch.{self.value.__name__} switches what holds after the call, too")
         note(self.value)
         return folds(self)
 

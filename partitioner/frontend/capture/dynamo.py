@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
@@ -24,10 +24,12 @@ import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import reset_code, set_eval_frame
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from torch.distributions import Distribution
 
+from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
@@ -37,6 +39,8 @@ from partitioner.frontend.capture.sameness import watched
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
+
+_TORCHS_PATCHES: Any = eval_frame.TorchPatcher.patch.__wrapped__
 
 _numbers = count()
 
@@ -137,7 +141,8 @@ class Compiled:
     def _new_backend(self) -> _Backend:
         """A backend for the process as it is now."""
         backend = _Backend(self)
-        context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
+        with amended(eval_frame.TorchPatcher, patch=_patched):
+            context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
         cached_backends.pop(id(backend))  # kept for `torch._dynamo.reset`, of which ours has no need
         context.callback = Callback(Convert(self, backend), context.callback.hooks)
         context(self.entry)  # so that torch does not skip its code, wherever it stands
@@ -214,6 +219,17 @@ class _Backend:
         caught = code is owner.entry.__code__ and may_catch()
         numbers, given = as_numbers(module, inputs)
         return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, caught)), numbers)
+
+
+@cache
+def _patched() -> None:
+    """What torch does at torch.compile's first use, but for one thing: distributions would no longer look at their arguments.
+
+    Its own function stays as it was: whoever calls torch.compile later gets all of it.
+    """
+    validated = Distribution._validate_args
+    _TORCHS_PATCHES()
+    Distribution.set_default_validate_args(validated)
 
 
 def _entry(name: str, method: str, of_class: bool) -> FunctionType:
