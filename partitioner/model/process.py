@@ -116,7 +116,8 @@ def _of_torch() -> Iterator[Option]:
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda then: torch.use_deterministic_algorithms(then[0], warn_only=then[1]),
     )
-    yield lambda: deterministic.fill_uninitialized_memory, partial(setattr, deterministic, "fill_uninitialized_memory")
+    filled = "fill_uninitialized_memory"
+    yield partial(getattr, deterministic, filled), partial(setattr, deterministic, filled)
     yield (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda then: torch.set_anomaly_enabled(*then),
@@ -162,7 +163,7 @@ def _set_environment(then: dict[str, str]) -> None:
 def _default_device() -> torch.device | None:
     """What `torch.set_default_device` was given last, and ``None`` if that is nothing."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device  # type: ignore[no-any-return]
+    return None if context is None else context.device
 
 
 def _decimal() -> tuple[decimal.Context, decimal.Context]:
