@@ -37,7 +37,7 @@ def test_distributions_go_on_to_look_at_their_arguments(monkeypatch: pytest.Monk
     eval_frame.TorchPatcher.patch.cache_clear()  # as in a process that never compiled anything
     dynamo._patched.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    model = two(lambda self, x: Normal(self.left(x), self.right(x).exp()).log_prob(x))()
+    model = two(lambda self, x: Normal(self.left(x), 1.0).mean)()
     parallel = partition(model, LANES, example_inputs=(rand(),), tune=False)
     assert Distribution._validate_args
     torch.testing.assert_close(parallel(rand()), model(rand()))

@@ -98,8 +98,9 @@ def held_inside(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that one consists of which is made of others: nested, or of a class that wraps some.
 
     Example:
-        >>> [tuple(part.shape) for part in held_inside(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))]
-        [(5,)]
+        >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        >>> tuple(held_inside(nested)[0].shape)
+        (5,)
     """
     if hasattr(tensor, "__tensor_flatten__"):
         return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
