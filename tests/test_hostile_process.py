@@ -101,7 +101,9 @@ def options() -> list[Any]:
 def test_options_of_the_process_are_put_back() -> None:
     """Of all these, what `partition` runs put back three."""
     logging.getLogger("some.model")
-    before, undo = options(), process_undo()
+    undo = process_undo()
+    Distribution.set_default_validate_args(True)  # whoever called torch.compile in this process has turned it off
+    before = options()
     with state_kept(model := Changes()):
         model(rand())
         assert sum(one != other for one, other in zip(before, options(), strict=True)) == len(before)

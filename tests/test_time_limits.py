@@ -72,5 +72,5 @@ def test_list_scheduling_tries_more_than_once_where_there_is_time() -> None:
     """By what is asked for and not by the clock: the same answer on every machine."""
     for limit, tries in ((0.05, 1), (0.2, 1), (2.0, 16)):
         policy = Auto(time_limit=limit)
-        assert next(iter(policy.policies(posed(50), [], lambda: 0.0))) == List(tries), (limit, tries)
+        assert next(iter(policy.policies(posed(50), lambda: 0.0))) == List(tries), (limit, tries)
     assert not worth_while(posed(50), 0.05) and worth_while(posed(50), 5.0)
