@@ -10,7 +10,7 @@ else, writes to the model's state in a way of its own, or passes what is no tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -113,14 +113,15 @@ class Body:
             self.reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-def _at_other_sizes(fakes: Sequence[Any], given: Sequence[Any]) -> Iterator[list[Any]]:
-    """The arguments once more with twice the sizes that are open, if any is."""
+def _at_other_sizes(fakes: Sequence[Any], given: Sequence[Any]) -> list[list[Any]]:
+    """The arguments once more with twice the sizes that are open; no list where none is."""
     pairs = list(zip(fakes, given, strict=False))
     sizes = [each for fake, value in pairs for each in zip(fake.shape, value.shape, strict=True)]
     numbers = {size.node.expr: 2 * real for size, real in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
-    if not all(isinstance(size, int) for size, _ in sizes):
-        shapes = [[_number(size, numbers) for size in fake.shape] for fake, _ in pairs]
-        yield [_zeros(value, shape) for value, shape in zip(given, shapes, strict=True)]
+    if all(isinstance(size, int) for size, _ in sizes):
+        return []
+    shapes = [[_number(size, numbers) for size in fake.shape] for fake, _ in pairs]
+    return [[_zeros(value, shape) for value, shape in zip(given, shapes, strict=True)]]
 
 
 def _number(size: Any, numbers: Mapping[Any, int]) -> int:

@@ -93,8 +93,8 @@ def _of_python() -> Iterator[Option]:
     yield os.getcwd, os.chdir
     yield partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     yield lambda: logging.root.manager.disable, logging.disable
-    yield partial(_items, sys.path), partial(_refill, sys.path)
-    yield partial(_items, sys.argv), partial(_refill, sys.argv)
+    yield partial(list, sys.path), partial(_refill, sys.path)
+    yield partial(list, sys.argv), partial(_refill, sys.argv)
     yield lambda: dict(os.environ), _set_environment
     yield _decimal, _set_decimal
     yield partial(dict, vars(builtins)), partial(_set_all, vars(builtins))
@@ -138,10 +138,6 @@ def _of_torch() -> Iterator[Option]:
     yield partial(dict, printing), partial(_set_all, printing)
     for hooks in [held for name, held in vars(modules).items() if name.startswith("_global_") and isinstance(held, dict)]:
         yield partial(dict, hooks), partial(_set_all, hooks)
-
-
-def _items(held: list[Any]) -> list[Any]:
-    return list(held)
 
 
 def _refill(held: list[Any], then: Sequence[Any]) -> None:

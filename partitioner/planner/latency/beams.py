@@ -75,8 +75,13 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
     """
     found: list[Found] = []
     ways = len(problem.tasks) * len(problem.lanes)
-    whole, looks = READY * ways, min(LOOKS, PER_WAY * ways)
-    if perf_counter() + PER_LOOK * max(looks, whole) > until:
+    looks = min(LOOKS, PER_WAY * ways)
+
+    def is_late() -> bool:
+        """Whether the next beam would end too late. The narrowest looks at the ready tasks of one schedule each time."""
+        return perf_counter() + PER_LOOK * max(looks, READY * ways) > until
+
+    if is_late():
         return found
     beams = [Beams(problem, each) for each in homes]
     while any(each.sides for each in beams):
@@ -84,7 +89,7 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
             if one is not None:
                 found = sorted([*found, one], key=lambda each: each.seconds)
             best = found[0].seconds if found else inf
-            if best <= least * (1 + 1e-9) or perf_counter() + PER_LOOK * max(looks, whole) > until:
+            if best <= least * (1 + 1e-9) or is_late():
                 return found
         if until == inf:
             break
