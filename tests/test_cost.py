@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from partitioner import partition
-from partitioner.ir.cost import OpCost
+from partitioner.ir.cost import OpCost, roofline, thread_speedup
+from partitioner.ir.machine import Device
 
 ROWS, WIDTH, ASKED = 50_000, 16, 12
 
@@ -47,3 +50,12 @@ def test_a_lookup_reads_the_rows_that_it_is_asked_for(how: str) -> None:
 def test_a_product_reads_all_of_its_weights() -> None:
     found = cost_of(nn.Linear(512, 512), "linear", torch.ones(1, 512))
     assert found.moved >= 4 * 512 * 512
+
+
+def test_an_op_of_many_kernels_costs_the_host_more_and_gains_less_from_threads() -> None:
+    cpu, gpu = Device("cpu", "cpu", overhead=4e-6, cores=2), Device("cuda:0", "cuda", overhead=4e-6)
+    one = OpCost(flops=10**8, moved=10**6, state=0)
+    many = replace(one, kernels=101, touched=10**8)
+    assert roofline(many, cpu) - roofline(one, cpu) == pytest.approx(50 * 4e-6)
+    assert roofline(many, gpu) == roofline(one, gpu), "an accelerator has a kernel of its own for it"
+    assert thread_speedup(many, 2) < 1.1 < 1.9 < thread_speedup(one, 2)

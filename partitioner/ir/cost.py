@@ -37,7 +37,8 @@ class OpCost:
 
     So the state of several ops is their sum, however many of them share a parameter; those that do share a device. ``dtype`` is
     that of its result, in which it computes as far as anybody can tell: ``float32``, ``bfloat16``. ``exchange`` are seconds for
-    what passes between ranks.
+    what passes between ranks. An op may come down to many ``kernels``, one after the other, which read and write what is
+    ``touched`` in all: a recurrent layer reads its weights at each step, from the cache.
     """
 
     flops: int
@@ -45,6 +46,8 @@ class OpCost:
     state: int
     dtype: str = ""
     exchange: float = 0.0
+    kernels: int = 1
+    touched: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class Costs:
 def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:
     """Seconds that an op takes by its FLOPs and bytes; half the host's time for one that computes nothing.
 
+    So much, too, for each further kernel of an op on the CPU: Python calls it once. An accelerator has its own for such an op.
+
     Example:
         >>> roofline(OpCost(flops=10**9, moved=0, state=0), Device("cpu", "cpu", flops=1e10, overhead=0.0))
         0.1
@@ -153,7 +158,8 @@ def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:
     if not (cost.flops or cost.moved):
         return device.overhead / 2
     busy = max(cost.flops / device.rate(cost.dtype), cost.moved / device.bandwidth)
-    return device.overhead + busy / thread_speedup(cost, threads)
+    inside = (cost.kernels - 1) / 2 if device.kind == "cpu" else 0
+    return (1 + inside) * device.overhead + busy / thread_speedup(cost, threads)
 
 
 def thread_speedup(cost: OpCost, threads: int) -> float:
@@ -165,5 +171,5 @@ def thread_speedup(cost: OpCost, threads: int) -> float:
         >>> round(thread_speedup(matrix_vector, 2), 2), round(thread_speedup(matrix_matrix, 2), 2)
         (1.05, 1.9)
     """
-    intensity = cost.flops / max(cost.moved, 1)
+    intensity = cost.flops / max(cost.moved, cost.touched if cost.kernels > 1 else 0, 1)
     return 1 + (threads - 1) * intensity / (intensity + HALF_INTENSITY)

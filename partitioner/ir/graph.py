@@ -67,6 +67,8 @@ class Op:
         outputs: metadata of the tensors in its result; empty without example inputs.
         tensor: whether its result holds a tensor (or may hold one); sizes, devices and dtypes do not.
         flops: floating-point operations, ``None`` without example inputs.
+        kernels: the kernels that it comes down to, views not counted: hundreds in a recurrent layer.
+        touched: bytes that these read and write in all.
         mode: grad mode, autocast and inference mode, where they are not those that the graph starts under.
         exchange: seconds for what passes between the ranks of a job in it.
     """
@@ -82,6 +84,8 @@ class Op:
     outputs: tuple[TensorMeta, ...] = ()
     tensor: bool = True
     flops: int | None = None
+    kernels: int = 1
+    touched: int = 0
     mode: Mode | None = None
     exchange: float = 0.0
 

@@ -177,7 +177,7 @@ def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
 
 
 def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:
-    used = [source for source in node.all_input_nodes if source.op != "get_attr"]
+    used, work = [source for source in node.all_input_nodes if source.op != "get_attr"], effect.work
     return Op(
         name=node.name,
         target=target_of(node),
@@ -189,7 +189,9 @@ def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: M
         source=_source(node),
         outputs=effect.outputs,
         tensor=effect.tensor,
-        flops=effect.flops,
+        flops=None if work is None else work.flops,
+        kernels=1 if work is None else max(1, work.kernels),
+        touched=0 if work is None else work.touched,
         mode=mode,
     )
 

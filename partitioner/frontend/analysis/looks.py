@@ -1,12 +1,12 @@
 """What one op does, told by calling it once on fake tensors under a dispatch mode.
 
-What an op writes, whether it draws random numbers and how many FLOPs it takes is told by the schemas of the ATen ops that it
-comes down to. No memory is used and no kernel runs.
+What an op writes, whether it draws random numbers and how much work it is, is told by the ATen ops that it comes down to: one
+for a convolution, hundreds for a recurrent layer. No memory is used and no kernel runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from partitioner.frontend.analysis.static import draws, mutated_arguments
+from partitioner.frontend.analysis.static import Work, draws, mutated_arguments
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and FLOPs."""
+    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget."""
         self.written: list[torch.Tensor] = []
         self.random = False
-        self.flops = 0
+        self.work = Work()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,19 +42,32 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
             if draws(func, args, kwargs):
                 self.random = True
-            count = flop_registry.get(func._overloadpacket)
-            if count is not None:
-                self.flops += int(count(*args, **kwargs, out_val=result))
+            if func.namespace != "prim" and not func.is_view:
+                touched = sum(map(_bytes, tensors_in((args, kwargs, result))))
+                self.work = self.work.also(Work(_flops(func, args, kwargs, result), 1, touched))
         return result
+
+
+def _flops(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """The FLOPs of one ATen op, by torch's own formulas; of oneDNN's recurrent layer, of which torch has none, by this."""
+    if func is torch.ops.aten.mkldnn_rnn_layer.default:
+        steps, batch, _ = args[0].shape
+        return sum(2 * int(steps * batch) * weight.shape[0] * weight.shape[1] for weight in args[1:3])
+    count = flop_registry.get(func._overloadpacket)
+    return 0 if count is None else int(count(*args, **kwargs, out_val=result))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; FLOPs."""
+    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; work."""
 
     written: frozenset[int]
     random: bool
-    flops: int
+    work: Work
 
 
 class Looks:
@@ -97,7 +110,7 @@ class Looks:
                 with self.watch:
                     call_node(node, args, kwargs)
                 found = (number.get(storage_key(tensor)) for tensor in self.watch.written)
-                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.flops)
+                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.work)
         except Exception:  # a fake kernel may raise anything; the static table knows something of every op
             return None
 

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +25,18 @@ from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta
 
 
+class Work(NamedTuple):
+    """How much a node computes: FLOPs, the kernels that it comes down to, and bytes that these read and write in all."""
+
+    flops: int = 0
+    kernels: int = 0
+    touched: int = 0
+
+    def also(self, other: Work) -> Work:
+        """This, and another."""
+        return Work(*map(operator.add, self, other))
+
+
 @dataclass(frozen=True)
 class Effect:
     """What one node does.
@@ -32,7 +44,7 @@ class Effect:
     Args:
         storages: that the result may share.
         reads, writes: resources.
-        outputs, flops: known only where they were observed.
+        outputs, work: known only where they were observed.
         tensor: whether the result may hold a tensor.
     """
 
@@ -40,7 +52,7 @@ class Effect:
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     outputs: tuple[TensorMeta, ...] = ()
-    flops: int | None = None
+    work: Work | None = None
     tensor: bool = True
 
     def accesses(self, name: str) -> tuple[Access, ...]:
