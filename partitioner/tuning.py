@@ -89,6 +89,9 @@ DOUBTFUL = 1.5
 FAR = 4.0
 """How many times as long as predicted a call takes of whose ops too little is known to choose among plans."""
 
+LONG = 0.5
+"""Seconds of a call from which on nobody waits for more plans than he has asked for."""
+
 
 def refuse_untunable(call: Call | None, weights: object = None) -> None:
     """Raise a SpecError if nothing can be tuned: there is no example call, or no values yet."""
@@ -238,7 +241,7 @@ class _Race:
 
     def is_far_off(self) -> bool:
         """Whether predictions say little of these graphs: a custom op may do anything."""
-        return bool(self.ways) and self.fastest() > FAR * max(map(self._predicted, self.plans))
+        return bool(self.ways) and FAR * max(map(self._predicted, self.plans)) < self.fastest() < LONG
 
     def _predicted(self, name: str) -> float:
         return sum(plan.makespan or 0.0 for plan in self.plans[name])
