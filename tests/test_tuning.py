@@ -62,13 +62,13 @@ def test_lanes_that_pay_are_found_where_the_prediction_keeps_one() -> None:
 def test_a_call_far_longer_than_predicted_is_tried_as_if_that_were_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody has a formula for the FLOPs of a decomposition, and so two of them were taken for one small task."""
+    """Nobody has a formula for the FLOPs of a pseudo-inverse, and so two of them were taken for one small task."""
 
-    class Spectra(nn.Module):
+    class Inverses(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.linalg.svdvals(x) + torch.linalg.svdvals(x + 1)
+            return torch.linalg.pinv(x) + torch.linalg.pinv(x + 1)
 
-    model, x = Spectra().eval(), torch.rand(192, 192)
+    model, x = Inverses().eval(), torch.rand(192, 192)
     assert len(lanes_of(partition(model, LANES, example_inputs=x, tune=False, copy=True))) == 1
     monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1.0 if name == "spread finely" else 2.0 for name in ways})
     found = partition(model, LANES, example_inputs=x)

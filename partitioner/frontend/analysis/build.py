@@ -177,7 +177,7 @@ def _resources(held: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
 
 
 def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: Mapping[str, str], mode: Mode | None) -> Op:
-    used, work = [source for source in node.all_input_nodes if source.op != "get_attr"], effect.work
+    used = [source for source in node.all_input_nodes if source.op != "get_attr"]
     return Op(
         name=node.name,
         target=target_of(node),
@@ -189,9 +189,7 @@ def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: M
         source=_source(node),
         outputs=effect.outputs,
         tensor=effect.tensor,
-        flops=None if work is None else work.flops,
-        kernels=1 if work is None else max(1, work.kernels),
-        touched=0 if work is None else work.touched,
+        work=effect.work,
         mode=mode,
     )
 

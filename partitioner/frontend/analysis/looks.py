@@ -6,7 +6,7 @@ for a convolution, hundreds for a recurrent layer. No memory is used and no kern
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
-from partitioner.frontend.analysis.static import Work, draws, mutated_arguments
+from partitioner.frontend.analysis.static import draws, mutated_arguments
+from partitioner.frontend.analysis.work import work_of
+from partitioner.ir.graph import NOTHING, Work
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
@@ -33,7 +34,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget."""
         self.written: list[torch.Tensor] = []
         self.random = False
-        self.work = Work()
+        self.work = NOTHING
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,17 +45,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.random = True
             if func.namespace != "prim" and not func.is_view:
                 touched = sum(map(_bytes, tensors_in((args, kwargs, result))))
-                self.work = self.work.also(Work(_flops(func, args, kwargs, result), 1, touched))
+                self.work = self.work.also(work_of(func, args, kwargs, result, touched))
         return result
-
-
-def _flops(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """The FLOPs of one ATen op, by torch's own formulas; of oneDNN's recurrent layer, of which torch has none, by this."""
-    if func is torch.ops.aten.mkldnn_rnn_layer.default:
-        steps, batch, _ = args[0].shape
-        return sum(2 * int(steps * batch) * weight.shape[0] * weight.shape[1] for weight in args[1:3])
-    count = flop_registry.get(func._overloadpacket)
-    return 0 if count is None else int(count(*args, **kwargs, out_val=result))
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
 from partitioner.frontend.analysis.looks import Looks, form_of, number_of, tensors_in, value_of
-from partitioner.frontend.analysis.static import Effect, Inputs, Work, static_effect
+from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, LATER, RNG, TOKENS
-from partitioner.ir.graph import TensorMeta
+from partitioner.ir.graph import NOTHING, TensorMeta, Work
 from partitioner.model.storage import storage_key, tensor_bytes
 
 Names = frozenset[str]
@@ -103,7 +103,7 @@ class _Observer:
     def _does(self, node: torch.fx.Node) -> tuple[Names, Work | None]:
         """What a call writes, tokens among it, and its work."""
         if is_switch(node) or is_bound(node):  # to call it would switch something here and now
-            return NONE if is_switch(node) or is_of_thread(node) else frozenset({ANY}), Work()
+            return NONE if is_switch(node) or is_of_thread(node) else frozenset({ANY}), NOTHING
         given: list[Names] = []
         form = self._form((node.args, node.kwargs), given)
         loaded = [value_of(source) for source in node.all_input_nodes if source.op == "get_attr"]
@@ -138,14 +138,14 @@ class _Observer:
 
     def _bodies(self, bodies: list[torch.fx.GraphModule], given: Names) -> tuple[Names, Work]:
         """Of graphs that an op holds. Which argument a body writes depends on the op: any, then."""
-        written, work = NONE, Work()
+        written, work = NONE, NOTHING
         for body in bodies:
             transforms = any(map(is_bound, body.graph.nodes))
             inner = (_InTransform if transforms else _Observer)(self.looks)
             names = {node.name for node in body.graph.find_nodes(op="placeholder")}
             for effect in inner.run(body.graph, {}).values():
                 written |= (given if effect.writes & names else NONE) | (effect.writes & TOKENS)
-                work = work.also(effect.work or Work())
+                work = work.also(effect.work or NOTHING)
         return written, work
 
 

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,19 +22,7 @@ from torch.nn import functional
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
 from partitioner.ir.access import ANY, RNG, Access
-from partitioner.ir.graph import TensorMeta
-
-
-class Work(NamedTuple):
-    """How much a node computes: FLOPs, the kernels that it comes down to, and bytes that these read and write in all."""
-
-    flops: int = 0
-    kernels: int = 0
-    touched: int = 0
-
-    def also(self, other: Work) -> Work:
-        """This, and another."""
-        return Work(*map(operator.add, self, other))
+from partitioner.ir.graph import TensorMeta, Work
 
 
 @dataclass(frozen=True)
