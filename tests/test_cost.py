@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partitioner import partition
+from partitioner.frontend.analysis.work import work_of
 from partitioner.ir.cost import OpCost, roofline, thread_speedup
 from partitioner.ir.graph import NOTHING, Work
 from partitioner.ir.machine import Device
@@ -105,3 +106,10 @@ def test_attention_and_layers_that_are_one_op_in_inference_have_flops() -> None:
     heads = torch.ones(2, 4, 16, 8)
     attention = cost_of(Calling(F.scaled_dot_product_attention), "scaled_dot_product_attention", heads, heads, heads)
     assert attention.flops == 4 * 2 * 4 * 16 * 16 * 8
+
+
+def test_a_formula_that_does_not_expect_a_call_says_nothing_of_it() -> None:
+    """What an op touches is seen in the same look: an error would hide it."""
+    vector = torch.ones(3)
+    for func in (torch.ops.aten._cdist_forward.default, torch.ops.aten.max_pool2d_with_indices.default):
+        assert work_of(func, (vector,), {}, vector, 24) == Work(kernels=1, touched=24)

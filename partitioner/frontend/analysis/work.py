@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -43,11 +44,14 @@ def work_of(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _flops(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """FLOPs by torch's formulas, or by ours."""
-    if (own := FLOPS.get(func._overloadpacket)) is not None:
-        return own(args)
-    count = flop_registry.get(func._overloadpacket)
-    return 0 if count is None else int(count(*args, **kwargs, out_val=result))
+    """FLOPs by torch's formulas, or by ours; none of a form of an op that its formula does not expect."""
+    own, count = FLOPS.get(func._overloadpacket), flop_registry.get(func._overloadpacket)
+    with suppress(Exception):
+        if own is not None:
+            return own(args)
+        if count is not None:
+            return int(count(*args, **kwargs, out_val=result))
+    return 0
 
 
 def _weights(args: Sequence[Any]) -> int:
@@ -78,10 +82,9 @@ def _cycles(func: torch._ops.OpOverload, args: Sequence[Any], result: Any) -> in
     if found is None:
         return 0
     cycles, units = found
-    try:
+    with suppress(AttributeError, IndexError, TypeError):  # arguments of another form
         return int(cycles * units(args, result[0] if isinstance(result, tuple) else result))
-    except (AttributeError, IndexError, TypeError):  # arguments of another form
-        return 0
+    return 0
 
 
 def taken(args: Sequence[Any], _result: Any) -> int:
