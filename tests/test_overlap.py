@@ -7,8 +7,7 @@ from itertools import combinations
 from hypothesis import given
 
 from partitioner.compile import make_plan
-from partitioner.ir.order import happens_before
-from partitioner.ir.overlap import overlaps
+from partitioner.ir.order import happens_before, overlaps
 from partitioner.ir.parse import parse
 from partitioner.ir.program import Run
 from partitioner.model.call import Call

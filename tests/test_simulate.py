@@ -62,7 +62,6 @@ def drawn(timeline: Timeline) -> list[tuple[int, str, float, float]]:
 def test_one_lane_runs_one_task_after_the_other() -> None:
     timeline = simulated(cpu(1), "0 run a () -> ()", "0 run b () -> ()", a=1, b=2)
     assert drawn(timeline) == [(0, "a", 0, 1), (0, "b", 1, 3)]
-    assert timeline.origin == "simulated"
     assert timeline.lanes == ("cpu/0",)
 
 

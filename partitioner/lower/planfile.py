@@ -17,13 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from partitioner.errors import PartitionerError, SpecError
-from partitioner.ir.documents import faults_of, read_bounded, refused, write_whole
+from partitioner.ir.documents import faults_of, parse_json, read_bounded, refused, write_whole
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
 from partitioner.ir.saved import SavedPlan
 from partitioner.ir.saving import saved
-from partitioner.ir.units import quote
 from partitioner.lower.rules import Case, undeclared
 
 _LARGEST = 2**28
@@ -142,7 +141,7 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     except (OSError, TypeError, ValueError) as error:
         raise SpecError(f"{where}: cannot be read as text: {error}") from error
     try:
-        json.loads(content, object_pairs_hook=_mapping)
+        parse_json(content)
         return SavedPlan.model_validate_json(content)
     except ValidationError as error:
         faults = faults_of(error)
@@ -153,15 +152,6 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     except ValueError as error:
         faults = [f"no JSON: {error}"]
     raise refused(where, "the document of a plan", faults)
-
-
-def _mapping(pairs: list[tuple[str, Any]]) -> None:
-    """Refuses a key that is written twice, of which readers keep the last without a word."""
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise ValueError(f"the key {quote(key)} is written twice in one mapping")
-        seen.add(key)
 
 
 _UNVERSIONED = "schema_version: is missing"

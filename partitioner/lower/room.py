@@ -16,7 +16,7 @@ from time import monotonic
 from partitioner.errors import PlacementError, VerifyError
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
-from partitioner.ir.machine import Machine, caps
+from partitioner.ir.machine import Machine, capped, caps
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.units import format_size
 from partitioner.lower.verify import verify_plan
@@ -85,7 +85,7 @@ def with_least_peak(machine: Machine, maker: Maker) -> Plan:
     low, high = least_cap(best, best.memory), peak_of(best)
     while high > low * (1 + CLOSE) and monotonic() < until:
         tried = (low + high) // 2
-        found = _under(_capped(machine, tried), lambda capped: lambda smaller: replace(make(smaller), machine=capped))
+        found = _under(_at_most(machine, tried), lambda under: lambda smaller: replace(make(smaller), machine=under))
         if found is None:
             low = tried
         else:
@@ -93,10 +93,10 @@ def with_least_peak(machine: Machine, maker: Maker) -> Plan:
     return best
 
 
-def _under(capped: Machine, maker: Maker) -> Plan | None:
+def _under(machine: Machine, maker: Maker) -> Plan | None:
     """A plan that keeps the caps of a machine that differs in them alone; ``None`` if there was none."""
     try:
-        return _keeping(capped, maker(capped))
+        return _keeping(machine, maker(machine))
     except (PlacementError, VerifyError):
         return None
 
@@ -109,8 +109,7 @@ def _enough(machine: Machine, maker: Maker) -> int | None:
     until, low = monotonic() + PATIENCE, max(caps(machine).values(), default=0)
 
     def fits(cap: int) -> bool:
-        devices = (each if each.memory is None else replace(each, memory=cap) for each in machine.devices)
-        return _under(replace(machine, devices=tuple(devices)), maker) is not None
+        return _under(capped(machine, lambda each: None if each.memory is None else cap), maker) is not None
 
     if not low or not fits(LARGEST):
         return None
@@ -151,14 +150,9 @@ def _where_full(room: Bytes, missing: Bytes) -> dict[str, int]:
     return {device: max(missing.get(device, 0), before + missing.get(device, 0) // 8) for device, before in room.items()}
 
 
-def _capped(machine: Machine, cap: int) -> Machine:
-    devices = (replace(each, memory=cap if each.memory is None else min(cap, each.memory)) for each in machine.devices)
-    return replace(machine, devices=tuple(devices))
+def _at_most(machine: Machine, cap: int) -> Machine:
+    return capped(machine, lambda each: cap if each.memory is None else min(cap, each.memory))
 
 
 def _with_less(machine: Machine, room: Bytes) -> Machine:
-    devices = (
-        each if each.memory is None else replace(each, memory=max(0, each.memory - room[each.torch_device]))
-        for each in machine.devices
-    )
-    return replace(machine, devices=tuple(devices))
+    return capped(machine, lambda each: None if each.memory is None else max(0, each.memory - room[each.torch_device]))

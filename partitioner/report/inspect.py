@@ -13,7 +13,7 @@ from partitioner.ir.footprint import Footprint, footprints
 from partitioner.ir.graph import Op
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Device
-from partitioner.ir.overlap import overlaps
+from partitioner.ir.order import overlaps
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy
 from partitioner.ir.timeline import Timeline

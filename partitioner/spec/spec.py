@@ -225,6 +225,17 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default=None, description="how many ranks share the model, and how they work together; null for one process"
     )
 
+    @property
+    def policy_name(self) -> str | None:
+        """The policy's name; ``None`` for a function."""
+        named = self.policy.get("name") if isinstance(self.policy, Mapping) else self.policy
+        return named if isinstance(named, str) else None
+
+    @property
+    def says_how(self) -> bool:
+        """Whether somebody has said how plans run: with compiled tasks or without, and where backward does."""
+        return bool({"compile_tasks", "backward"} & self.model_fields_set)
+
     @model_validator(mode="after")
     def _names_agree(self) -> Spec:
         faults = list(disagreements(dict(self)))

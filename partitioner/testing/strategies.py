@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..errors import SpecError
-from .generate import KINDS, GeneratedModule, build
-from .recipe import OUTPUTS, Recipe, Step
+from partitioner.errors import SpecError
+from partitioner.testing.generate import KINDS, GeneratedModule, build
+from partitioner.testing.recipe import OUTPUTS, Recipe, Step
 
 try:
     from hypothesis import strategies as st
