@@ -118,6 +118,16 @@ def save_plan(parallel: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         SpecError: it is no partitioned module, has no program yet, or the file cannot be written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from partitioner import partition
+        >>> model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_plan(partition(model, ["cpu"], example_inputs=x), f"{folder}/plan.json")
+        ...     again = partition(model, example_inputs=x, plan=f"{folder}/plan.json")
+        >>> torch.equal(again(x), model(x))
+        True
     """
     programs = getattr(parallel, "_partitioner_programs", None)
     if programs is None:

@@ -38,7 +38,7 @@ def verify(
     memory: Mapping[str, int] | None = None,
     resident: Mapping[str, int] | None = None,
 ) -> Program:
-    """Return ``program`` if it breaks no rule.
+    """Check a program against every rule: races, deadlocks, wrong devices, use after free, leaks, memory.
 
     Args:
         program: what to check.
@@ -46,9 +46,22 @@ def verify(
         memory: cap in bytes by torch device.
         resident: bytes of parameters and buffers by torch device.
 
+    Returns:
+        The program itself.
+
     Raises:
         VerifyError: with every fault, and the program around each.
         SpecError: it is no program.
+
+    Example:
+        >>> from partitioner import parse
+        >>> lanes = "program Toy\\nlane 0 cpu/0 cpu\\nlane 1 cpu/1 cpu\\n"
+        >>> verify(parse(lanes + "0 run a () -> ()\\n0 run b () -> ()")).name
+        'Toy'
+        >>> verify(parse(lanes + "0 run a () -> () w:x\\n1 run b () -> () r:x"))
+        Traceback (most recent call last):
+        ...
+        partitioner.errors.VerifyError: program Toy has ...
     """
     if not isinstance(program, Program):
         raise SpecError(f"verify takes a Program, and this is a {type(program).__name__}; parse(text) reads a printed one")

@@ -113,6 +113,7 @@ class _Writer:
         return table
 
     def branch_table(self) -> Table:
+        """A row for each branch, those of one depth together."""
         table = self.table(
             *("depth", "branch", *(("params",) if self.counts else ()), "size"),
             *(("FLOP", "output", "time") if self.shapes_known else ()),
@@ -153,6 +154,7 @@ class _Writer:
         return Text(" ").join(Text(name, style=self.colour.get(name, "")) for name in shown)
 
     def time_table(self) -> Table:
+        """What a call is expected to take, beside one device and what bounds it; no rows where no shapes are known."""
         found, first = self.summary.prediction, self.summary.devices[0]
         table = self.table("one call", "expected", "speedup", "remark", right="expected speedup")
         if found is None:

@@ -267,6 +267,9 @@ def load_spec(source: Spec | Mapping[str, object] | str | Path | None = None, **
         source: a spec; a mapping; the path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file; ``None``: defaults.
         overrides: fields of :class:`Spec` that replace those of ``source``; ``None`` leaves a field as it is.
 
+    Returns:
+        A spec without a fault.
+
     Raises:
         SpecError: the only error. It lists every fault with its path in the document.
 
