@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from partitioner.compile import make_plan
 from partitioner.ir.assignment import Assignment
@@ -137,6 +137,7 @@ def planned(model: GeneratedModule, devices: list[str]) -> Plan:
 
 
 @given(modules(), fake_device_lists())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
     plan = planned(model, devices)
     timeline = simulate(plan.program, plan.costs, plan.tasks, plan.placement)
@@ -153,6 +154,7 @@ def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
 
 
 @given(modules())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_one_lane_takes_the_serial_time(model: GeneratedModule) -> None:
     plan = planned(model, ["cpu:0"])
     serial = serial_seconds(plan.costs, plan.machine.devices[0])
