@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partitioner.ir.units import format_count, format_duration, format_size
+from partitioner.ir.words import printable
 from partitioner.report.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -251,6 +252,5 @@ def _time(seconds: float | None) -> str:
 
 
 def _cut(text: str, style: str = "") -> Text:
-    """A cell that ends in an ellipsis rather than take a second line. Names are the user's, and may hold anything."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return Text(printable, style=style, no_wrap=True, overflow="ellipsis")
+    """A cell that ends in an ellipsis rather than take a second line."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
