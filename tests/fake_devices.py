@@ -8,7 +8,7 @@ torch's lazy backend. So ``lazy:3`` stands in for ``cuda:3``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ def run_on_fake_devices(plan: Plan, arguments: Sequence[Any]) -> list[Any]:
     Raises:
         FakeTensorDeviceMismatchError, RuntimeError: an op's inputs lie on two devices.
     """
-    plan = _stood_in(plan)
+    plan = elsewhere(plan, stand_in)
     devices, states, values = state_devices(plan), plan.graph.states, plan.program.by_name
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         placed = []
@@ -37,16 +37,14 @@ def run_on_fake_devices(plan: Plan, arguments: Sequence[Any]) -> list[Any]:
 
 def stand_in(device: str) -> str:
     """The device that stands in for an accelerator: ``lazy:3`` for ``cuda:3``."""
-    if device in ("", "cpu"):
-        return device
-    return f"lazy:{torch.device(device).index or 0}"
+    return device if device == "cpu" else f"lazy:{torch.device(device).index or 0}"
 
 
-def _stood_in(plan: Plan) -> Plan:
-    """The plan with each device replaced by what stands in for it."""
+def elsewhere(plan: Plan, stand_in: Callable[[str], str]) -> Plan:
+    """The plan with each torch device replaced by what stands in for it."""
 
     def moved(each: Any) -> Any:
-        return replace(each, torch_device=stand_in(each.torch_device))
+        return replace(each, torch_device=each.torch_device and stand_in(each.torch_device))
 
     machine = replace(plan.machine, devices=tuple(map(moved, plan.machine.devices)))
     program = replace(plan.program, lanes=tuple(map(moved, plan.program.lanes)), values=tuple(map(moved, plan.program.values)))
