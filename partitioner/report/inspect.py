@@ -70,7 +70,7 @@ class _View:
 
     @cached_property
     def footprints(self) -> Mapping[str, Footprint]:
-        return {} if self.plan.memory is None else footprints(self.plan, self.plan.memory)
+        return footprints(self.plan)
 
     @cached_property
     def levels(self) -> list[list[int]]:
@@ -226,7 +226,7 @@ class _View:
             yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
         for each in self.footprints.values():
             yield f"{each.device} takes {format_size(each.total)} at most, at {each.at}: {each.purposes}."
-        if self.plan.memory is not None and (most := largest_batch(self.plan, self.plan.memory)) is not None:
+        if (most := largest_batch(self.plan)) is not None:
             yield f"The largest batch that fits is predicted to be {most}."
         first = self.plan.machine.devices[0]
         if first.memory is not None and size > first.memory:
