@@ -23,8 +23,8 @@ def explained(plan: Plan) -> Iterator[str]:
         plan: one that does not fit.
 
     Returns:
-        Lines; none where nobody knows what its ops take. The caps named are enough for this plan; under the bound at their end no
-        plan of these ops fits.
+        Lines; none where nobody knows what its ops take. The caps named are enough for this plan; under the bound at their end
+        no plan of these ops fits.
     """
     found, limits = footprints(plan), caps(plan.machine)
     if not found:
