@@ -57,6 +57,15 @@ def read_bounded(path: Path, largest: int) -> bytes:
         return file.read(min(largest, max(status.st_size, ROOM)) + 1)
 
 
+def why(error: Exception) -> str:
+    """What the system says of a file that it cannot read, without the number of the error, and the path, which is told already.
+
+    >>> why(FileNotFoundError(2, "No such file or directory", "plan.json"))
+    'No such file or directory'
+    """
+    return str(getattr(error, "strerror", None) or error)
+
+
 def parse_json(text: str) -> object:
     """What ``json.loads`` gives, of a document in which no key is written twice.
 

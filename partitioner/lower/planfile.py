@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from partitioner.errors import PartitionerError, SpecError
-from partitioner.ir.documents import faults_of, parse_json, read_bounded, refused, write_whole
+from partitioner.ir.documents import faults_of, parse_json, read_bounded, refused, why, write_whole
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
@@ -51,7 +51,7 @@ def read_program(text: str) -> Program:
     try:
         content = _content(Path(text))
     except (OSError, ValueError) as error:
-        raise ProgramError(f"{text}: cannot be read as text: {error}") from error
+        raise ProgramError(f"{text}: cannot be read as text: {why(error)}") from error
     try:
         program = parse(content)
     except PartitionerError as error:
@@ -149,7 +149,9 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     try:
         content = _content(Path(path))
     except (OSError, TypeError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read as text: {error}") from error
+        raise SpecError(
+            f"{where}: cannot be read as text: {why(error)}; give the path of a file that save_plan wrote"
+        ) from error
     try:
         parse_json(content)
         return SavedPlan.model_validate_json(content)

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from partitioner.errors import SpecError
-from partitioner.ir.documents import parse_json, read_bounded, refuse_doubles
+from partitioner.ir.documents import parse_json, read_bounded, refuse_doubles, why
 from partitioner.ir.units import format_size, quote
 
 LARGEST_FILE = 2**20
@@ -55,7 +55,7 @@ def _bytes(path: Path, where: str, what: str, largest: int) -> bytes:
     try:
         data = read_bounded(path, largest)
     except (OSError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read: {error}; give the path of a file that exists") from error
+        raise SpecError(f"{where}: cannot be read: {why(error)}; give the path of a file that exists") from error
     if len(data) > largest:
         larger = "" if what == "spec" or path.suffix.lower() == ".json" else ", or write JSON, which may be larger"
         raise SpecError(f"{where}: larger than {format_size(largest)}, which no {what} is; check the path{larger}")
