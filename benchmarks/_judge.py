@@ -21,6 +21,7 @@ from unittest import mock
 import _corpus_models  # puts tests/ on the path
 import numpy
 import torch
+from fake_devices import run_on_fake_devices
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -30,7 +31,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner import partition
-from partitioner.backends.fake import run_on_fake_devices
 from partitioner.compile import plan_of
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.frontend.analysis.build import Traced

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from _common import print_machine, table
 from _corpus_models import zoo  # noqa: F401  (finds the tests)
-from peaks import CASES, allocated, memory_in, step_of
+from peaks import CASES, allocated, plan_in, step_of
 
 from partitioner import Parallel, partition
 from partitioner.ir.footprint import Footprint, footprints
@@ -78,9 +78,9 @@ def compared(
 
 def predicted(parallel: Parallel, training: bool, optimizer: str) -> tuple[Footprint, float]:
     """The footprint of a module's plan, and the seconds that it takes to reckon it once libraries are loaded."""
-    memory_in(parallel, training, optimizer)
+    plan_in(parallel, training, optimizer)
     start = time.perf_counter()
-    (footprint,) = footprints(*memory_in(parallel, training, optimizer)).values()
+    (footprint,) = footprints(plan_in(parallel, training, optimizer)).values()
     return footprint, time.perf_counter() - start
 
 

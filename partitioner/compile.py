@@ -88,7 +88,7 @@ def admission(plan: Plan) -> Admission | None:
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
         return None
-    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers), plan.memory), sizes.only_grow)
+    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
 
 
 def make_plan(

@@ -70,7 +70,7 @@ def plan(
     limit = faults.read("time_limit", time_limit, parse_duration, TIME_LIMIT)
     faults.flag("contiguous", contiguous)
     faults.check()
-    aim: Objective = "latency" if one_of("objective", objective, OBJECTIVES) == "latency" else "throughput"
+    aim = one_of("objective", objective, OBJECTIVES)
     decide = _policy(policy, limit)
     with collector_off():
         problem = read_problem(graph, read_machine(machine), aim, contiguous)

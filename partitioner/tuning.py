@@ -132,7 +132,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         race.run(wanted)
         if not tune and race.is_far_off():
             race.run(wanted | CANDIDATES)
-        if programs.machine.lanes[0].kind == "cpu" and not {"compile_tasks", "backward"} & spec.model_fields_set:
+        if programs.machine.lanes[0].kind == "cpu" and not spec.says_how:
             race.refine(tune)
     if len(race.seconds) < 2:
         return spec, (), None
@@ -151,8 +151,7 @@ def faster_alone(programs: Programs, call: Call, spec: Spec, tried: Sequence[Tri
     it prints or counts what cannot be put back.
     """
     model, (args, kwargs) = programs.original, call.fill(call.tensors)
-    is_long = min((each.measured for each in tried), default=0.0) > SHORT
-    if is_long or spec.compile_tasks is not None or spec.backward != "autograd":
+    if spec.says_how or min((each.measured for each in tried), default=0.0) > SHORT:
         return -1
     size = elements(call.leaves)
     lies_here = {tensor.device.type for tensor in all_state(model).values()} <= {"cpu"}
@@ -181,10 +180,9 @@ def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan
 
 def is_insisted_on(spec: Spec) -> bool:
     """Whether somebody says who places or how to cut, wants the same bits each time, or would wait minutes for another plan."""
-    named = spec.policy.get("name") if isinstance(spec.policy, Mapping) else spec.policy
     fixed = spec.grain is not None or bool(spec.pins) or spec.objective != "latency"
     costly = spec.cuda_graphs or spec.compile_tasks == "inductor"
-    return named not in ("auto", "by_level") or fixed or costly or torch.are_deterministic_algorithms_enabled()
+    return spec.policy_name not in ("auto", "by_level") or fixed or costly or torch.are_deterministic_algorithms_enabled()
 
 
 class _Race:
@@ -306,8 +304,7 @@ def _identity(plans: Sequence[Plan], choices: Choices) -> tuple[object, ...]:
 
 def _is_doubtful(plan: Plan, spec: Spec) -> bool:
     """Whether `Auto` has found a plan that is too close to another to tell without running both."""
-    named = spec.policy.get("name") if isinstance(spec.policy, Mapping) else spec.policy
-    return named == "auto" and _is_close(plan)
+    return spec.policy_name == "auto" and _is_close(plan)
 
 
 def _is_close(plan: Plan) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.trace import graphs_of_call
 from partitioner.ir.machine import Device, Machine
-from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.plan import Plan
 from partitioner.model.call import Call
@@ -139,20 +138,19 @@ def traced(model: nn.Module, x: Tensor, training: bool) -> Traced:
     return found
 
 
-def planned(
-    model: nn.Module, x: Tensor, training: bool, optimizer: str = "none", machine: Machine = CPU
-) -> tuple[Plan, Memory]:
-    """A plan of a call, and the memory of its ops."""
+def planned(model: nn.Module, x: Tensor, training: bool, optimizer: str = "none", machine: Machine = CPU) -> Plan:
+    """A plan of a call, with the memory of its ops."""
     found = traced(model, x, training)
-    return plan_of(found, machine, Spec()), memory_of(found, training=training, optimizer=OPTIMIZERS[optimizer])
+    memory = memory_of(found, training=training, optimizer=OPTIMIZERS[optimizer])
+    return replace(plan_of(found, machine, Spec()), memory=memory)
 
 
-def memory_in(parallel: Parallel, training: bool, optimizer: str = "none") -> tuple[Plan, Memory]:
-    """The plan of a module's program, and the memory of its ops."""
+def plan_in(parallel: Parallel, training: bool, optimizer: str = "none") -> Plan:
+    """The plan of a module's program, with the memory of its ops."""
     plan = parallel._partitioner_programs.plan
     assert plan is not None
     state = {name: attribute(parallel, name) for name in plan.state}
-    return plan, memory_of(Traced(plan.graph, state), training=training, optimizer=OPTIMIZERS[optimizer])
+    return replace(plan, memory=memory_of(Traced(plan.graph, state), training=training, optimizer=OPTIMIZERS[optimizer]))
 
 
 class Loss(torch.autograd.Function):

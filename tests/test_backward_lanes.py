@@ -115,8 +115,8 @@ def has_eager_gradients(model: GeneratedModule) -> bool:
 def test_random_models(writing: bool) -> None:
     """Where an op writes what others have read, autograd often has to do it; elsewhere a third and more have it on lanes."""
     kinds = [kind for kind in KINDS if writing or kind not in WRITES]
-    found = [has_eager_gradients(random_model(seed, kinds)) for seed in range(16)]
-    assert sum(found) >= (1 if writing else 5)
+    found = [has_eager_gradients(random_model(seed, kinds)) for seed in range(10)]
+    assert sum(found) >= (1 if writing else 3)
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def randomised(model: nn.Module) -> nn.Module:
     join=st.booleans(),
     shape=st.sampled_from([(6,), (3, 6), (2, 3, 6)]),
 )
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_random_branches_of_layers(names: list[str], count: int, shared: bool, join: bool, shape: tuple[int, ...]) -> None:
     check(randomised(Branches(of(LAYERS, names), count, shared, join)).eval(), numbers(*shape), "linear" in " ".join(names))
 
@@ -114,7 +114,7 @@ def test_random_branches_of_layers(names: list[str], count: int, shared: bool, j
     batch=st.sampled_from([1, 2]),
     lies=st.sampled_from([torch.contiguous_format, torch.channels_last]),
 )
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_random_branches_of_convolutions(
     names: list[str], count: int, shared: bool, join: bool, batch: int, lies: torch.memory_format
 ) -> None:

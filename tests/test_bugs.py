@@ -11,13 +11,13 @@ from random import Random
 import pytest
 import torch
 from deadlocks import SharedLeaf, StaleView
+from fake_devices import run_on_fake_devices
 from lanes import assert_same, plans_of
 from oracle import judge
 from torch import Tensor, nn
 
 from partitioner import partition
 from partitioner.backends.codegen import generate
-from partitioner.backends.fake import run_on_fake_devices
 from partitioner.backends.threads import gradient_edges
 from partitioner.compile import emit, make_plan
 from partitioner.errors import InputError, PartitionerError

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import networkx as nx
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -57,6 +57,7 @@ def test_sizes_belong_to_the_tensor_that_was_asked() -> None:
     ]
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(modules())
 def test_chains_of_any_model(model: GeneratedModule) -> None:
     graph = traced(model, *model.example_inputs(0))

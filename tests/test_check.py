@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import act, acting
 from torch import Tensor, nn
@@ -151,6 +151,7 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(model=modules(), train=st.booleans(), name=st.sampled_from(sorted(DAMAGES)), pick=st.integers(0, 99))
 def test_a_wrong_program_is_noticed(model: GeneratedModule, train: bool, name: str, pick: int) -> None:
     model.train(train)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from graph_recorder import Recorder, recording
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers
 from pretend import put
@@ -636,6 +636,7 @@ def test_state_elsewhere_and_overlapping_arguments(recorder: Recorder) -> None:
 
 
 @given(model=modules(max_steps=8), lanes=st.integers(1, 3), train=st.booleans(), grad=st.booleans())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_random_modules(model: GeneratedModule, lanes: int, train: bool, grad: bool) -> None:
     """Whatever the module does: four calls as in eager, or a refusal that says why."""
     torch.set_num_threads(1)

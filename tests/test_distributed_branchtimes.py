@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.nets import TRAININGS
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def longest_way(traced: Traced, owner: dict[str, int], ranks: int, seconds: dict
     return max(found.values())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(recipe=recipes(), ranks=st.integers(2, 4), draw=st.randoms(use_true_random=False))
 def test_a_stage_takes_the_longest_way_through_all_ranks(recipe: Any, ranks: int, draw: random.Random) -> None:
     """Random programs, owners drawn at random: beside the longest way, beside the least and the most that it can be."""

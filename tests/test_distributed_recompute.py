@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.nets import TRAININGS
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def rerun(example: Example, parts: Any) -> Rerun:
     return Rerun(example.traced.graph, parts, runs)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(recipe=recipes(), draw=st.randoms(use_true_random=False), whole=st.booleans())
 def test_random_programs_give_the_same_bits_when_run_again(recipe: Any, draw: random.Random, whole: bool) -> None:
     """In-place ops, buffers, dropout, views, ties: results, gradients, buffers and random numbers, segments anywhere."""

@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import nn
 
 from partitioner.compile import make_plan
@@ -245,6 +245,7 @@ def test_any_depths() -> None:
 
 
 @given(modules(), fake_device_lists())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
     plan, found = look(model, devices, *model.example_inputs(0))
     shown = list(found.branches)

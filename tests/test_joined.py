@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 
 @given(picks=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=2, max_size=8), lanes=st.integers(2, 4))
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_random_graphs_have_eager_s_bits(picks: list[tuple[int, int]], lanes: int) -> None:
     model = Net(picks)
     parallel = partition(model, example_inputs=X, spec=spec(lanes), copy=True, check=False, compile_tasks="torchscript")

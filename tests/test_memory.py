@@ -23,7 +23,6 @@ from partitioner.ir.batch import _last, batch_of, largest_batch
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Device, Machine
-from partitioner.ir.memory import Memory
 from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
@@ -192,19 +191,19 @@ def pair(first: int | None = None, second: int | None = None) -> Machine:
     return Machine((Device("one", "cuda:0", memory=first), Device("two", "cuda:1", memory=second)))
 
 
-def spread(machine: Machine, training: bool = False, optimizer: str = "none") -> tuple[Plan, Memory]:
+def spread(machine: Machine, training: bool = False, optimizer: str = "none") -> Plan:
     """Towers on two devices, one tower on each."""
     pins = [{"match": "left", "device": "one"}, {"match": "right", "device": "two"}, {"match": "head", "device": "one"}]
     found = traced(towers(), BATCH, training)
     memory = memory_of(found, training=training, optimizer=OPTIMIZERS[optimizer])
     free = Machine(tuple(replace(each, memory=None) for each in machine.devices))
-    return replace(plan_of(found, free, load_spec({"pins": pins})), machine=machine), memory
+    return replace(plan_of(found, free, load_spec({"pins": pins})), machine=machine, memory=memory)
 
 
 def test_state_counts_where_it_is_used() -> None:
     """Parameters, their gradients when all are there, and two tensors and a counter of AdamW for each."""
-    plan, memory = spread(pair(), True, "adamw")
-    found = footprints(plan, memory)
+    plan = spread(pair(), True, "adamw")
+    found = footprints(plan)
     tower = 5 * (128 * 128 + 128) * 4
     head = (256 * 16 + 16) * 4
     assert {name: each.parameters for name, each in found.items()} == {"cuda:0": tower + head, "cuda:1": tower}
@@ -212,8 +211,8 @@ def test_state_counts_where_it_is_used() -> None:
         "cuda:0": 2 * (tower + head) + 48,
         "cuda:1": 2 * tower + 40,
     }
-    assert standing_bytes(plan, memory) == {"cuda:0": 4 * (tower + head) + 48, "cuda:1": 4 * tower + 40}
-    assert sum(demands(plan.tasks, plan.costs, memory)) == sum(standing_bytes(plan, memory).values())
+    assert standing_bytes(plan) == {"cuda:0": 4 * (tower + head) + 48, "cuda:1": 4 * tower + 40}
+    assert sum(demands(plan.tasks, plan.costs, plan.memory)) == sum(standing_bytes(plan).values())
     assert sum(demands(plan.tasks, plan.costs)) == 2 * tower + head
 
 
@@ -227,15 +226,15 @@ def test_ties_count_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.other(self.one(x).relu())
 
-    plan, memory = planned(Tied(), torch.randn(4, 64), True, "adam")
-    (found,) = footprints(plan, memory).values()
+    plan = planned(Tied(), torch.randn(4, 64), True, "adam")
+    (found,) = footprints(plan).values()
     assert (found.parameters, found.optimizer) == (64 * 64 * 4, 2 * 64 * 64 * 4 + 4)
-    assert sum(demands(plan.tasks, plan.costs, memory)) == 4 * 64 * 64 * 4 + 4
+    assert sum(demands(plan.tasks, plan.costs, plan.memory)) == 4 * 64 * 64 * 4 + 4
 
 
 def test_parts_add_up_and_the_copies_are_there() -> None:
-    plan, memory = spread(pair())
-    found = footprints(plan, memory)
+    plan = spread(pair())
+    found = footprints(plan)
     copies = [item for item in plan.program.instructions if isinstance(item, Copy)]
     assert copies and {name: each.total for name, each in found.items()} == {n: sum(e.parts.values()) for n, e in found.items()}
     assert all(str(each).startswith(f"{name}: ") and each.largest for name, each in found.items())
@@ -248,8 +247,8 @@ def test_no_plan_is_below_the_bound(policy: str, training: bool) -> None:
     found = traced(towers(), BATCH, training)
     memory = memory_of(found, training=training, optimizer=OPTIMIZERS["adam"])
     for machine in (pair(), Machine((Device("cpu", "cpu", lanes=2),)), Machine((*pair().devices, Device("cpu", "cpu")))):
-        plan = plan_of(found, machine, load_spec(policy=policy))
-        assert least_cap(plan, memory) <= max(each.total for each in footprints(plan, memory).values())
+        plan = replace(plan_of(found, machine, load_spec(policy=policy)), memory=memory)
+        assert least_cap(plan) <= max(each.total for each in footprints(plan).values())
 
 
 def test_the_bound_knows_that_a_copy_of_a_view_is_small() -> None:
@@ -268,9 +267,9 @@ def test_the_bound_knows_that_a_copy_of_a_view_is_small() -> None:
     memory = memory_of(found, training=False)
     last = next(op.name for op in found.graph.ops if op.target == "matmul")
     pins = [{"match": row, "device": "one"}, {"match": last, "device": "two"}]
-    plan = plan_of(found, pair(), load_spec({"pins": pins}))
-    assert least_cap(plan, memory) <= max(each.total for each in footprints(plan, memory).values())
-    assert footprints(plan, memory)["cuda:1"].total < 4000
+    plan = replace(plan_of(found, pair(), load_spec({"pins": pins})), memory=memory)
+    assert least_cap(plan) <= max(each.total for each in footprints(plan).values())
+    assert footprints(plan)["cuda:1"].total < 4000
 
 
 # -- caps ------------------------------------------------------------------------------------------------------------
@@ -278,16 +277,16 @@ def test_the_bound_knows_that_a_copy_of_a_view_is_small() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_plan_fits_the_caps_that_its_refusal_names_and_none_below(training: bool) -> None:
-    plan, memory = spread(pair(1, 1), training, "adamw")
+    plan = spread(pair(1, 1), training, "adamw")
     with pytest.raises(PlacementError) as refusal:
-        verify_plan(plan, memory)
+        verify_plan(plan)
     text = str(refusal.value)
     enough = [int(number) for number in re.findall(r"(\d+) B \([^)]*\) on cuda", text)]
     assert len(enough) == 2 and "smaller batch" in text and "the largest: " in text and "No plan fits where" in text
-    verify_plan(replace(plan, machine=pair(*enough)), memory)
+    verify_plan(replace(plan, machine=pair(*enough)))
     for less in ((enough[0] - 1, enough[1]), (enough[0], enough[1] - 1)):
         with pytest.raises(PlacementError, match=r"of state and .* of live values, and has"):
-            verify_plan(replace(plan, machine=pair(*less)), memory)
+            verify_plan(replace(plan, machine=pair(*less)))
 
 
 @pytest.mark.parametrize("cap", ["64KiB", "600KiB"])
@@ -310,29 +309,29 @@ def test_the_cap_that_a_refusal_names_is_enough(cap: str) -> None:
 
 
 def test_larger_calls_are_held_against_the_caps() -> None:
-    plan, memory = spread(pair())
-    enough = [2 * each.total for each in footprints(plan, memory).values()]
+    plan = spread(pair())
+    enough = [2 * each.total for each in footprints(plan).values()]
     capped = replace(plan, machine=pair(*enough))
-    verify_memory(capped, {op.name: op.bytes for op in plan.graph.ops}, memory)
+    verify_memory(capped, {op.name: op.bytes for op in plan.graph.ops})
     with pytest.raises(PlacementError, match="The largest batch that this plan fits with is"):
-        verify_memory(capped, {op.name: 100 * op.bytes for op in plan.graph.ops}, memory)
+        verify_memory(capped, {op.name: 100 * op.bytes for op in plan.graph.ops})
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_largest_batch_is_the_largest(training: bool) -> None:
     """Traced again with that batch, the model fits the cap, and with one more it does not."""
     model = towers()
-    plan, memory = planned(model, BATCH, training, "sgd_momentum")
-    (footprint,) = footprints(plan, memory).values()
+    plan = planned(model, BATCH, training, "sgd_momentum")
+    (footprint,) = footprints(plan).values()
     cap = 3 * footprint.total
     capped = replace(plan, machine=Machine((Device("cpu", "cpu", memory=cap),)))
-    assert batch_of(plan) == 64 and largest_batch(plan, memory) is None
-    most = largest_batch(capped, memory)
+    assert batch_of(plan) == 64 and largest_batch(plan) is None
+    most = largest_batch(capped)
     assert most is not None and most > 3 * 64
-    totals = [next(iter(footprints(*planned(model, torch.randn(batch, 128), training, "sgd_momentum")).values())).total
+    totals = [next(iter(footprints(planned(model, torch.randn(batch, 128), training, "sgd_momentum")).values())).total
               for batch in (most, most + 1)]  # fmt: skip
     assert totals[0] <= cap < totals[1]
-    assert largest_batch(replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),))), memory) == 0
+    assert largest_batch(replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),)))) == 0
 
 
 @given(integers(0, 5000), integers(1, 60), integers(0, 40), integers(2, 300))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accounts import both_accounts, missing, resources
-from hypothesis import given
+from hypothesis import given, settings
 from lanes import programs
 from torch import Tensor, nn
 
@@ -199,6 +199,7 @@ def test_an_open_dimension_is_seen_at_the_size_that_it_had() -> None:
 
 
 @given(modules())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_table_says_no_less_than_what_is_seen(model: GeneratedModule) -> None:
     """Of any model: what it forgot would be a race where an op cannot be observed."""
     graph = traced(model, *model.example_inputs(0)).fx

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from partitioner.compile import make_plan
-from partitioner.ir.order import happens_before
-from partitioner.ir.overlap import overlaps
+from partitioner.ir.order import happens_before, overlaps
 from partitioner.ir.parse import parse
 from partitioner.ir.program import Run
 from partitioner.model.call import Call
@@ -35,6 +34,7 @@ def test_one_lane_does_not_overlap_itself() -> None:
 
 
 @given(modules(), fake_device_lists())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_program(model: GeneratedModule, devices: list[str]) -> None:
     program = make_plan(model, Call.of(model.example_inputs(0), {}), build_machine(Spec(), devices), Spec()).program
     order = happens_before(program)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.nets import TRAININGS, Clamped
 from torch import nn
@@ -117,6 +117,7 @@ def test_a_tied_weight_that_autocast_casts_is_in_several_stages() -> None:
 
 
 @given(model=modules(), count=st.integers(2, 5), train=st.booleans())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count: int, train: bool) -> None:
     model.train(train)
     inputs = model.example_inputs(seed=0)

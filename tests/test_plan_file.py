@@ -390,8 +390,11 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["missing.json", ".", "/dev/zero", "a\0b"])
 def test_what_is_no_file_is_refused(place: str) -> None:
-    with pytest.raises(SpecError, match="cannot be read"):
+    """It said ``[Errno 2]``, and the path twice."""
+    says = r"cannot be read as text: [^\[]*; give the path of a file that save_plan wrote$"
+    with pytest.raises(SpecError, match=says) as refused:
         read_plan(place)
+    assert str(refused.value).count("missing.json") <= 1
 
 
 TEXT = saved([made().plan]).text()

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from fake_devices import run_on_fake_devices, stand_in
 from lanes import OLD_TORCH, assert_same, plans_of, spec, used_lanes
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -29,7 +30,6 @@ from torch.utils import _pytree as pytree
 
 import zoo
 from partitioner import partition
-from partitioner.backends.fake import run_on_fake_devices, stand_in
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Link, Machine
 from partitioner.ir.plan import Plan

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from partitioner.compile import make_plan
 from partitioner.ir.assignment import Assignment
@@ -62,7 +62,6 @@ def drawn(timeline: Timeline) -> list[tuple[int, str, float, float]]:
 def test_one_lane_runs_one_task_after_the_other() -> None:
     timeline = simulated(cpu(1), "0 run a () -> ()", "0 run b () -> ()", a=1, b=2)
     assert drawn(timeline) == [(0, "a", 0, 1), (0, "b", 1, 3)]
-    assert timeline.origin == "simulated"
     assert timeline.lanes == ("cpu/0",)
 
 
@@ -138,6 +137,7 @@ def planned(model: GeneratedModule, devices: list[str]) -> Plan:
 
 
 @given(modules(), fake_device_lists())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
     plan = planned(model, devices)
     timeline = simulate(plan.program, plan.costs, plan.tasks, plan.placement)
@@ -154,6 +154,7 @@ def test_any_plan(model: GeneratedModule, devices: list[str]) -> None:
 
 
 @given(modules())
+@settings(max_examples=settings.default.max_examples // 2)
 def test_one_lane_takes_the_serial_time(model: GeneratedModule) -> None:
     plan = planned(model, ["cpu:0"])
     serial = serial_seconds(plan.costs, plan.machine.devices[0])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
 from pretend import Stream, WatchedStreams, World, pretending, put, spread
@@ -519,6 +519,7 @@ def test_each_wait_that_is_needed(world: World) -> None:
     grad=st.booleans(),
     compiled=st.booleans(),
 )
+@settings(max_examples=settings.default.max_examples // 2)
 def test_random_modules(model: GeneratedModule, lanes: dict[str, int], train: bool, grad: bool, compiled: bool) -> None:
     """Whatever the module does: results as in eager over three calls, nothing unordered, no memory reused too early.
 

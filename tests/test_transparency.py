@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fake_devices import run_on_fake_devices
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import plans_of
 
 from partitioner import partition
-from partitioner.backends.fake import run_on_fake_devices
 from partitioner.model.call import Call
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import load_spec

@@ -118,7 +118,7 @@ def test_a_plan_whose_copies_do_not_fit_is_no_candidate() -> None:
     state = {serial.graph.states.get(name): name for name in serial.graph.arguments}
     named = dict(model.named_parameters())
     arguments = [put(named[key], "lazy:0") if key in named else X for key in state]
-    takes = max(each.total for each in footprints(serial, serial.memory or pytest.fail("nothing is known of memory")).values())
+    takes = max(each.total for each in footprints(serial).values())
     enough, tight = Spares(arguments), Spares(arguments)
     for plan in (serial, parts, serial):
         given = enough.enter(capped(plan, 2 * takes))

@@ -18,25 +18,12 @@ import ctypes
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
+
+from partitioner.backends.workers import Worker
 
 BYTES = 128
 """Of a mask: room for 1,024 cores, as in glibc's `cpu_set_t`."""
-
-
-class Worker(Protocol):
-    """A thread that runs lanes.
-
-    Args:
-        native_id: what the kernel calls it.
-        away: the mask that it was given last; empty at first.
-    """
-
-    away: bytes
-
-    @property
-    def native_id(self) -> int:
-        """Its number."""
 
 
 def _system() -> Any:

@@ -142,6 +142,7 @@ def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
             never.add(op.name)
 
     def refused(tasks: TaskGraph) -> set[str]:
+        """Those that no task may hold, and those to or from which something would have to pass that is no tensor."""
         found = set(never)
         for task in tasks.tasks:
             own = set(task.ops)

@@ -9,24 +9,15 @@ anything else                      a copy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from partitioner.backends.capturing import Cuda
 from partitioner.backends.nodes import results
 from partitioner.ir.plan import Plan
 from partitioner.model.storage import storage_key
-
-
-class Device(Protocol):
-    """Who allocates and copies."""
-
-    def room(self, like: Tensor, device: str) -> Tensor:
-        """Memory for a tensor of the same form."""
-
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        """Copy tensor by tensor."""
 
 
 class Copies:
@@ -78,11 +69,11 @@ class Copies:
             self.own_results.append((number, len(self.sources), tensor))
         self.sources.append(_whole_memory(tensors[0]))
 
-    def own(self, device: Device, arguments: Sequence[Any]) -> list[Any]:
+    def own(self, cuda: Cuda, arguments: Sequence[Any]) -> list[Any]:
         """The results of the last replay, for the caller to keep.
 
         Args:
-            device: who copies.
+            cuda: who allocates and copies.
             arguments: of the call.
         """
         found = list(self.constants)
@@ -90,8 +81,8 @@ class Copies:
             found[number] = arguments[position]
         for number, (position, view, offset) in self.views.items():
             found[number] = _within(arguments[position], view, _start(arguments[position]) + offset)
-        targets = [device.room(source, self.device) for source in self.sources]
-        device.copy(targets, self.sources)
+        targets = [cuda.room(source, self.device) for source in self.sources]
+        cuda.copy(targets, self.sources)
         for number, source, part in self.own_results:
             found[number] = targets[source] if part is None else _within(targets[source], part, _start(part))
         return found

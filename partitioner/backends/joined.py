@@ -35,19 +35,8 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Program, Record, Run, Wait
 from partitioner.model.modes import flushes, threads
 
-
-class _Pool:
-    """PyTorch's own threads. In the child of a fork they do not exist, and torch would wait for them for good."""
-
-    alive = True
-
-    def forget(self) -> None:
-        """They are gone."""
-        self.alive = False
-
-
-POOL = _Pool()
-os.register_at_fork(after_in_child=POOL.forget)
+_HOME = os.getpid()
+"""The process of torch's own threads: in the child of a fork they do not exist, and torch would wait for them for good."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +75,7 @@ class Joined:
 
     def is_allowed(self) -> bool:
         """Whether a call may use torch's own threads: none is left after a fork, none flushes numbers, none names ranges."""
-        return POOL.alive and not flushes() and not profiler._is_profiler_enabled
+        return os.getpid() == _HOME and not flushes() and not profiler._is_profiler_enabled
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run on the values of the graph's placeholders."""

@@ -16,16 +16,11 @@ from partitioner.ir.plan import Plan
 from partitioner.model.state import attribute
 
 
-def op_devices(plan: Plan, elsewhere: bool = False) -> dict[str, str]:
-    """The torch device of each op, by name; empty where all lie on the one device on which they were traced.
-
-    Args:
-        plan: what was planned.
-        elsewhere: whether it will run on other devices than it was traced on.
-    """
+def op_devices(plan: Plan) -> dict[str, str]:
+    """The torch device of each op, by name; empty where all lie on the one device on which they were traced."""
     lanes, lane = plan.machine.lanes, plan.placement.lane
     places = plan.machine.places
-    if not elsewhere and len(places) == 1 and plan.graph.device in ("", *places):
+    if len(places) == 1 and plan.graph.device in ("", *places):
         return {}
     return {op: lanes[lane[task]].torch_device for op, task in plan.tasks.task_of.items()}
 

@@ -6,7 +6,7 @@ tensors on devices that are not there can be sent through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,10 @@ class Reference:
 
     Args:
         plan: what to run.
-        stand_in: gives the torch device to use in the place of one of the plan's.
     """
 
-    def __init__(self, plan: Plan, stand_in: Callable[[str], str] = str) -> None:
-        self.plan, self.stand_in = plan, stand_in
-        self.device = {op: stand_in(device) for op, device in op_devices(plan, stand_in is not str).items()}
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.device = plan, op_devices(plan)
         self.bodies = bodies_for(plan.graph, self.device.get)
 
     @property
@@ -55,7 +53,7 @@ class Reference:
                 values.update(self._run(item, state, values))
             elif isinstance(item, Copy):
                 with in_mode(graph.recorded.get(original(item.source))):
-                    values[item.target] = move(values[item.source], self.stand_in(program.lanes[item.lane].torch_device))
+                    values[item.target] = move(values[item.source], program.lanes[item.lane].torch_device)
             elif isinstance(item, Free):
                 del values[item.value]
         write_back(arguments, moved, marks)
@@ -63,7 +61,7 @@ class Reference:
 
     def _home(self, name: str, value: Any) -> Any:
         device = self.plan.program.by_name[name].torch_device
-        return move(value, self.stand_in(device)) if device else value
+        return move(value, device) if device else value
 
     def _run(self, item: Run, state: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         local = {**state, **{original(name): values[name] for name in item.reads}}

@@ -73,8 +73,12 @@ def in_a_lane() -> bool:
     return bool(getattr(HERE, "occupied", False))
 
 
-class _Worker:
-    """One thread and its queue."""
+class Worker:
+    """One thread and its queue.
+
+    Attributes:
+        away: the mask of cores that it was given last (`affinity`); empty at first.
+    """
 
     def __init__(self, number: int) -> None:
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -99,23 +103,24 @@ class Pool:
     """Workers by number. Jobs of one call are queued together, so that two calls never wait for each other crosswise."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.workers: list[_Worker] = []
+        self.reset()
 
-    def first(self, count: int) -> Sequence[_Worker]:
+    def reset(self) -> None:
+        """Forget the workers: in the child of a fork their threads do not exist."""
+        self.lock = threading.RLock()
+        self.workers: list[Worker] = []
+
+    def first(self, count: int) -> Sequence[Worker]:
         """The workers that the jobs of a call will run on, started if they were not."""
         with self.lock:
-            return self._first(count)
-
-    def _first(self, count: int) -> Sequence[_Worker]:
-        while len(self.workers) < count:
-            self.workers.append(_Worker(len(self.workers) + 1))
-        return self.workers[:count]
+            while len(self.workers) < count:
+                self.workers.append(Worker(len(self.workers) + 1))
+            return self.workers[:count]
 
     def submit(self, jobs: Sequence[Callable[[], None]]) -> None:
         """Queue one job on each of the first ``len(jobs)`` workers. A job must not raise."""
         with self.lock:
-            for worker, job in zip(self._first(len(jobs)), jobs, strict=True):
+            for worker, job in zip(self.first(len(jobs)), jobs, strict=True):
                 worker.queue.put(job)
 
     def drain(self, count: int) -> None:
@@ -126,11 +131,6 @@ class Pool:
         self.submit([lock.release for lock in locks])
         for lock in locks:
             lock.acquire()
-
-    def reset(self) -> None:
-        """Forget the workers: in the child of a fork their threads do not exist."""
-        self.lock = threading.Lock()
-        self.workers = []
 
 
 POOL = Pool()

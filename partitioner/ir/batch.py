@@ -9,7 +9,6 @@ from itertools import count
 
 from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
-from partitioner.ir.memory import Memory
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import original
 
@@ -23,18 +22,18 @@ def batch_of(plan: Plan) -> int | None:
     return found if len(first) == 1 and (found := first.pop()) > 0 else None
 
 
-def resized(plan: Plan, memory: Memory, sizes: Mapping[str, int]) -> tuple[Plan, Memory]:
-    """A plan and its memory in a call of other sizes.
+def resized(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """A plan in a call of other sizes.
 
     Args:
-        plan: what was decided; its instructions stay.
-        memory: what its ops take in the call that it was made for.
+        plan: what was decided, and what its ops take in the call that it was made for; its instructions stay.
         sizes: bytes of the results of ops, and of inputs, in the other call; those of others stay.
     """
     before = {op.name: op.bytes for op in plan.graph.ops}
     before |= {name: meta.bytes for name, meta in plan.graph.inputs if meta is not None}
     values = (replace(each, bytes=sizes.get(original(each.name), each.bytes)) for each in plan.program.values)
-    return replace(plan, program=replace(plan.program, values=tuple(values))), memory.resized(sizes, before)
+    memory = plan.memory and plan.memory.resized(sizes, before)
+    return replace(plan, program=replace(plan.program, values=tuple(values)), memory=memory)
 
 
 def at_batch(plan: Plan, batch: int) -> dict[str, int]:
@@ -50,15 +49,14 @@ def at_batch(plan: Plan, batch: int) -> dict[str, int]:
     return {name: size * batch // before for name, size in sizes.items()}
 
 
-def largest_batch(plan: Plan, memory: Memory) -> int | None:
+def largest_batch(plan: Plan) -> int | None:
     """The largest batch with which a plan keeps every cap of its machine, predicted from the batch of its example.
 
     Args:
         plan: its program stays; a plan that is made for that batch may fit better.
-        memory: what its ops take in the example.
 
     Returns:
-        0 if none fits; ``None`` if there is no cap, or the inputs have no batch in common.
+        0 if none fits; ``None`` if there is no cap, the inputs have no batch in common, or nobody knows what ops take.
     """
     limits, before = caps(plan.machine), batch_of(plan)
     if not limits or before is None:
@@ -66,10 +64,10 @@ def largest_batch(plan: Plan, memory: Memory) -> int | None:
 
     @cache
     def room(batch: int) -> int:
-        found = footprints(*resized(plan, memory, at_batch(plan, batch)))
+        found = footprints(resized(plan, at_batch(plan, batch)))
         return min(limits[name] - each.total for name, each in found.items() if name in limits)
 
-    if not set(limits) & set(footprints(plan, memory)):
+    if not set(limits) & set(footprints(plan)):
         return None
     return 0 if room(1) < 0 else _last(room, max(2, before))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,39 @@ def read_bounded(path: Path, largest: int) -> bytes:
         raise OSError("it is a directory or a device")
     with path.open("rb") as file:  # room for what is asked for is taken at once, so no more than there is
         return file.read(min(largest, max(status.st_size, ROOM)) + 1)
+
+
+def why(error: Exception) -> str:
+    """What the system says of a file that it cannot read, without the number of the error, and the path, which is told already.
+
+    >>> why(FileNotFoundError(2, "No such file or directory", "plan.json"))
+    'No such file or directory'
+    """
+    return str(getattr(error, "strerror", None) or error)
+
+
+def parse_json(text: str) -> object:
+    """What ``json.loads`` gives, of a document in which no key is written twice.
+
+    Raises:
+        SpecError: one is.
+        ValueError, RecursionError: it is no JSON, or nested too deeply.
+    """
+
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            refuse_doubles([key for key, _ in pairs])
+        return found
+
+    return json.loads(text, object_pairs_hook=mapping)
+
+
+def refuse_doubles(keys: Sequence[str]) -> None:
+    """Raise if a key stands twice in one mapping: readers keep the last without a word, which loses half a document."""
+    for key, times in Counter(keys).items():
+        if times > 1:
+            raise SpecError(f"the key {quote(key)} is written {times} times in one mapping; keep one")
 
 
 def faults_of(error: ValidationError, *under: str) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from partitioner.ir.memory import Memory
-from partitioner.ir.plan import Plan, state_devices
+from partitioner.ir.plan import Plan, resident_bytes, state_devices
 from partitioner.ir.replay import Change, Replay
 from partitioner.ir.units import format_size
 
@@ -95,17 +95,16 @@ class Footprint:
         return ", ".join(f"{name} {format_size(size)}" for name, size in self.largest[:MOST_SHOWN])
 
 
-def footprints(plan: Plan, memory: Memory) -> dict[str, Footprint]:
-    """The footprint of a plan on each torch device that it uses.
-
-    Args:
-        plan: what runs where, and in which order.
-        memory: what its ops take.
+def footprints(plan: Plan) -> dict[str, Footprint]:
+    """The footprint of a plan on each torch device that it uses; none where nobody knows what its ops take.
 
     Returns:
         By torch device, in the machine's order. Ops of lanes that run at the same time are taken to begin in issue order, in
         which an accelerator's memory is allocated.
     """
+    memory = plan.memory
+    if memory is None:
+        return {}
     replay = Replay(plan.program, plan.tasks, memory)
     standing = list(_standing(plan, memory))
     forward = [*standing, *replay.forward()]
@@ -190,7 +189,7 @@ def _margins(plan: Plan) -> dict[str, int]:
     return dict(found)
 
 
-def least_cap(plan: Plan, memory: Memory) -> int:
+def least_cap(plan: Plan) -> int:
     """Bytes that the largest cap must have at least, whatever the plan.
 
     State, what the optimizer keeps, inputs, results and what backward needs lie somewhere when forward is done, so on one of n
@@ -198,8 +197,13 @@ def least_cap(plan: Plan, memory: Memory) -> int:
 
     Args:
         plan: any plan of the graph, for its inputs, outputs and devices.
-        memory: what the graph's ops take.
+
+    Returns:
+        0 where nobody knows what the graph's ops take.
     """
+    memory = plan.memory
+    if memory is None:
+        return 0
     least = _least_sizes(plan, memory)
     weights = {each.storage: each for each in memory.state.values()}
     standing = sum(each.bytes + each.optimizer for each in weights.values())
@@ -229,9 +233,12 @@ def _alone(plan: Plan, memory: Memory, least: list[int], name: str) -> int:
     return sum(least[number] for number in numbers) + facts.kept + sum(each.bytes + each.optimizer for each in weights.values())
 
 
-def standing_bytes(plan: Plan, memory: Memory) -> dict[str, int]:
+def standing_bytes(plan: Plan) -> dict[str, int]:
     """Bytes that policies reckon with on each torch device: state, with its gradients and what the optimizer keeps."""
     found: Counter[str] = Counter()
+    memory = plan.memory
+    if memory is None:
+        return resident_bytes(plan)
     placed = {name: device for name, device in state_devices(plan).items() if name in memory.state}
     for weight, device in {memory.state[name].storage: (memory.state[name], place) for name, place in placed.items()}.values():
         found[device] += weight.total

@@ -11,7 +11,8 @@ CUDA stream or a CPU worker thread. Everything here is a number with a unit; not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partitioner.ir.words import few
@@ -160,6 +161,11 @@ def accelerators_first(machine: Machine) -> Machine:
     """Lane 0 is the caller's: its stream where there is an accelerator, for then the host never waits at the end."""
     ordered = sorted(machine.devices, key=lambda device: device.kind == "cpu")
     return Machine(tuple(ordered), machine.links)
+
+
+def capped(machine: Machine, cap: Callable[[Device], int | None]) -> Machine:
+    """The machine with other memory caps, of which each device is asked."""
+    return replace(machine, devices=tuple(replace(device, memory=cap(device)) for device in machine.devices))
 
 
 def caps(machine: Machine) -> dict[str, int]:

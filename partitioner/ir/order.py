@@ -1,4 +1,4 @@
-"""Happens-before over a program, written once: for the verifier, the frees, and the waits that tell nothing new.
+"""Happens-before over a program, written once: for the verifier, the frees, waits that tell nothing new, and what overlaps.
 
 Vector clocks: the clock of an instruction says, for each lane, how many of that lane's instructions are known to have ended
 when it starts. A lane knows its own past; a Wait adds what the Record knew.
@@ -12,10 +12,11 @@ events in a distributed system", 1978.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from partitioner.ir.program import Instruction, Program, Record, Wait
+from partitioner.ir.program import Instruction, Program, Record, Run, Wait
 
 Clock = tuple[int, ...]
 
@@ -55,6 +56,29 @@ def happens_before(program: Program) -> Order:
         ticks.append(end[item.lane])
         final[item.lane] = end
     return Order(program, tuple(clocks), tuple(ticks), tuple(final))
+
+
+def overlaps(program: Program) -> bool:
+    """Whether anything of a program may run at the same time: two Runs of different lanes with no order between them.
+
+    Of another lane only the first Run that is not known to have ended can decide it: if that one waits for this one, so do
+    all that come after it.
+    """
+    order = happens_before(program)
+    runs: list[list[int]] = [[] for _ in program.lanes]
+    for index, item in enumerate(program.instructions):
+        if isinstance(item, Run):
+            runs[item.lane].append(index)
+    return any(_is_free_of(order, index, others) for mine in runs for index in mine for others in runs if others is not mine)
+
+
+def _is_free_of(order: Order, index: int, others: list[int]) -> bool:
+    """Whether a Run may run beside one of the Runs of another lane."""
+    if not others:
+        return False
+    lane = order.program.instructions[others[0]].lane
+    next_one = bisect_right(others, order.clocks[index][lane], key=order.ticks.__getitem__)
+    return next_one < len(others) and not order.before(index, others[next_one])
 
 
 def idle_waits(program: Program) -> frozenset[int]:

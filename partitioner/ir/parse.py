@@ -23,9 +23,17 @@ def parse(text: str) -> Program:
     Args:
         text: what ``str(program)`` gave.
 
+    Returns:
+        An equal program, which nobody has verified.
+
     Raises:
         PartitionerError: it does not begin as a program does, or a line is not an instruction or declaration; the message has
             its number and text.
+
+    Example:
+        >>> text = "program Toy\\nlane 0 cpu/0 cpu\\n0 run t0 () -> ()"
+        >>> parse(text).instructions, str(parse(text)) == text
+        ((Run(lane=0, task='t0', reads=(), writes=(), touches=()),), True)
     """
     if not isinstance(text, str) or text.split(maxsplit=1)[:1] != ["program"]:
         raise PartitionerError("not a printed program, which begins with `program <name>`; a model's file ends in .py")

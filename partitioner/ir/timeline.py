@@ -1,6 +1,6 @@
-"""Spans on lanes, simulated or measured. Reports draw Timelines and know nothing else.
+"""Spans on lanes: what runs where and when, as it is predicted.
 
-timeline simulated 1.20 ms
+timeline 1.20 ms
   cpu/0  0.00 t0 0.80  0.85 t2 1.20
   cpu/1  0.05 t1 0.75
 """
@@ -25,12 +25,10 @@ class Timeline:
     """What ran where and when.
 
     Args:
-        origin: ``simulated`` or ``measured``.
         lanes: names, by lane number.
         spans: in order of their start.
     """
 
-    origin: str
     lanes: tuple[str, ...]
     spans: tuple[Span, ...]
 
@@ -44,7 +42,7 @@ class Timeline:
         return sum(span.end - span.start for span in self.spans if span.lane == lane)
 
     def __str__(self) -> str:
-        lines = [f"timeline {self.origin} {self.makespan * 1e3:.2f} ms"]
+        lines = [f"timeline {self.makespan * 1e3:.2f} ms"]
         for number, name in enumerate(self.lanes):
             spans = (span for span in self.spans if span.lane == number)
             row = "  ".join(f"{span.start * 1e3:.2f} {span.label} {span.end * 1e3:.2f}" for span in spans)

@@ -9,10 +9,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from partitioner.errors import SpecError
 from partitioner.ir.units import quote
+
+Word = TypeVar("Word", bound=str)
 
 MOST_COMPARED = 2_000
 MOST_LISTED = 24
@@ -61,7 +63,7 @@ def first_lines(lines: Sequence[str], most: int = 10) -> list[str]:
     return [*lines[:most], *more]
 
 
-def one_of(what: str, word: object, words: Collection[str]) -> str:
+def one_of(what: str, word: object, words: Collection[Word]) -> Word:
     """``word``, if it is one of ``words``.
 
     Raises:
@@ -70,9 +72,19 @@ def one_of(what: str, word: object, words: Collection[str]) -> str:
     >>> one_of("objective", "latency", ("latency", "throughput"))
     'latency'
     """
-    if not isinstance(word, str) or word not in words:
-        raise SpecError(f"{what}: {quote(word)} is not known{hint(word, words)}")
-    return word
+    for each in words if isinstance(word, str) else ():
+        if each == word:
+            return each
+    raise SpecError(f"{what}: {quote(word)} is not known{hint(word, words)}")
+
+
+def printable(text: str) -> str:
+    """A user's name as a report shows it, for it may hold anything.
+
+    >>> printable("a\\nb")
+    'a?b'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def refuse_mistaken(names: Iterable[str], function: Callable[..., Any]) -> None:

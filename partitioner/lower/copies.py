@@ -33,6 +33,7 @@ class _Copies:
         self.stands_for: dict[str, tuple[str, ...]] = {}
 
     def rewrite(self, instruction: Instruction) -> Iterator[Instruction]:
+        """A Run that reads copies where its lane needs them, behind those that it is the first to need; others as they are."""
         if not isinstance(instruction, Run):
             yield instruction
             return

@@ -39,7 +39,7 @@ def fused(plan: Plan, refused: Compilable) -> Plan:
         made = _made(plan, alone)
         more = set(refused(made.tasks)) - alone
         if not more:
-            verify_plan(made, made.memory)
+            verify_plan(made)
             return made
         alone |= more
 

@@ -12,29 +12,30 @@ from collections.abc import Iterator
 from partitioner.ir.batch import largest_batch
 from partitioner.ir.footprint import Footprint, footprints, least_cap
 from partitioner.ir.machine import caps
-from partitioner.ir.memory import Memory
 from partitioner.ir.plan import Plan
 from partitioner.ir.units import format_size
 
 
-def explained(plan: Plan, memory: Memory) -> Iterator[str]:
+def explained(plan: Plan) -> Iterator[str]:
     """What takes the memory of each device whose cap a plan breaks, and the caps that would do.
 
     Args:
         plan: one that does not fit.
-        memory: what its ops take.
 
     Returns:
-        Lines. The caps named are enough for this plan; under the bound at their end no plan of these ops fits.
+        Lines; none where nobody knows what its ops take. The caps named are enough for this plan; under the bound at their end
+        no plan of these ops fits.
     """
-    found, limits = footprints(plan, memory), caps(plan.machine)
+    found, limits = footprints(plan), caps(plan.machine)
+    if not found:
+        return
     for name, each in found.items():
         if each.total > limits.get(name, each.total):
             yield from _of_device(each)
     enough = [f"{each.total} B ({format_size(each.total)}) on {name}" for name, each in found.items()]
-    bound = format_size(least_cap(plan, memory))
+    bound = format_size(least_cap(plan))
     yield f"This plan takes {_listed(enough)}. No plan fits where every device has less than {bound}."
-    if (most := largest_batch(plan, memory)) is not None:
+    if (most := largest_batch(plan)) is not None:
         yield f"The largest batch that this plan fits with is {most}." if most else "No batch is small enough for this plan."
 
 

@@ -17,13 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from partitioner.errors import PartitionerError, SpecError
-from partitioner.ir.documents import faults_of, read_bounded, refused, write_whole
+from partitioner.ir.documents import faults_of, parse_json, read_bounded, refused, why, write_whole
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
 from partitioner.ir.saved import SavedPlan
 from partitioner.ir.saving import saved
-from partitioner.ir.units import quote
 from partitioner.lower.rules import Case, undeclared
 
 _LARGEST = 2**28
@@ -52,7 +51,7 @@ def read_program(text: str) -> Program:
     try:
         content = _content(Path(text))
     except (OSError, ValueError) as error:
-        raise ProgramError(f"{text}: cannot be read as text: {error}") from error
+        raise ProgramError(f"{text}: cannot be read as text: {why(error)}") from error
     try:
         program = parse(content)
     except PartitionerError as error:
@@ -119,6 +118,16 @@ def save_plan(parallel: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         SpecError: it is no partitioned module, has no program yet, or the file cannot be written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from partitioner import partition
+        >>> model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_plan(partition(model, ["cpu"], example_inputs=x), f"{folder}/plan.json")
+        ...     again = partition(model, example_inputs=x, plan=f"{folder}/plan.json")
+        >>> torch.equal(again(x), model(x))
+        True
     """
     programs = getattr(parallel, "_partitioner_programs", None)
     if programs is None:
@@ -140,9 +149,11 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     try:
         content = _content(Path(path))
     except (OSError, TypeError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read as text: {error}") from error
+        raise SpecError(
+            f"{where}: cannot be read as text: {why(error)}; give the path of a file that save_plan wrote"
+        ) from error
     try:
-        json.loads(content, object_pairs_hook=_mapping)
+        parse_json(content)
         return SavedPlan.model_validate_json(content)
     except ValidationError as error:
         faults = faults_of(error)
@@ -153,15 +164,6 @@ def read_plan(path: str | os.PathLike[str]) -> SavedPlan:
     except ValueError as error:
         faults = [f"no JSON: {error}"]
     raise refused(where, "the document of a plan", faults)
-
-
-def _mapping(pairs: list[tuple[str, Any]]) -> None:
-    """Refuses a key that is written twice, of which readers keep the last without a word."""
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise ValueError(f"the key {quote(key)} is written twice in one mapping")
-        seen.add(key)
 
 
 _UNVERSIONED = "schema_version: is missing"

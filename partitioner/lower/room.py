@@ -15,9 +15,8 @@ from time import monotonic
 
 from partitioner.errors import PlacementError, VerifyError
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
-from partitioner.ir.liveness import peak_bytes
-from partitioner.ir.machine import Machine, caps
-from partitioner.ir.plan import Plan, resident_bytes
+from partitioner.ir.machine import Machine, capped, caps
+from partitioner.ir.plan import Plan
 from partitioner.ir.units import format_size
 from partitioner.lower.verify import verify_plan
 
@@ -63,14 +62,14 @@ def _keeping(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
         for _ in range(MOST_TRIES):
             missing = live_bytes_too_many(plan)
             if not missing:
-                verify_plan(plan, plan.memory)
+                verify_plan(plan)
                 return plan
             room = grown(room, missing)
             try:
                 plan = make(_with_less(machine, room))
             except PlacementError:
                 break
-    verify_plan(first, first.memory)
+    verify_plan(first)
     return first
 
 
@@ -82,10 +81,10 @@ def with_least_peak(machine: Machine, maker: Maker) -> Plan:
     best, make, until = with_room(machine, maker), maker(machine), monotonic() + SECONDS
     if best.memory is None:
         return best
-    low, high = least_cap(best, best.memory), peak_of(best)
+    low, high = least_cap(best), peak_of(best)
     while high > low * (1 + CLOSE) and monotonic() < until:
         tried = (low + high) // 2
-        found = _under(_capped(machine, tried), lambda capped: lambda smaller: replace(make(smaller), machine=capped))
+        found = _under(_at_most(machine, tried), lambda under: lambda smaller: replace(make(smaller), machine=under))
         if found is None:
             low = tried
         else:
@@ -93,10 +92,10 @@ def with_least_peak(machine: Machine, maker: Maker) -> Plan:
     return best
 
 
-def _under(capped: Machine, maker: Maker) -> Plan | None:
+def _under(machine: Machine, maker: Maker) -> Plan | None:
     """A plan that keeps the caps of a machine that differs in them alone; ``None`` if there was none."""
     try:
-        return _keeping(capped, maker(capped))
+        return _keeping(machine, maker(machine))
     except (PlacementError, VerifyError):
         return None
 
@@ -109,8 +108,7 @@ def _enough(machine: Machine, maker: Maker) -> int | None:
     until, low = monotonic() + PATIENCE, max(caps(machine).values(), default=0)
 
     def fits(cap: int) -> bool:
-        devices = (each if each.memory is None else replace(each, memory=cap) for each in machine.devices)
-        return _under(replace(machine, devices=tuple(devices)), maker) is not None
+        return _under(capped(machine, lambda each: None if each.memory is None else cap), maker) is not None
 
     if not low or not fits(LARGEST):
         return None
@@ -125,17 +123,13 @@ def _enough(machine: Machine, maker: Maker) -> int | None:
 
 def peak_of(plan: Plan) -> int:
     """Bytes on the fullest device when it is fullest."""
-    return 0 if plan.memory is None else max((each.total for each in footprints(plan, plan.memory).values()), default=0)
+    return max((each.total for each in footprints(plan).values()), default=0)
 
 
 def live_bytes_too_many(plan: Plan) -> dict[str, int]:
     """Bytes at worst, on each device that is too full, beside those that policies reckon with."""
-    if plan.memory is None:
-        state, live = resident_bytes(plan), peak_bytes(plan.program)
-        totals = {device: state.get(device, 0) + live.get(device, (0, -1))[0] for device in caps(plan.machine)}
-    else:
-        state = standing_bytes(plan, plan.memory)
-        totals = {device: each.total for device, each in footprints(plan, plan.memory).items()}
+    state = standing_bytes(plan)
+    totals = state | {device: each.total for device, each in footprints(plan).items()}  # no shapes, no live bytes
     full = (device for device, cap in caps(plan.machine).items() if totals.get(device, 0) > cap)
     return {device: max(0, totals[device] - state.get(device, 0)) for device in full}
 
@@ -151,14 +145,9 @@ def _where_full(room: Bytes, missing: Bytes) -> dict[str, int]:
     return {device: max(missing.get(device, 0), before + missing.get(device, 0) // 8) for device, before in room.items()}
 
 
-def _capped(machine: Machine, cap: int) -> Machine:
-    devices = (replace(each, memory=cap if each.memory is None else min(cap, each.memory)) for each in machine.devices)
-    return replace(machine, devices=tuple(devices))
+def _at_most(machine: Machine, cap: int) -> Machine:
+    return capped(machine, lambda each: cap if each.memory is None else min(cap, each.memory))
 
 
 def _with_less(machine: Machine, room: Bytes) -> Machine:
-    devices = (
-        each if each.memory is None else replace(each, memory=max(0, each.memory - room[each.torch_device]))
-        for each in machine.devices
-    )
-    return replace(machine, devices=tuple(devices))
+    return capped(machine, lambda each: None if each.memory is None else max(0, each.memory - room[each.torch_device]))

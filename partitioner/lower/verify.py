@@ -10,15 +10,13 @@ race: instructions 4 and 7 both touch %a, and no event orders cpu/0 before cpu/1
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from partitioner.errors import PlacementError, SpecError, VerifyError
 from partitioner.ir.batch import resized
 from partitioner.ir.footprint import footprints
 from partitioner.ir.machine import caps
-from partitioner.ir.memory import Memory
 from partitioner.ir.plan import Plan, resident_bytes
-from partitioner.ir.program import Program, Run, original
+from partitioner.ir.program import Program, Run
 from partitioner.ir.task import TaskGraph
 from partitioner.lower.memory import explained
 from partitioner.lower.rules import RULES, Case, Fault, capacity, undeclared
@@ -38,7 +36,7 @@ def verify(
     memory: Mapping[str, int] | None = None,
     resident: Mapping[str, int] | None = None,
 ) -> Program:
-    """Return ``program`` if it breaks no rule.
+    """Check a program against every rule: races, deadlocks, wrong devices, use after free, leaks, memory.
 
     Args:
         program: what to check.
@@ -46,9 +44,22 @@ def verify(
         memory: cap in bytes by torch device.
         resident: bytes of parameters and buffers by torch device.
 
+    Returns:
+        The program itself.
+
     Raises:
         VerifyError: with every fault, and the program around each.
         SpecError: it is no program.
+
+    Example:
+        >>> from partitioner import parse
+        >>> lanes = "program Toy\\nlane 0 cpu/0 cpu\\nlane 1 cpu/1 cpu\\n"
+        >>> verify(parse(lanes + "0 run a () -> ()\\n0 run b () -> ()")).name
+        'Toy'
+        >>> verify(parse(lanes + "0 run a () -> () w:x\\n1 run b () -> () r:x"))
+        Traceback (most recent call last):
+        ...
+        partitioner.errors.VerifyError: program Toy has ...
     """
     if not isinstance(program, Program):
         raise SpecError(f"verify takes a Program, and this is a {type(program).__name__}; parse(text) reads a printed one")
@@ -58,54 +69,46 @@ def verify(
     return program
 
 
-def verify_plan(plan: Plan, memory: Memory | None = None) -> None:
+def verify_plan(plan: Plan) -> None:
     """Check a plan's program against every rule: its tasks, the machine's caps and the state that lies there included.
 
     Args:
-        plan: what was decided.
-        memory: what its ops take; without it, only state and the values between tasks are counted.
+        plan: what was decided. Where nobody knows what its ops take, only state and the values between tasks are counted.
 
     Raises:
         PlacementError: the caps do not hold parameters, buffers and live values. Policies count state; what the values between
             tasks add is known only now.
         VerifyError: any other rule is broken.
     """
-    found = faults(_case(plan, memory))
-    _refuse_full(plan, memory, [fault.message for fault in found if fault.rule == "capacity"])
+    found = faults(_case(plan))
+    _refuse_full(plan, [fault.message for fault in found if fault.rule == "capacity"])
     if found:
         raise _broken(plan.program, plan.tasks, found)
 
 
-def verify_memory(plan: Plan, sizes: Mapping[str, int], memory: Memory | None = None) -> None:
+def verify_memory(plan: Plan, sizes: Mapping[str, int]) -> None:
     """Check a plan against the machine's caps once more, for a call whose sizes are others than those it was made for.
 
     Args:
         plan: its other rules hold for all sizes.
         sizes: bytes of each op's result.
-        memory: what its ops take in the call it was made for.
 
     Raises:
         PlacementError: the caps do not hold parameters, buffers and live values.
     """
-    if memory is not None:
-        plan, memory = resized(plan, memory, sizes)
-    else:
-        values = (replace(value, bytes=sizes.get(original(value.name), value.bytes)) for value in plan.program.values)
-        plan = replace(plan, program=replace(plan.program, values=tuple(values)))
-    _refuse_full(plan, memory, [fault.message for fault in capacity(_case(plan, memory))])
+    plan = resized(plan, sizes)
+    _refuse_full(plan, [fault.message for fault in capacity(_case(plan))])
 
 
-def _case(plan: Plan, memory: Memory | None) -> Case:
+def _case(plan: Plan) -> Case:
     """A plan with what its machine allows; footprints are reckoned only where there are caps."""
     limits = caps(plan.machine)
-    known = footprints(plan, memory) if memory is not None and limits else {}
-    return Case(plan.program, plan.tasks, limits, resident_bytes(plan), known)
+    return Case(plan.program, plan.tasks, limits, resident_bytes(plan), footprints(plan) if limits else {})
 
 
-def _refuse_full(plan: Plan, memory: Memory | None, full: list[str]) -> None:
+def _refuse_full(plan: Plan, full: list[str]) -> None:
     if full:
-        details = explained(plan, memory) if memory is not None else ()
-        raise PlacementError("\n".join([*full, ADVICE, *details]))
+        raise PlacementError("\n".join([*full, ADVICE, *explained(plan)]))
 
 
 def _broken(program: Program, tasks: TaskGraph | None, found: list[Fault]) -> VerifyError:

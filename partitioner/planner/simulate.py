@@ -45,7 +45,7 @@ def simulate(program: Program, costs: Costs, tasks: TaskGraph, placement: Assign
     if program.lanes and clock.free[0] > end:
         spans.append(Span(0, "return", clock.free[0], clock.free[0]))
     spans.sort(key=lambda span: (span.start, span.lane))
-    return Timeline("simulated", tuple(lane.name for lane in program.lanes), tuple(spans))
+    return Timeline(tuple(lane.name for lane in program.lanes), tuple(spans))
 
 
 def op_seconds(program: Program, costs: Costs, tasks: TaskGraph, placement: Assignment | None = None) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from partitioner.spec.devices import cores
+from partitioner.spec.devices import cores, properties
 
 VERSION = 1
 """Of the way in which ops are timed; seconds that were measured in another way are measured again."""
@@ -27,11 +27,8 @@ def title(place: str) -> str:
     >>> title("cpu") != ""
     True
     """
-    device = torch.device(place)
-    if device.type == "cpu":
-        return _processor()
-    about = getattr(torch.get_device_module(device), "get_device_properties", None)
-    return str(getattr(about(device), "name", device.type)) if about is not None else device.type
+    kind = torch.device(place).type
+    return _processor() if kind == "cpu" else str(getattr(properties(place), "name", kind))
 
 
 def environment(place: str) -> str:
@@ -62,10 +59,8 @@ def caches(place: str) -> tuple[int, ...]:
     >>> caches("cpu")[0] > 0
     True
     """
-    device = torch.device(place)
-    if device.type != "cpu":
-        about = getattr(torch.get_device_module(device), "get_device_properties", None)
-        return (int(getattr(about(device), "L2_cache_size", _LAST)),) if about is not None else (_LAST,)
+    if torch.device(place).type != "cpu":
+        return (int(getattr(properties(place), "L2_cache_size", _LAST)),)
     found = set()
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:

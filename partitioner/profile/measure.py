@@ -10,6 +10,7 @@ import torch
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device
+from partitioner.ir.words import few
 from partitioner.profile.cache import Cache
 from partitioner.profile.call import time_op, undisturbed
 from partitioner.profile.clock import BUDGET, Disturbed, Timing
@@ -165,10 +166,10 @@ def told(found: Found) -> tuple[str, ...]:
     ('not measured: 2 ops, for it calls a graph (a, b)',)
     """
     failed = found.failed
-    busy = found.busy.items()
-    lines = [f"not measured: {count} ops with {width} threads, for others used the cores" for width, count in busy]
+    lines = [
+        f"not measured: {count} ops with {width} threads, for others used the cores" for width, count in found.busy.items()
+    ]
     for reason, count in Counter(failed.values()).most_common():
-        names = [name for name in failed if failed[name] == reason]
-        shown = ", ".join(names[:3]) + (", ..." if count > 3 else "")
-        lines.append(f"not measured: {count} op{'s' * (count > 1)}, for {reason} ({shown})")
+        names = few([name for name in failed if failed[name] == reason])
+        lines.append(f"not measured: {count} op{'s' * (count > 1)}, for {reason} ({names})")
     return tuple(lines)

@@ -5,7 +5,7 @@ Solid arrows carry data; dashed ones keep the order of ops that touch one storag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from partitioner.ir.units import format_duration, format_size
 from partitioner.report.inspection import Branch, Inspection
@@ -76,5 +76,4 @@ def _dot_text(text: str) -> str:
 
 def _mermaid_text(text: str) -> str:
     """Mermaid reads HTML entities, written with # in place of &, and much else as its own syntax."""
-    safe: Callable[[str], bool] = lambda letter: letter.isalnum() or letter in " ._/:,()-+"  # noqa: E731
-    return "".join(letter if safe(letter) else f"#{ord(letter)};" for letter in text)
+    return "".join(letter if letter.isalnum() or letter in " ._/:,()-+" else f"#{ord(letter)};" for letter in text)

@@ -13,7 +13,7 @@ from partitioner.ir.footprint import Footprint, footprints
 from partitioner.ir.graph import Op
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.machine import Device
-from partitioner.ir.overlap import overlaps
+from partitioner.ir.order import overlaps
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy
 from partitioner.ir.timeline import Timeline
@@ -70,7 +70,7 @@ class _View:
 
     @cached_property
     def footprints(self) -> Mapping[str, Footprint]:
-        return {} if self.plan.memory is None else footprints(self.plan, self.plan.memory)
+        return footprints(self.plan)
 
     @cached_property
     def levels(self) -> list[list[int]]:
@@ -98,6 +98,7 @@ class _View:
     # By depth ---------------------------------------------------------------------------------------------------------
 
     def branch(self, member: int) -> Branch:
+        """One branch, by its number."""
         ops = [self.plan.graph.by_name[name] for name in self.branches[member]]
         tasks = tuple(dict.fromkeys(self.plan.tasks.task_of[op.name] for op in ops))
         lanes = [self.plan.machine.lanes[self.plan.placement.lane[task]] for task in tasks]
@@ -186,6 +187,7 @@ class _View:
             yield Transfers(known[source], known[target], len(found), sum(found) if self.shapes_known else None)
 
     def device(self, device: Device) -> DeviceLoad:
+        """What lies on a device, what runs there, and what of its memory is left."""
         placed, lanes = self.plan.placement.lane, self.plan.machine.lanes
         own = [number for number, lane in enumerate(lanes) if lane.device_name == device.name]
         ops = (op for op in self.plan.graph.ops if placed[self.plan.tasks.task_of[op.name]] in own)
@@ -214,6 +216,7 @@ class _View:
         return LaneLoad(self.plan.machine.lanes[number].name, tasks, share if self.shapes_known else None)
 
     def notes(self, size: int) -> Iterator[str]:
+        """What times rest on, what takes memory, what the front end had to give up; ``size`` are bytes of all state."""
         yield from self.plan.graph.notes
         if not self.shapes_known:
             yield _UNKNOWN
@@ -223,7 +226,7 @@ class _View:
             yield f"Assumed, not measured: {'; '.join(self.plan.machine.assumed)}. A spec can say what they are."
         for each in self.footprints.values():
             yield f"{each.device} takes {format_size(each.total)} at most, at {each.at}: {each.purposes}."
-        if self.plan.memory is not None and (most := largest_batch(self.plan, self.plan.memory)) is not None:
+        if (most := largest_batch(self.plan)) is not None:
             yield f"The largest batch that fits is predicted to be {most}."
         first = self.plan.machine.devices[0]
         if first.memory is not None and size > first.memory:
@@ -243,6 +246,7 @@ class _View:
         return f"Branches run at the same time on {len(lanes)} lanes{gain}."
 
     def why_serial(self, chain: bool) -> str:
+        """Why one lane does everything, as the end of a sentence."""
         reasons = set(self.plan.placement.reason.values())
         if not self.plan.graph.ops:
             return "the model has no ops"

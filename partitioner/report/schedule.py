@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from partitioner.ir.answer import Answer
 from partitioner.ir.units import format_duration, format_size
+from partitioner.ir.words import printable
 from partitioner.planner.timing import Load, loads
 
 MOST_BARS = 40
@@ -33,7 +34,7 @@ def table(answer: Answer) -> str:
     problem = answer.problem
     counted = [_plural(len(problem.tasks), "task"), _plural(len(problem.edges), "edge")]
     rule = ", contiguous" if problem.contiguous else ""
-    lines = [f"{_printable(problem.name)}: {', '.join(counted)} on {_plural(len(problem.processors), 'device')}{rule}"]
+    lines = [f"{printable(problem.name)}: {', '.join(counted)} on {_plural(len(problem.processors), 'device')}{rule}"]
     lines += [str(answer), *([f"note: {answer.assignment.note}"] if answer.assignment.note else []), ""]
     lines += _aligned([_COLUMNS, *_rows(answer)])
     if answer.makespan and len(problem.tasks) <= MOST_BARS:
@@ -62,8 +63,8 @@ def _rows(answer: Answer) -> Iterable[tuple[str, ...]]:
         memory[home] += problem.memory[task] if problem.memory else 0.0
     for number, (device, load) in enumerate(zip(problem.processors, loads(problem, homes), strict=True)):
         yield (
-            _printable(device.name),
-            _printable(problem.kinds[device.kind].name),
+            printable(device.name),
+            printable(problem.kinds[device.kind].name),
             str(tasks[number]),
             *(format_duration(each) if each else "-" for each in (load.compute, load.sends, load.receives)),
             f"{_busy(answer, load):.0%}",
@@ -95,14 +96,14 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _bars(answer: Answer, makespan: float) -> list[str]:
     """A line for each device that has tasks, from the start to the makespan; a task of no length leaves no mark."""
     problem, decided = answer.problem, answer.assignment
-    names = [_printable(device.name) for device in problem.processors]
+    names = [printable(device.name) for device in problem.processors]
     margin = max(map(len, names))
     lines = [["."] * WIDTH for _ in names]
     for task in decided.order:
         first = min(WIDTH - 1, round(decided.start[task] / makespan * WIDTH))
         last = min(WIDTH, max(first + 1, round(decided.end[task] / makespan * WIDTH)))
         if decided.end[task] > decided.start[task]:
-            lines[problem.lanes[decided.lanes[task]]][first:last] = _bar(_printable(problem.tasks[task]), last - first)
+            lines[problem.lanes[decided.lanes[task]]][first:last] = _bar(printable(problem.tasks[task]), last - first)
     scale = f"0{format_duration(makespan).rjust(WIDTH - 1)}"
     used = {problem.lanes[lane] for lane in decided.lanes}
     drawn = (f"{name.ljust(margin)}  {''.join(lines[number])}" for number, name in enumerate(names) if number in used)
@@ -111,11 +112,6 @@ def _bars(answer: Answer, makespan: float) -> list[str]:
 
 def _bar(name: str, width: int) -> str:
     return "#" * width if width <= _TEXTS else f"[{name[: width - 2].ljust(width - 2, '=')}]"
-
-
-def _printable(text: str) -> str:
-    """Names are the user's, and may hold anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _plural(count: int, noun: str) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partitioner.ir.units import format_count, format_duration, format_size
+from partitioner.ir.words import printable
 from partitioner.report.inspection import Branch, Depth, DeviceLoad, Inspection, LaneLoad, Summary
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -113,6 +114,7 @@ class _Writer:
         return table
 
     def branch_table(self) -> Table:
+        """A row for each branch, those of one depth together."""
         table = self.table(
             *("depth", "branch", *(("params",) if self.counts else ()), "size"),
             *(("FLOP", "output", "time") if self.shapes_known else ()),
@@ -153,6 +155,7 @@ class _Writer:
         return Text(" ").join(Text(name, style=self.colour.get(name, "")) for name in shown)
 
     def time_table(self) -> Table:
+        """What a call is expected to take, beside one device and what bounds it; no rows where no shapes are known."""
         found, first = self.summary.prediction, self.summary.devices[0]
         table = self.table("one call", "expected", "speedup", "remark", right="expected speedup")
         if found is None:
@@ -249,6 +252,5 @@ def _time(seconds: float | None) -> str:
 
 
 def _cut(text: str, style: str = "") -> Text:
-    """A cell that ends in an ellipsis rather than take a second line. Names are the user's, and may hold anything."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return Text(printable, style=style, no_wrap=True, overflow="ellipsis")
+    """A cell that ends in an ellipsis rather than take a second line."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

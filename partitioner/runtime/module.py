@@ -51,7 +51,17 @@ class Shown:
 
 
 class Parallel(nn.Module):
-    """A partitioned model. Made by `partition`, not by hand."""
+    """A partitioned model, made by `partition` and not by hand: an instance of a class derived from the model's own.
+
+    All that the model has it has, too, by the same names; only calls go through programs. What was made of it can be looked at,
+    under names that give way to the model's where that has such, too.
+
+    Example:
+        >>> from partitioner import partition
+        >>> parallel = partition(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), ["cpu"], example_inputs=torch.ones(2, 4))
+        >>> isinstance(parallel, nn.Sequential), list(parallel.state_dict()), len(parallel.graph.ops)
+        (True, ['0.weight', '0.bias'], 2)
+    """
 
     _partitioner_programs: Programs
     _partitioner_class: type

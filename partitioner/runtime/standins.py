@@ -139,7 +139,7 @@ class Spares:
         others = dict.fromkeys(limits, 0)
         for position, device in lies.union(*map(self._wanted, plans)) - mine:
             others[device] = others.get(device, 0) + self.arguments[position].nbytes
-        takes = footprints(plan, plan.memory)
+        takes = footprints(plan)
         return all(others[each] + (takes[each].total if each in takes else 0) <= cap for each, cap in limits.items())
 
 

@@ -57,6 +57,17 @@ def cores() -> int:
     return max(1, torch.get_num_threads())
 
 
+def properties(place: str) -> object:
+    """What an accelerator's backend tells of it: ``name``, ``total_memory``, ...; ``None`` where it tells nothing.
+
+    >>> properties("cpu") is None
+    True
+    """
+    device = torch.device(place)
+    ask = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_properties", None)
+    return None if ask is None else ask(device)
+
+
 def present(place: str) -> bool:
     """Whether this process can use the torch device; counts devices and touches none.
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from partitioner.errors import PlacementError, SpecError
-from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine, accelerators_first
+from partitioner.ir.machine import DEFAULT_LINK, Device, Link, Machine, accelerators_first, capped
 from partitioner.ir.units import quote
-from partitioner.spec.devices import cores, parse_device, present
+from partitioner.spec.devices import cores, parse_device, present, properties
 from partitioner.spec.hardware import HARDWARE, REACHED, Hardware, link_between
 from partitioner.spec.spec import DeviceSpec, LinkSpec, Spec, load_spec
 
@@ -72,13 +72,8 @@ def build_machine(spec: Spec, devices: Sequence[str | torch.device] | None = Non
     entries = found or _chosen(spec, discover() if devices is None else _listed(devices))
     bare = Machine(tuple(_device(entry) for entry in entries))
     _check_names(spec, bare)
-    return replace(_capped(bare, spec), links=_links(spec, bare, entries))
-
-
-def _capped(machine: Machine, spec: Spec) -> Machine:
-    """The machine under ``max_memory``, which overrides what its devices say of themselves."""
-    limits = {find_device(machine, word): limit for word, limit in spec.max_memory.items()}
-    return replace(machine, devices=tuple(replace(one, memory=limits.get(one, one.memory)) for one in machine.devices))
+    limits = {find_device(bare, word): limit for word, limit in spec.max_memory.items()}  # over what devices say themselves
+    return replace(capped(bare, lambda one: limits.get(one, one.memory)), links=_links(spec, bare, entries))
 
 
 def find_device(machine: Machine, text: str) -> Device | None:
@@ -234,11 +229,9 @@ def _check_names(spec: Spec, machine: Machine) -> None:
 
 def _usable_memory(place: str, sheet: Hardware | None) -> int | None:
     """Bytes a plan may use on a present accelerator whose backend tells its memory, or on one that is named; else ``None``."""
-    device = torch.device(place)
-    if device.type == "cpu" or not present(place):
+    if place == "cpu" or not present(place):
         return int(sheet.memory * USABLE_MEMORY) if sheet and sheet.memory else None
-    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
-    total = getattr(properties(device), "total_memory", None) if properties is not None else None
+    total = getattr(properties(place), "total_memory", None)
     return int(total * USABLE_MEMORY) if total is not None else None
 
 

@@ -6,16 +6,14 @@ billions of values, and a key that is written twice, of which readers would keep
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
 
 from partitioner.errors import SpecError
-from partitioner.ir.documents import read_bounded
+from partitioner.ir.documents import parse_json, read_bounded, refuse_doubles, why
 from partitioner.ir.units import format_size, quote
 
 LARGEST_FILE = 2**20
@@ -37,7 +35,7 @@ def read_document(source: str | Path, what: str = "spec", largest: int = LARGEST
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         raise SpecError(f"{where}: not the path of a {what}; it ends in one of {', '.join(_PARSERS)}")
-    data = _bytes(path, where, what, largest if parse is _parse_json else LARGEST_FILE)
+    data = _bytes(path, where, what, largest if parse is parse_json else LARGEST_FILE)
     try:
         document = parse(data.decode("utf-8-sig"))
     except SpecError as error:
@@ -57,7 +55,7 @@ def _bytes(path: Path, where: str, what: str, largest: int) -> bytes:
     try:
         data = read_bounded(path, largest)
     except (OSError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read: {error}; give the path of a file that exists") from error
+        raise SpecError(f"{where}: cannot be read: {why(error)}; give the path of a file that exists") from error
     if len(data) > largest:
         larger = "" if what == "spec" or path.suffix.lower() == ".json" else ", or write JSON, which may be larger"
         raise SpecError(f"{where}: larger than {format_size(largest)}, which no {what} is; check the path{larger}")
@@ -77,7 +75,7 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
     if id(node) not in counts:
         counts[id(node)] = MOST_VALUES  # while it is open: an alias to itself has no end
         if isinstance(node, yaml.MappingNode):
-            _refuse_doubles([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            refuse_doubles([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             children = [child for pair in node.value for child in pair]
         else:
             children = node.value if isinstance(node, yaml.SequenceNode) else []
@@ -87,26 +85,9 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
     return counts[id(node)]
 
 
-def _parse_json(text: str) -> object:
-    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            _refuse_doubles([key for key, _ in pairs])
-        return found
-
-    return json.loads(text, object_pairs_hook=mapping)
-
-
-def _refuse_doubles(keys: list[str]) -> None:
-    """YAML and JSON readers keep the last of two equal keys without a word, which loses half a document."""
-    for key, times in Counter(keys).items():
-        if times > 1:
-            raise SpecError(f"the key {quote(key)} is written {times} times in one mapping; keep one")
-
-
 _PARSERS: Mapping[str, Callable[[str], object]] = {
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
-    ".json": _parse_json,
+    ".json": parse_json,
     ".toml": tomllib.loads,
 }

@@ -225,6 +225,17 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default=None, description="how many ranks share the model, and how they work together; null for one process"
     )
 
+    @property
+    def policy_name(self) -> str | None:
+        """The policy's name; ``None`` for a function."""
+        named = self.policy.get("name") if isinstance(self.policy, Mapping) else self.policy
+        return named if isinstance(named, str) else None
+
+    @property
+    def says_how(self) -> bool:
+        """Whether somebody has said how plans run: with compiled tasks or without, and where backward does."""
+        return bool({"compile_tasks", "backward"} & self.model_fields_set)
+
     @model_validator(mode="after")
     def _names_agree(self) -> Spec:
         faults = list(disagreements(dict(self)))
@@ -255,6 +266,9 @@ def load_spec(source: Spec | Mapping[str, object] | str | Path | None = None, **
     Args:
         source: a spec; a mapping; the path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file; ``None``: defaults.
         overrides: fields of :class:`Spec` that replace those of ``source``; ``None`` leaves a field as it is.
+
+    Returns:
+        A spec without a fault.
 
     Raises:
         SpecError: the only error. It lists every fault with its path in the document.

@@ -15,10 +15,10 @@ A failing example shrinks to a few lines and prints as the source of a module. N
 
 from __future__ import annotations
 
-from .compare import assert_equal_runs, difference
-from .generate import KINDS, GeneratedModule, build
-from .recipe import Recipe, Step
-from .strategies import device_lists, fake_device_lists, modules, policies, recipes
+from partitioner.testing.compare import assert_equal_runs, difference
+from partitioner.testing.generate import KINDS, GeneratedModule, build
+from partitioner.testing.recipe import Recipe, Step
+from partitioner.testing.strategies import device_lists, fake_device_lists, modules, policies, recipes
 
 __all__ = [
     "KINDS",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import torch
 from torch import nn
 
-from .runs import Call, Run, run
+from partitioner.testing.runs import Call, Run, run
 
 
 def assert_equal_runs(

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..errors import SpecError
-from ..ir.words import hint
-from . import layers, reads, writes  # noqa: F401  (each registers its kinds)
-from .recipe import INPUT_NAMES, OUTPUTS, Recipe
-from .writer import IMAGE_SIDE, REGISTRY, Value, Writer
+from partitioner.errors import SpecError
+from partitioner.ir.words import hint
+from partitioner.testing import layers, reads, writes  # noqa: F401  (each registers its kinds)
+from partitioner.testing.recipe import INPUT_NAMES, OUTPUTS, Recipe
+from partitioner.testing.writer import IMAGE_SIDE, REGISTRY, Value, Writer
 
 KINDS: tuple[str, ...] = ("add", *(name for name in REGISTRY if name != "add"))
 """The kinds of step, the plainest first, because hypothesis shrinks towards the first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .writer import MAX_WIDTH, Value, Writer, kind
+from partitioner.testing.writer import MAX_WIDTH, Value, Writer, kind
 
 
 def _linear(w: Writer, a: Value, slot: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .writer import IMAGE_SIDE, MAX_WIDTH, Value, Writer, kind
+from partitioner.testing.writer import IMAGE_SIDE, MAX_WIDTH, Value, Writer, kind
 
 # -- joins -----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .gradients import reordered_sums
+from partitioner.testing.gradients import reordered_sums
 
 
 @dataclass

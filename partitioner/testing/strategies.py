@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..errors import SpecError
-from .generate import KINDS, GeneratedModule, build
-from .recipe import OUTPUTS, Recipe, Step
+from partitioner.errors import SpecError
+from partitioner.testing.generate import KINDS, GeneratedModule, build
+from partitioner.testing.recipe import OUTPUTS, Recipe, Step
 
 try:
     from hypothesis import strategies as st
@@ -16,7 +16,11 @@ except ImportError as error:
 
 
 def recipes(kinds: Collection[str] = KINDS, max_steps: int = 8) -> SearchStrategy[Recipe]:
-    """Random recipes, for `build`. Arguments as for `modules`."""
+    """Random recipes, for `build`.
+
+    Args:
+        kinds, max_steps: as for `modules`.
+    """
     small = st.integers(0, 7)
     steps = st.builds(
         Step,
@@ -65,13 +69,21 @@ def modules(kinds: Collection[str] = KINDS, max_steps: int = 8) -> SearchStrateg
 
 
 def device_lists(max_size: int = 4) -> SearchStrategy[list[str]]:
-    """Lists of one to four different CPU lanes, `"cpu:0"` to `"cpu:3"`, in any order."""
+    """Lists of different CPU lanes, `"cpu:0"` to `"cpu:3"`, in any order.
+
+    Args:
+        max_size: the most lanes in a list, 1 to 4.
+    """
     lanes = [f"cpu:{index}" for index in range(4)]
     return st.lists(st.sampled_from(lanes), min_size=1, max_size=max_size, unique=True)
 
 
 def fake_device_lists(max_size: int = 8) -> SearchStrategy[list[str]]:
-    """Lists of devices for planning only, `"cuda:0"` to `"cuda:7"` and `"cpu"`, with repeats: no such device need exist."""
+    """Lists of devices for planning only, `"cuda:0"` to `"cuda:7"` and `"cpu"`, with repeats: no such device need exist.
+
+    Args:
+        max_size: the most mentions in a list.
+    """
     names = [*(f"cuda:{index}" for index in range(8)), "cpu"]
     return st.lists(st.sampled_from(names), min_size=1, max_size=max_size)
 

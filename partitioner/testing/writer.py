@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .recipe import INPUT_NAMES, Recipe, Step
+from partitioner.testing.recipe import INPUT_NAMES, Recipe, Step
 
 MAX_WIDTH = 16  # a cat doubles a width; past this the step takes a slice
 IMAGE_SIDE = 4

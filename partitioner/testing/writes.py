@@ -6,7 +6,7 @@ buffer that carried a gradient would keep the graph of the last call alive.
 
 from __future__ import annotations
 
-from .writer import Value, Writer, kind
+from partitioner.testing.writer import Value, Writer, kind
 
 
 @kind("writable any", "like")

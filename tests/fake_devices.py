@@ -8,7 +8,8 @@ torch's lazy backend. So ``lazy:3`` stands in for ``cuda:3``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,34 +20,32 @@ from partitioner.ir.plan import Plan, state_devices
 
 
 def run_on_fake_devices(plan: Plan, arguments: Sequence[Any]) -> list[Any]:
-    """Run a plan's program with everything on fake devices; no kernel runs and no memory is used.
-
-    Args:
-        plan: for any devices, whether they are there or not.
-        arguments: values of the graph's placeholders, of which only the metadata is used.
-
-    Returns:
-        The graph's results as fake tensors, on the devices where the plan leaves them.
+    """The graph's results as fake tensors, on the devices where the plan leaves them; no kernel runs.
 
     Raises:
         FakeTensorDeviceMismatchError, RuntimeError: an op's inputs lie on two devices.
     """
+    plan = elsewhere(plan, stand_in)
     devices, states, values = state_devices(plan), plan.graph.states, plan.program.by_name
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         placed = []
         for name, value in zip(plan.graph.arguments, arguments, strict=True):
             home = devices[states[name]] if name in states else values[name].torch_device
-            tensor = isinstance(value, torch.Tensor)
-            placed.append(fake.from_tensor(value.detach()).to(stand_in(home)) if tensor else value)
-        return Reference(plan, stand_in)(placed)
+            placed.append(fake.from_tensor(value.detach()).to(home) if isinstance(value, torch.Tensor) else value)
+        return Reference(plan)(placed)
 
 
 def stand_in(device: str) -> str:
-    """The device that stands in for an accelerator.
+    """The device that stands in for an accelerator: ``lazy:3`` for ``cuda:3``."""
+    return device if device == "cpu" else f"lazy:{torch.device(device).index or 0}"
 
-    Example:
-        >>> stand_in("cuda:3"), stand_in("cpu")
-        ('lazy:3', 'cpu')
-    """
-    wanted = torch.device(device)
-    return device if wanted.type == "cpu" else f"lazy:{wanted.index or 0}"
+
+def elsewhere(plan: Plan, stand_in: Callable[[str], str]) -> Plan:
+    """The plan with each torch device replaced by what stands in for it."""
+
+    def moved(each: Any) -> Any:
+        return replace(each, torch_device=each.torch_device and stand_in(each.torch_device))
+
+    machine = replace(plan.machine, devices=tuple(map(moved, plan.machine.devices)))
+    program = replace(plan.program, lanes=tuple(map(moved, plan.program.lanes)), values=tuple(map(moved, plan.program.values)))
+    return replace(plan, machine=machine, program=program)
