@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from partitioner.distributed.example import example_in
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
+from partitioner.distributed.tensor.ways import Ways
 from partitioner.ir.access import SENT, Access
 from partitioner.ir.machine import Device
-from partitioner.ir.shared import Axis
+from partitioner.ir.shared import Axis, Rule
 from partitioner.spec.spec import Spec
 
 JOBS = Path(__file__).parent / "jobs"
@@ -86,6 +87,17 @@ def test_no_logits_pass_where_the_loss_is_the_models_own() -> None:
     sending = [op for op in local.traced.graph.ops if op.exchange]
     assert loss in [op.name for op in sending] and all(op.bytes < logits for op in sending)
     assert Access(SENT, True) in local.traced.graph.by_name[loss].accesses
+
+
+def test_ops_have_their_ways_under_autocast_and_are_tried_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """All weights were whole there, for autocast keeps what it has cast; and torch logged each try that did not go together."""
+    model, rules = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), []
+    for on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            graph, ways = example_in(model, torch.ones(6, 8), None, 1).traced.graph, Ways(2, ())
+            rules.append([{str(Rule(*way)) for way in ways.of(graph.nodes[op.name])} for op in graph.ops])
+    assert rules[0] == rules[1] and "R, S(0), S(0) -> S(1)" in rules[0][0]
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def odd_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:

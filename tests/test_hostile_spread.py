@@ -250,3 +250,25 @@ def test_scripted_functions_on_several_devices(world: World) -> None:
     assert_same(model(rand()).detach(), parallel(rand()).detach())
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TraceError, match="in_python is TorchScript's, which casts"):
         parallel(rand())
+
+
+class Averages(nn.Module):
+    """Norms whose statistics are means of all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.right(x)
+
+
+@pytest.mark.usefixtures("world")
+def test_norms_whose_statistics_are_means_of_all_batches() -> None:
+    """The count that they read ended the graph, and the refusal said that Python decides on the value of a tensor."""
+    model = Averages()
+    parallel = spread(model, (rand(),), TWO, copy=True)
+    for _ in range(2):
+        x = rand()
+        torch.testing.assert_close(parallel(x), model(x), check_device=False)
+    torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), check_device=False)

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from partitioner.distributed.unread import unread
@@ -129,7 +132,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     if changed:
         raise TraceError(
             f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
-            "the example; let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
+            f"the example; {_instead_of(model, changed)}"
         )
     if len(traces.found) != 1:
         raise TraceError(
@@ -144,7 +147,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         call,
         places,
         structure,
-        tuple(_leaf(leaf, names) for leaf in leaves),
+        tuple(_leaf(leaf, names, model) for leaf in leaves),
         differentiable(traced.graph),
         _by_rows(call),
         partial(traces.again, partial(method, *args, **kwargs), traced.graph),
@@ -233,11 +236,31 @@ def _names(graph: Graph, results: Sequence[Any], call: Call, places: dict[str, i
     return names | {id(value): node.name for node, value in zip(nodes, results, strict=True)}  # type: ignore[arg-type]
 
 
-def _leaf(leaf: Any, names: dict[int, str]) -> tuple[str, Any]:
+def _instead_of(model: nn.Module, changed: Sequence[str]) -> str:
+    """What to do about attributes that forward replaces: hooks of torch are such, for some of which it has something newer."""
+    owners = {key.rpartition(".")[0] for key in changed}
+    hooks = [hook for path in owners for hook in model.get_submodule(path)._forward_pre_hooks.values()]
+    for kind, advice in _NEWER.items():
+        if any(isinstance(hook, kind) for hook in hooks):
+            return advice
+    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
+
+
+_NEWER: dict[type, str] = {
+    WeightNorm: "take torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm, which is deprecated",
+    SpectralNorm: "take torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
+    BasePruningMethod: "make what is pruned so for good, torch.nn.utils.prune.remove(layer, name), or give the layer a "
+    "parametrization that multiplies by the mask",
+}
+
+
+def _leaf(leaf: Any, names: dict[int, str], model: nn.Module) -> tuple[str, Any]:
     if isinstance(leaf, torch.Tensor):
         if id(leaf) not in names:
+            known = {id(tensor): key for key, tensor in all_state(model).items()}
+            what = f"its {known[id(leaf)]} as it is" if id(leaf) in known else "a tensor as it is"
             raise TraceError(
-                "the model returns a tensor that its graph does not make, such as a parameter: return a result of it"
+                f"the model returns {what}, which no op of its graph makes: return a result of it, such as .clone()"
             )
         return names[id(leaf)], None
     if leaf is not None and not isinstance(leaf, bool | int | float | str):

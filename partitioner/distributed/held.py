@@ -8,6 +8,7 @@ What no stage uses is with the first one, so that the ranks together hold what t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -58,6 +59,22 @@ class Ranked(nn.Module):
         """
         found = [*super().parameters(recurse)]
         return iter(found if any(each.requires_grad for each in found) else [*found, *self.idle])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranked:
+        """The values alone, without gradients: for an average of weights (torch's `AveragedModel`), or to go back to.
+
+        Example:
+            >>> first = Ranked(Cut(None, {}, (0.0,), 0.0), (0,))
+            >>> first.scale = nn.Parameter(torch.ones(1))
+            >>> second = copy.deepcopy(first)
+            >>> second.scale.detach().add_(1), first.scale.item(), second.cut is first.cut
+            (tensor([2.]), 1.0, True)
+        """
+        memo |= {id(each): each for each in (self.cut, self.shards)}
+        memo |= {id(each): nn.Parameter(each.detach().clone(), each.requires_grad) for each in self.parameters()}
+        memo[id(self)] = made = self.__new__(type(self))
+        made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not for users.

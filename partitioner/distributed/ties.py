@@ -39,9 +39,9 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
 
     Args:
         ranks: this rank.
-        holders: by key, the places along the pipeline axis of the ranks that hold a parameter; those with one are no tie.
+        holders: by key, the place along the pipeline axis of each stage that has a parameter; one place is no tie.
     """
-    shared = {key: places for key in sorted(holders) if len(places := tuple(sorted(holders[key]))) > 1}
+    shared = {key: places for key in sorted(holders) if len(places := tuple(sorted({*holders[key]}))) > 1}
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for places in sorted(set(shared.values())):
         for data, copy in enumerate(ranks.mesh.mesh.tolist()):
@@ -52,6 +52,15 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
     if ranks.branch > 0:
         return []
     return [Tie(key, places, groups[places]) for key, places in shared.items() if ranks.pipeline in places]
+
+
+def held_twice(holders: Mapping[str, Sequence[int]]) -> set[str]:
+    """The keys of what two stages of any rank share.
+
+    >>> held_twice({"norm": [0, 1], "layer": [0, 1, 0]})
+    {'layer'}
+    """
+    return {key for key, places in holders.items() if len({*places}) < len(places)}
 
 
 @contextmanager

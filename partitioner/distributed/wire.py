@@ -12,54 +12,41 @@ Before the stages are made, the ranks see whether they all mean the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
+from partitioner.distributed.applied import settled_by
 from partitioner.distributed.batches import Batches
-from partitioner.distributed.bench import staged, tensor_axis
-from partitioner.distributed.branches import branch_of, owners_of
-from partitioner.distributed.cut import Cut
-from partitioner.distributed.example import Example, example_in
+from partitioner.distributed.decided import Divided, agree_on, divided
+from partitioner.distributed.example import example_in
 from partitioner.distributed.forward import Forward, refuse_other_than_rows
 from partitioner.distributed.halves import SplitStage
 from partitioner.distributed.held import Ranked, held_of, start_alike
 from partitioner.distributed.loss import Loss, refuse_no_loss
-from partitioner.distributed.offmeta import off_meta
 from partitioner.distributed.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.outlook import distributed_in, settled
-from partitioner.distributed.part import Part, Stage, part_of
+from partitioner.distributed.part import Part, Stage
 from partitioner.distributed.planfile import read_job
-from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told_by_first
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together
 from partitioner.distributed.rerun import run_of
 from partitioner.distributed.schedules import Kind, kind_of, schedule
-from partitioner.distributed.state import state_of, warn_of_copies
+from partitioner.distributed.state import State, state_of, warn_of_copies
 from partitioner.distributed.step import Step
-from partitioner.distributed.tensor.local import Place
-from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
-from partitioner.distributed.ties import Tie, ties_of
+from partitioner.distributed.tensor.shards import Shards
+from partitioner.distributed.ties import Tie, held_twice, ties_of
 from partitioner.distributed.watch import Watch
 from partitioner.distributed.wrap import refuse_hook, refuse_parameters, wrapped_for
 from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
-from partitioner.ir.machine import Device
-from partitioner.ir.saved_job import SavedJob
-from partitioner.ir.saving import saved_graph
-from partitioner.ir.shared import Axis
 from partitioner.model.accept import accepted
 from partitioner.model.state import all_state
-from partitioner.spec.cluster import build_cluster
-from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
 
@@ -198,10 +185,10 @@ def stages(
         place = join(wished)
     agree({"plan": "none" if saved is None else saved.digest()[:16]})
     if saved is None:
-        found = settled(model, example_inputs, whole, wished, place, training=training)
+        wish = settled(model, example_inputs, whole, wished, place, training=training)
     else:
-        found = together(lambda: settled_by(saved, whole, wished, training=training))
-    asked, count = found.asked, found.count
+        wish = together(lambda: settled_by(saved, whole, wished, training=training))
+    asked, count = wish.asked, wish.count
     with first_speaks():
         kind = kind_of(asked)
         if not training and asked.stages_per_rank > 1:
@@ -212,93 +199,51 @@ def stages(
         example = together(lambda: example_in(model, example_inputs, None, count))
     if not training:
         together(lambda: refuse_other_than_rows(example))
-    agree(_facts(whole, example))
-    if saved is not None:
-        together(lambda: refuse_other_model(saved, example.traced.graph))
-    machine, shards = build_machine(whole, [str(ranks.device)]), None
-    cluster = build_cluster(whole, asked, machine.devices[0])
-    if asked.mesh.tensor > 1:
-        axis = tensor_axis(asked, cluster, machine.devices[0])
-        example, shards = _for_one_rank(example, axis, whole, ranks, machine.devices[0], saved)
-    if saved is None:
-        cut = _decided(example, whole, asked, machine.devices[0])
-    else:
-        cut = together(lambda: cut_by(saved, example.traced))
-        together(lambda: refuse_other_ranks(saved, model, cut, cluster, ranks.device, here()))
+    agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
-    batches = Batches(model, example, asked.microbatches, ranks.device)
-    parts = together(lambda: [part_of(example.traced, cut, number) for number in numbers])
-    if asked.mesh.branch > 1:
-        parts = _branches(parts, cut, asked, ranks, machine.devices[0], saved)
-    state = together(lambda: state_of(model, cut, parts, ranks.device, weights, shards))
-    again = asked if training else asked.model_copy(update={"recompute": "none"})
-    runs = together(lambda: [run_of(part.traced, machine, whole, again, shards.draws if shards else None) for part in parts])
-    modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
-    together(lambda: refuse_parameters(asked, modules if training else ()))
-    ties = ties_of(ranks, {key: {kind.holder(each, asked.mesh.pipeline) for each in users} for key, users in cut.ties.items()})
+    found = divided(model, example, whole, asked, ranks, numbers, saved)
+    batches = Batches(model, found.example, asked.microbatches, ranks.device)
+    modules, state = _modules(model, found, whole, asked, batches, weights, training=training)
+    holders = {key: [kind.holder(each, asked.mesh.pipeline) for each in users] for key, users in found.cut.ties.items()}
+    ties = ties_of(ranks, holders)
     start_alike(modules, ties, ranks, state)
     warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
-    wrapped, apart = wrapped_for(modules, asked, ranks) if training else (modules, set())
-    made = [_stage(module, part, cut, example, ranks) for module, part in zip(wrapped, parts, strict=True)]
-    held = held_of(model, cut, numbers, modules, shards, ranks.device)
-    batches.watch = Watch(model, example, held, modules, traceable=weights is None)
+    wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
+    made = [_stage(module, part, found, ranks) for module, part in zip(wrapped, found.parts, strict=True)]
+    held = held_of(model, found.cut, numbers, modules, found.shards, ranks.device)
+    batches.watch = Watch(model, found.example, held, modules, traceable=weights is None)
     if training:
         refuse_old_parameters(before, held)
-        refuse_partial_views(held, () if shards is None else shards.forms, alone=asked.mesh.data == ranks.mesh.size())
-    return Wired(asked, kind, ranks, batches, ties, apart, made, held, shards)
+        forms = () if found.shards is None else found.shards.forms
+        refuse_partial_views(held, forms, alone=asked.mesh.data == ranks.mesh.size())
+    return Wired(asked, kind, ranks, batches, ties, apart, made, held, found.shards)
 
 
-def _branches(
-    parts: list[Part], cut: Cut, asked: DistributedSpec, ranks: Ranks, device: Device, saved: SavedJob | None
-) -> list[Part]:
-    """What this rank of the branch axis runs of its stages, as the first rank of the axis has decided, or a plan file says."""
-    if saved is None:
-        decided = together(lambda: [owners_of(part.traced, asked.mesh.branch, device, set(cut.ties)) for part in parts])
-    else:
-        decided = together(lambda: [owners_by(saved, part, set(cut.ties)) for part in parts])
-    group = ranks.mesh.get_group("branch")
-    said: list[Any] = [decided]
-    dist.broadcast_object_list(said, group=group, group_src=0)
-    made = zip(parts, said[0], strict=True)
-    return together(
-        lambda: [replace(part, traced=branch_of(part.traced, owner, ranks.branch, group.group_name)) for part, owner in made]
-    )
+def _modules(
+    model: nn.Module,
+    found: Divided,
+    spec: Spec,
+    asked: DistributedSpec,
+    batches: Batches,
+    weights: str | Path | None,
+    *,
+    training: bool,
+) -> tuple[list[Stage], State]:
+    """This rank's stages, planned and emitted like any model, and the state that they have."""
+    parts, shards = found.parts, found.shards
+    state = together(lambda: state_of(model, found.cut, parts, batches.device, weights, shards))
+    again = asked if training else asked.model_copy(update={"recompute": "none"})
+    draws = shards.draws if shards else None
+    runs = together(lambda: [run_of(part.traced, found.machine, spec, again, draws) for part in parts])
+    modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
+    together(lambda: refuse_parameters(asked, modules if training else ()))
+    return modules, state
 
 
-def _decided(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
-    """The stages, as the first rank of all has decided."""
-    cut = together(lambda: staged(example, spec, asked, device) if here() == 0 else None)
-    stage, seconds, bound = told_by_first(None if cut is None else (cut.stage, cut.seconds, cut.bound))
-    return Cut(example.traced.graph, stage, seconds, bound)
-
-
-def _for_one_rank(
-    example: Example, axis: Axis, spec: Spec, ranks: Ranks, device: Device, saved: SavedJob | None
-) -> tuple[Example, Shards]:
-    """The example of this rank of the tensor axis, as the first rank of all has decided, or a plan file says."""
-    if saved is None:
-        decided = told_by_first(
-            together(lambda: sharding_of(off_meta(example).traced, axis, device, spec) if here() == 0 else None)
-        )
-    else:
-        decided = together(lambda: sharding_by(saved, example))
-    place = Place(ranks.tensor, ranks.mesh.get_group("tensor").group_name)
-    return together(lambda: shared(example, decided, place, ranks.device))
-
-
-def _facts(spec: Spec, example: Example) -> dict[str, str]:
-    """What all ranks must have alike, each thing by itself, so that a difference is short."""
-    graph, said = example.traced.graph, spec.model_dump(mode="json")
-    asked = said.pop("distributed")
-    fields = {f"spec: {key}": json.dumps(value) for key, value in said.items()}
-    fields |= {f"spec: distributed.{key}": json.dumps(value) for key, value in asked.items()}
-    model = f"{graph.name} of {len(graph.ops)} ops, {saved_graph(graph).digest()[:16]}"
-    return {"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model}
-
-
-def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ranks) -> PipelineStage:
+def _stage(module: nn.Module, part: Part, found: Divided, ranks: Ranks) -> PipelineStage:
     """torch's stage, told the shapes of all that passes, so that it need not find out."""
-    metas, number = example.traced.graph.metas, torch.zeros(1, dtype=torch.int64)
+    example, number = found.example, torch.zeros(1, dtype=torch.int64)
+    metas = example.traced.graph.metas
 
     def like(names: Iterable[str]) -> tuple[torch.Tensor, ...]:
         return tuple(_empty(metas[name], name in example.differentiable) for name in names)
@@ -307,7 +252,7 @@ def _stage(module: nn.Module, part: Part, cut: Cut, example: Example, ranks: Ran
     return SplitStage(
         module,
         part.number,
-        cut.count,
+        found.cut.count,
         ranks.device,
         input_args=inputs,
         output_args=like(part.passed),

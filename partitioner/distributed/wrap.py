@@ -10,8 +10,7 @@ DDP may compress what it sends, by a communication hook of torch's. What neither
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -70,15 +69,22 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
 
 
 def wrapped_for(
-    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks
+    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks, twice: Collection[str]
 ) -> tuple[Sequence[nn.Module], set[nn.Parameter]]:
-    """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others."""
+    """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others.
+
+    Args:
+        modules: the stages.
+        asked: the mesh, and how copies agree.
+        ranks: this rank.
+        twice: the keys of what two stages of any rank share.
+    """
     if asked.mesh.data == 1:
         return modules, set()
     if asked.wrap == "none":
         _warn_of_copies_that_part(asked)
         return modules, set()
-    apart = _reduced_apart(modules, asked)
+    apart = _reduced_apart(modules, asked, twice)
     return [_wrapped(module, asked, ranks, apart) for module in modules], apart
 
 
@@ -92,13 +98,14 @@ def _warn_of_copies_that_part(asked: DistributedSpec) -> None:
         )
 
 
-def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec) -> set[nn.Parameter]:
+def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Collection[str]) -> set[nn.Parameter]:
     """The parameters that neither DDP nor FSDP2 can reduce.
 
-    Those that two stages of this rank share, each of which would do it; and numbers under FSDP2, which cannot shard them.
+    Those that two stages of a rank share, each of which would do it: also on ranks that have one of these stages, for holders
+    of a tie have it alike. And numbers under FSDP2, which cannot shard them.
     """
-    times = Counter(each for module in modules for each in module.parameters())
-    return {each for each, count in times.items() if count > 1 or (asked.wrap == "fsdp2" and not each.dim())}
+    held = ((key, each) for module in modules for key, each in module.named_parameters(remove_duplicate=False))
+    return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not each.dim())}
 
 
 def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter]) -> nn.Module:

@@ -133,18 +133,19 @@ class Tailed(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One layer for all depths, with a norm and a number of each: stages of one rank share it, as in ALBERT."""
+    """One layer for all depths, with a norm and a number of each: stages of one rank share it, as in ALBERT. Another one comes
+    later, so that the stage in which it does not is on a rank whose other stage has it alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 10)
+        self.layer, self.late, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10)
         self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(8))
         self.gains = nn.ParameterList(nn.Parameter(torch.tensor(1.0)) for _ in range(8))
 
     def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
         x = x.masked_fill(mask, 0.0)
-        for norm, gain in zip(self.norms, self.gains, strict=True):
-            x = x + gain * torch.relu(self.layer(norm(x)))
+        for depth, (norm, gain) in enumerate(zip(self.norms, self.gains, strict=True)):
+            x = x + gain * torch.relu((self.layer if depth < 3 else self.late)(self.layer(norm(x))))
         return {"logits": self.head(x)}
 
 

@@ -222,6 +222,10 @@ def part_like(leaf: Any, place: Placement, ranks: int) -> Any:
         return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
 
 
+_plain = torch._C._DisableAutocast
+"""Autocast casts elements one by one, which any way allows, and keeps what it has cast, so that two tries make other calls."""
+
+
 def _is_fake(node: torch.fx.Node) -> bool:
     tensors = [tensor for source in (*node.all_input_nodes, node) for tensor in tensors_of(source)]
     return bool(tensors_of(node)) and all(isinstance(tensor, FakeTensor) for tensor in tensors)
@@ -229,7 +233,7 @@ def _is_fake(node: torch.fx.Node) -> bool:
 
 def _traced(call: Call, values: Mapping[torch.fx.Node, Any], inputs: Sequence[torch.fx.Node]) -> AtenTrace:
     leaves = [leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)]
-    with torch.no_grad(), leaves[0].fake_mode:
+    with torch.no_grad(), leaves[0].fake_mode, _plain():
         return aten_trace(lambda: call.on(values), leaves)
 
 

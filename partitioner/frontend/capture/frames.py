@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture.answers import answers_seen
+from partitioner.frontend.capture.averages import counts_kept
 from partitioner.frontend.capture.caches import caches_kept
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.fastpaths import fast_paths_kept
@@ -211,7 +212,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
             comparisons_seen(),
             numbers_kept(),
             numpy_kept(whole),
-            nullcontext() if whole else caches_kept(),
+            counts_kept(root) if whole else caches_kept(),
             scripts_kept(),
             needless_left_out(),
             nullcontext() if home is None else fakes_at(torch.device(home)),
