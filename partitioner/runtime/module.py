@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import skip_code
 
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.ir.assignment import Assignment
@@ -255,6 +256,9 @@ class _Method:
         if self.own is None:
             del instance.__dict__[self.name]
         self.own = None
+
+
+skip_code(_Method.__get__.__code__)  # a torch.compile around begins at the method that it gives
 
 
 def _with_self(signature: inspect.Signature) -> inspect.Signature:
