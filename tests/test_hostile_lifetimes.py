@@ -6,16 +6,18 @@ nothing has changed.
 
 from __future__ import annotations
 
+import inspect
+import typing
 from typing import Any
 
 import pytest
 import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
-from hostile.program import Program, Run, Steps, Two, kept_in, rand
-from pretend import pretending, spread
-from torch import nn
+from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from pretend import pretending, spec, spread
+from torch import Tensor, nn
 
-from partitioner import TraceError
+from partitioner import InputError, TraceError, partition, tuning
 
 TWO = {"lazy:0": 1, "lazy:1": 1}
 
@@ -83,3 +85,99 @@ def namespace_that_the_model_holds(run: Run) -> Steps:
     yield run(rand())
     run.module.names["scale"] = 3.0
     yield run(rand())
+
+
+class Retried(Two):
+    """Fails once, late: what a server's timeout does, or a worker that was not there yet."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise TimeoutError("late")
+        return self.left(x) * self.right(x)
+
+
+def test_second_call_that_fails_where_a_short_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is run several times to see whether it is faster alone, and what it raised in there came out of partition()."""
+    monkeypatch.setattr(tuning, "SHORT", 10.0)
+    timed = partition(Retried(), ["cpu:0", "cpu:1"], example_inputs=(rand(),))
+    assert timed.calls == 0
+    timed(rand())
+    with pytest.raises(TimeoutError):
+        timed(rand())
+
+
+@life(Two)
+def stances_of_the_compiler(run: Run) -> Steps:
+    """A call that needs a program failed where the user forbids torch.compile to compile again."""
+    for rows, stance in enumerate(("fail_on_recompile", "eager_on_recompile", "force_eager", "default")):
+        with torch.compiler.set_stance(stance):
+            yield run(rand()), run(rand(2 + rows, 4))
+
+
+def test_stances_of_the_compiler_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ran the model as it is, whose state lies on several devices."""
+    with pretending(monkeypatch), torch.compiler.set_stance("force_eager"):
+        module = spread(Two(), (rand(),), TWO)
+        assert {str(parameter.device) for parameter in module.parameters()} == {*TWO}
+        assert module(rand(2, 4)).shape == (2, 4)
+        assert module._partitioner_programs.pieces
+
+
+class Typed(Two):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.left(x) * scale + self.right(x)
+
+
+@life(Typed)
+def asked_for_by_those_who_call(run: Run) -> Steps:
+    """How servers and trainers learn what to pass: annotations named what the user's file has not, or were ``*args``."""
+    for forward in (run.module.forward, type(run.module).forward):
+        yield str(inspect.signature(forward)), inspect.getfullargspec(forward).args, sorted(typing.get_type_hints(forward))
+
+
+@life(Two)
+def registered_under_names_that_are_shown(run: Run) -> Steps:
+    """A partitioned module has ``plan``, ``graph`` and others to look at, so registering one said that it is there already."""
+    run.module.register_buffer("plan", torch.ones(4))
+    run.module.register_parameter("graph", nn.Parameter(torch.ones(4)))
+    run.module.add_module("code", nn.Linear(4, 4))
+    run.module.register_forward_hook(lambda module, given, found: module.code(found) * module.graph + module.plan)
+    yield list(run.module.state_dict()), run(rand()), raised(lambda: run.module.register_buffer("left", torch.ones(1)))
+    run(rand()).sum().backward()
+
+
+class HoldsItself(Two):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {"y": self.left(x) + self.right(x)}
+        found["all"] = found
+        return found
+
+
+@pytest.mark.parametrize("spreads", [False, True], ids=["lanes", "devices"])
+def test_result_that_holds_itself(spreads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no end at which it could be compared, and the refusal said that the model fails on its example."""
+    with pretending(monkeypatch):
+        where: dict[str, Any] = {"spec": spec(TWO)} if spreads else {"devices": ["cpu:0", "cpu:1"]}
+        with pytest.raises(InputError, match=r"the result of HoldsItself holds itself.*check=False"):
+            partition(HoldsItself(), example_inputs=(rand(),), **where)
+        for module in (
+            partition(HoldsItself(), **where),
+            partition(HoldsItself(), example_inputs=(rand(),), check=False, **where),
+        ):
+            found = module(rand())
+            assert found["all"] is found
+
+
+def test_inference_tensors_in_training_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager refuses to save them for backward. A copy on another device is a tensor like others, so it went on."""
+    with torch.inference_mode():
+        x = rand() + 0
+    with pretending(monkeypatch):
+        module = spread(Two(), (rand(),), TWO)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            module(x)
+        with torch.no_grad():
+            assert not module(x).requires_grad
