@@ -157,7 +157,7 @@ def faster_alone(programs: Programs, call: Call, spec: Spec, tried: Sequence[Tri
     lies_here = {tensor.device.type for tensor in all_state(model).values()} <= {"cpu"}
     if size == inf or not lies_here or programs.machine.lanes[0].kind != "cpu" or not programs.forward.is_whole:
         return -1
-    with state_kept(model, args, kwargs), torch.random.fork_rng([]):
+    with suppress(Exception), state_kept(model, args, kwargs), torch.random.fork_rng([]):  # a second call may fail on its own
         if any(piece.reason or not can_be_repeated(piece, given) for piece, given in programs.graphs_of(args, kwargs)):
             return -1
         start = time.perf_counter()
@@ -166,7 +166,8 @@ def faster_alone(programs: Programs, call: Call, spec: Spec, tried: Sequence[Tri
             return -1
         ways = {"as it is": lambda: model.forward(*args, **kwargs), "programs": lambda: programs.run("forward", args, kwargs)}
         found = measured(ways, ())
-    return int(size) if found["as it is"] * MATTERS < found["programs"] else -1
+        return int(size) if found["as it is"] * MATTERS < found["programs"] else -1
+    return -1
 
 
 def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:

@@ -280,6 +280,10 @@ WORLD: list[World] = []
 """The world in which tensors live now, if there is one."""
 
 
+LOOKS = frozenset("__get__ __set__ __repr__ detach requires_grad_ is_inference".split())
+"""Functions of torch that touch no memory."""
+
+
 class Placed(Tensor):
     """A CPU tensor that says it lies somewhere else."""
 
@@ -304,7 +308,7 @@ class Placed(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not WORLD or getattr(func, "__name__", "") in ("__get__", "__set__", "__repr__", "detach", "requires_grad_"):
+        if not WORLD or getattr(func, "__name__", "") in LOOKS:
             return _tagged(_plain(func, *args, **kwargs), place_of((args, kwargs)), WORLD[-1] if WORLD else None)
         return _issue(lambda: _plain(func, *args, **kwargs), func, args, kwargs)
 

@@ -6,6 +6,7 @@ Tracing burns devices in: ``torch.arange(n, device=cpu)``. Wherever an op lands,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -106,9 +107,13 @@ def bodies_for(graph: Graph, device_of: Callable[[str], str | None]) -> dict[str
 
 
 def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
-    """A value, or the tensors in it, on another device; differentiable. What holds no tensor is returned as it is."""
+    """A value, or the tensors in it, on another device; differentiable. What holds no tensor is returned as it is.
+
+    What was made in inference mode stays so: eager refuses to save it for backward, and its copy would be a tensor like others.
+    """
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
+        with torch.inference_mode() if value.is_inference() else nullcontext():
+            return value.to(device, non_blocking=non_blocking)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
 
 

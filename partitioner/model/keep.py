@@ -130,10 +130,8 @@ class _Kept:
         """Keep a value, if it can be changed. An iterator cannot be put back: what is taken from it is given once more."""
         before = len(self.containers)
         if isinstance(value, _CONTAINERS):
-            items = _methods(value)
-            self.containers.append(
-                (path, value, dict(items.items(value)) if isinstance(value, dict) else list(items.__iter__(value)))
-            )
+            then = _items(value) if isinstance(value, dict) else list(_methods(value).__iter__(value))
+            self.containers.append((path, value, then))
         held = _attributes(value)
         if held is not None:
             self.containers.append((path, held, dict(held)))
@@ -267,11 +265,19 @@ def _methods(container: Any) -> Any:
     return next(kind for kind in (*_CONTAINERS, tuple, frozenset) if isinstance(container, kind))
 
 
+def _items(container: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dictionary holds; of a namespace, as of `exec`, not the names that its functions' tracers write into it."""
+    found = dict(_methods(container).items(container))
+    if "__builtins__" not in found:
+        return found
+    return {key: item for key, item in found.items() if not (isinstance(key, str) and key.startswith("__"))}
+
+
 def _refill(live: Any, then: Any) -> list[str]:
     """Put old items back into a container; what had changed: keys of a dictionary, or the whole of another one."""
     items = _methods(live)
     if isinstance(live, dict):
-        now = dict(items.items(live))
+        now = _items(live)
         changed = [key for key in {**then, **now} if now.get(key, _MISSING) is not then.get(key, _MISSING)]
         for key in now.keys() - then.keys():
             items.__delitem__(live, key)

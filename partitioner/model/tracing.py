@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from partitioner.errors import TraceError
 
 
 class _Here(threading.local):
@@ -23,11 +27,11 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     """A method of a partitioned module, whose model is of class ``kind``.
 
     A tracer of ours that meets it sees the model's own method, or the class's if the module was ``given`` that one in its
-    place; torch.compile goes past it.
+    place; torch.compile goes past it, unless it wants one graph (``fullgraph=True``, a strict `torch.export`).
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() and _sees_the_model():
+        if torch.compiler.is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)
             return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
@@ -38,9 +42,24 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     return call
 
 
+class Refused(ShortenTraceback, TraceError):
+    """One that Dynamo passes on as it is."""
+
+
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _sees_the_model() -> bool:
+def _sees_the_model(name: str, on_one: bool) -> bool:
     """Called while tracing, and its result is for good."""
-    if not HERE.ours:
+    whole = InstructionTranslator.current_tx().one_graph
+    if not HERE.ours and not whole:
         warnings.warn("torch.compile leaves a partitioned module as it is: its programs run as they are", stacklevel=2)
-    return HERE.ours
+    if not HERE.ours and whole and not on_one:
+        raise Refused(cannot_be_traced(name), first_useful_frame=None)
+    return HERE.ours or whole
+
+
+def cannot_be_traced(name: str) -> str:
+    """Why a module whose state lies on several devices is no graph for others."""
+    return (
+        f"{name} is traced by torch.export, torch.jit or a torch.compile that wants one graph, which take ops as they lie, and "
+        "its state lies on several devices. For that trace the model before partition(), or a partition of it on one device."
+    )

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import skip_code
 
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.ir.assignment import Assignment
@@ -48,6 +49,11 @@ class Shown:
             if name in part:
                 return part[name]
         return self.function(instance)
+
+
+def _of_the_model(name: str) -> Callable[..., Any]:
+    """A method of the model, which has no attributes to show: its buffer may be called ``plan``, or ``graph``."""
+    return lambda self, *args, **kwargs: getattr(self._partitioner_programs.original, name)(*args, **kwargs)
 
 
 class Parallel(nn.Module):
@@ -153,6 +159,10 @@ class Parallel(nn.Module):
         return self._partitioner_programs.summary()
 
 
+for _name in ("register_buffer", "register_parameter", "add_module"):
+    setattr(Parallel, _name, _of_the_model(_name))
+
+
 def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Parallel:
     """A module whose calls go through ``programs``; one that is there already, of the same class of model, if it is given."""
     original, given = programs.original, programs.given
@@ -235,15 +245,14 @@ class _Method:
     def __init__(self, name: str, kind: type, plain: Callable[..., Any], given: dict[str, Any]) -> None:
         self.name, self.given = name, given
         self.own: Callable[..., Any] | None = None
-
         self.call = routed(name, kind, given)
-        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
             setattr(self.call, attribute, getattr(plain, attribute, getattr(self.call, attribute)))
-        if isinstance(plain, MethodType):
-            self.call.__wrapped__ = plain.__func__  # the signature, for people, Trainers and torch.fx
-        else:
-            with suppress(TypeError, ValueError):  # some callables have no signature
-                self.call.__signature__ = _with_self(inspect.signature(plain))
+        function = plain.__func__ if isinstance(plain, MethodType) else None
+        if function is not None:
+            self.call.__wrapped__ = function  # for people, Trainers and torch.fx
+        with suppress(TypeError, ValueError):  # some callables have no signature
+            self.call.__signature__ = inspect.signature(function) if function else _with_self(inspect.signature(plain))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -265,6 +274,9 @@ class _Method:
         if self.own is None:
             del instance.__dict__[self.name]
         self.own = None
+
+
+skip_code(_Method.__get__.__code__)  # a torch.compile around begins at the method that it gives
 
 
 def _with_self(signature: inspect.Signature) -> inspect.Signature:
@@ -294,8 +306,7 @@ def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType
 
 
 def _slots(owner: type) -> tuple[str, ...]:
-    found = vars(owner).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    return (found,) if isinstance(found := vars(owner).get("__slots__", ()), str) else tuple(found)
 
 
 def _slot(programs: Programs, name: str) -> property:
@@ -306,8 +317,7 @@ def _slot(programs: Programs, name: str) -> property:
 def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device | str:
     """Where ``fn``, which `nn.Module.to` and its like apply to every tensor, would put a tensor of ``device``."""
     try:
-        result: torch.device = fn(torch.empty(0, device=device)).device
-        return result
+        return fn(torch.empty(0, device=device)).device  # type: ignore[no-any-return]
     except (AssertionError, RuntimeError) as error:  # torch was built without it, or it is not there
         return f"a device that fails with {error}"
 

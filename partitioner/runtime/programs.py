@@ -27,6 +27,7 @@ from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import Planned
 from partitioner.model.overriding import has_own_rules
+from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
 from partitioner.runtime.summary import summary
 
@@ -109,6 +110,8 @@ class Programs:
         if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
         if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
+            if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
+                raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
         if peek_interpreter_stack() is not None:
             raise TraceError(_under_a_transform(type(self.original).__name__))

@@ -160,7 +160,7 @@ class Compiled:
         backend = self.backend
         if not backend.fits():
             backend = self.backend = next((one for one in list(self.callbacks) if one.fits()), None) or self._new_backend()
-        callback, depth = _callback_from_stance(self.callbacks[backend]), get_dynamic_layer_stack_depth()
+        callback, depth = self._under_stance(self.callbacks[backend]), get_dynamic_layer_stack_depth()
         before = set_eval_frame(None)
         try:
             set_eval_frame(callback)
@@ -176,6 +176,11 @@ class Compiled:
         if self.pending:
             self._note_reasons()
         return result
+
+    def _under_stance(self, callback: Any) -> Any:
+        """`torch.compiler.set_stance` may ask for calls as they are, if that can be; an error is torch.compile's."""
+        as_it_is = not self.whole and eval_frame._stance.stance != "fail_on_recompile"
+        return _callback_from_stance(callback) if as_it_is else callback
 
     def _note_reasons(self) -> None:
         """What the tracer could not do went well as it is: note why, and after some tries leave that code alone."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from partitioner.errors import PartitionerError
+from partitioner.errors import InputError, PartitionerError
 from partitioner.model.call import Call, on_examples
 from partitioner.model.keep import state_kept
 
@@ -185,12 +185,22 @@ def _one_call(module: nn.Module, call: Call, run: Run, tensors: Sequence[torch.T
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     given = [new if old.is_leaf else new.view_as(new) for new, old in zip(inputs, tensors, strict=True)]
     args, kwargs = call.fill(given)
-    outputs, structure = tree_flatten(run(*args, **kwargs))
+    outputs, structure = _flat(run(*args, **kwargs), type(module).__name__)
     found = _gradients(module, inputs, outputs) if gradients and torch.is_grad_enabled() else []
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     named = [*((f"output {number}", leaf) for number, leaf in enumerate(outputs)), *module.named_buffers()]
     attached = {name: isinstance(leaf, torch.Tensor) and leaf.requires_grad for name, leaf in named}
     return Outcome(tree_map(_detached, outputs), structure, attached, buffers, found)
+
+
+def _flat(result: Any, name: str) -> tuple[list[Any], TreeSpec]:
+    try:
+        return tree_flatten(result)
+    except RecursionError:
+        raise InputError(
+            f"the result of {name} holds itself, so it cannot be compared with eager; partition the model without example "
+            "inputs, or with check=False"
+        ) from None
 
 
 def _detached(leaf: Any) -> Any:
