@@ -41,3 +41,29 @@ def test_what_is_private_and_not_for_tracers_is_not_compared() -> None:
     assert torch.equal(parallel(X), model(X)) and parallel.graph.ops
     with pytest.raises(DifferenceError, match=r"not both change double\.last"):
         partition(Doubling("last"), ["cpu:0", "cpu:1"], example_inputs=X)
+
+
+class Tried(nn.Module):
+    """Python decides inside of a block in which Dynamo cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        y = y.relu()
+        try:
+            if y.sum() > 0:
+                y = y * 2
+        finally:
+            y = y + 1
+        return y
+
+
+def test_a_forward_that_goes_on_without_a_graph_says_so() -> None:
+    """Of normflows and gpytorch only the first lines were a graph, of which the summary did not say that it is not all."""
+    model = Tried()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, tune=False)
+    assert torch.equal(parallel(X), model(X))
+    assert "Python goes on after this graph, as it is:\n    what follows cannot be traced, nor gone on with" in str(parallel)
