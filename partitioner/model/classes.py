@@ -8,11 +8,12 @@ from functools import cached_property, partialmethod
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from partitioner.model.functions import is_users
+from partitioner.model.functions import is_users, names_in, users_function, wrapped
 
 _METHODS = (FunctionType, staticmethod, classmethod, property, cached_property, partialmethod)
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 _MISSING = object()
+_ASKING = frozenset({"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"})
 
 
 def owners(kind: type, part: type | None = None) -> list[type]:
@@ -36,6 +37,22 @@ def methods_of(owner: type) -> dict[str, Any]:
 def runs_unasked(name: str) -> bool:
     """Whether a method runs although no code speaks of it: a module's forward, and what Python calls by itself."""
     return name == "forward" or (name.startswith("__") and name.endswith("__"))
+
+
+def asks_whether_traced(kind: type) -> bool:
+    """Whether a method of a class asks if it is being traced, and so may do something else then.
+
+    Example:
+        >>> class Cached:
+        ...     def put(self, value):
+        ...         if not torch.compiler.is_compiling():
+        ...             self.value = value
+        >>> asks_whether_traced(Cached)
+        True
+    """
+    methods = [method for owner in kind.__mro__ for method in methods_of(owner).values()]
+    functions = (users_function(part) for method in methods for part in (method, *wrapped(method)))
+    return any(not _ASKING.isdisjoint(names_in(function.__code__)) for function in functions if function)
 
 
 def data_of(owner: type) -> dict[str, Any]:

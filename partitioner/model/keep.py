@@ -21,7 +21,16 @@ from torch import nn
 from torch._library.custom_ops import CustomOpDef
 
 from partitioner.errors import InputError
-from partitioner.model.classes import data_of, data_undo, methods_of, owners, runs_unasked, slots_of, slots_undo
+from partitioner.model.classes import (
+    asks_whether_traced,
+    data_of,
+    data_undo,
+    methods_of,
+    owners,
+    runs_unasked,
+    slots_of,
+    slots_undo,
+)
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
 from partitioner.model.process import process_undo
 from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
@@ -85,6 +94,7 @@ class _Kept:
         self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
         self.undo: list[Callable[[], object]] = []
         self.classes: dict[int, type] = {}
+        self.kinds: dict[int, type] = {}  # whose attributes a dictionary holds
         self.room = LARGEST
         self.of_globals = set[int]()  # identities of what lies in globals
         self.spoken: set[str] = set()  # names of which the functions that were found speak
@@ -135,6 +145,7 @@ class _Kept:
         held = _attributes(value)
         if held is not None:
             self.containers.append((path, held, dict(held)))
+            self.kinds[id(held)] = type(value)
         if slots := slots_of(value):
             self.undo.append(slots_undo(value, slots))
         for live, then in [(live, then) for _, live, then in self.containers[before:] if isinstance(live, dict)]:
@@ -199,10 +210,15 @@ class _Kept:
         for live, then, key in self.iterators:
             if isinstance(taken := live.get(key), _Taken):
                 live[key] = then[key] = taken.whole()
-        changed = [_name(path) + key for path, live, then in self.containers for key in _refill(live, then)]
+        found = [(path, live, key) for path, live, then in self.containers for key in _refill(live, then)]
+        changed = [_name(path) + key for path, live, key in found if not self._is_not_for_tracers(live, key)]
         for undo in reversed(self.undo):
             undo()
         return sorted({name.lstrip(".") for name in changed})
+
+    def _is_not_for_tracers(self, held: Any, key: str) -> bool:
+        """Whether it is a private attribute of an object that asks whether it is traced, to keep no book of its own then."""
+        return key.startswith("._") and id(held) in self.kinds and asks_whether_traced(self.kinds[id(held)])
 
 
 class _Taken:

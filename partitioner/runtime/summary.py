@@ -13,6 +13,8 @@ from partitioner.ir.plan import Plan, Tried
 Piece = tuple[Executable, str]
 """A graph's program, and why Python goes on after it."""
 
+GOES_ON = "  Python goes on after this graph, as it is:"
+
 
 def summary(
     plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tried], failures: Iterable[str], alone: int
@@ -30,9 +32,10 @@ def summary(
     lines = [plan.summary()]
     if not plan.graph.observed:
         lines.append("  provisional: no shapes are known; traced and planned for real at the first call")
-    if graphs > 1:
-        lines.append(f"  one of {graphs} graphs, with Python between them, which goes on after:")
-        lines += (f"    {reason}" for reason in dict.fromkeys(reason for _, reason in pieces if reason))
+    breaks = dict.fromkeys(reason for _, reason in pieces if reason)
+    if graphs > 1 or breaks:
+        lines.append(f"  one of {graphs} graphs, with Python between them, which goes on after:" if graphs > 1 else GOES_ON)
+        lines += (f"    {reason}" for reason in breaks)
     if tried:
         lines.append(f"  the fastest on the examples of: {', '.join(map(str, tried))}")
     if alone >= 0:

@@ -93,6 +93,8 @@ def _plainly(text: str) -> str:
     """What torch says, in one line: its explanation where it has one."""
     if text.startswith(("generic_jump", "Data-dependent branching")) or "data-dependent expression" in text:
         return "Python decides on the value of a tensor"
+    if text == "step_unsupported":
+        return "what follows cannot be traced, nor gone on with in the middle of it"
     if "distributions/constraints.py" in text:
         return "a distribution looks at the values of its arguments, unless it is given validate_args=False"
     raised = re.search(r"with fake tensors: .*: got (.*)", text)
