@@ -74,8 +74,8 @@ def plan(
     decide = _policy(policy, limit)
     with collector_off():
         problem = read_problem(graph, read_machine(machine), aim, contiguous)
-    before = perf_counter()
-    assignment = decided(problem, decide)
+        before = perf_counter()
+        assignment = decided(problem, decide)
     return Answer(problem, assignment, perf_counter() - before)
 
 

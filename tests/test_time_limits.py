@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from random import Random
@@ -16,6 +17,7 @@ from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.exact import Exact, worth_while
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput import model
+from partitioner.planning import plan
 from partitioner.spec.taskgraph import read_problem
 from partitioner.spec.taskmachine import read_machine
 
@@ -74,3 +76,15 @@ def test_list_scheduling_tries_more_than_once_where_there_is_time() -> None:
         policy = Auto(time_limit=limit)
         assert next(iter(policy.policies(posed(50), lambda: 0.0))) == List(tries), (limit, tries)
     assert not worth_while(posed(50), 0.05) and worth_while(posed(50), 5.0)
+
+
+def test_nobody_looks_for_garbage_while_a_graph_is_planned() -> None:
+    """Of 10^5 tasks the collector took a third of the time of `list`, and found nothing: it was off for reading alone."""
+    was_on, seen = gc.isenabled(), list[bool]()
+    gc.enable()
+    try:
+        plan(graph(3), MACHINE, policy=lambda problem: seen.append(gc.isenabled()) or List()(problem))
+        assert seen == [False] and gc.isenabled()
+    finally:
+        if not was_on:
+            gc.disable()

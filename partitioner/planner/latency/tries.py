@@ -6,9 +6,11 @@ backwards   3 from 2   11.7 ms      4 from 3  11.6 ms
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import pairwise
 from math import inf
 from time import perf_counter
 
@@ -34,6 +36,10 @@ there before ends are compared."""
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
+
+
+MOST_AT_ONCE = 20_000
+"""Tasks up to which values are also sent as soon as they are made, where processors stand still meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +126,8 @@ def uneven(problem: Problem) -> bool:
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:
     """By every rank, with and without an eye to the rest: the optimistic costs of what follows, the time of processors."""
     by, far, lost = cache(partial(ordered, problem)), cache(partial(optimistic, problem)), cache(partial(waste, problem))
+    if problem.channels and not problem.overlap:
+        yield _sending(problem, homes, by("mean") or range(len(problem.tasks)))
     for name, times in VIEWS:
         if times and problem.alike and not (times == AHEAD and problem.channels):
             continue
@@ -128,6 +136,36 @@ def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:
         if order is not None and later is not None:
             words = ", looking ahead" if times == AHEAD else f", sparing processors {times:g} times" if times else ""
             yield _earliest(problem, homes, order, later, f"{name}{words}")
+
+
+def _sending(problem: Problem, homes: Homes, order: Sequence[int]) -> Found:
+    """Where a processor stands still while it sends: as if only whoever reads did, or else all tasks on one lane.
+
+    A lane that has its next tasks already has no gap in which to send, so another one could begin only behind all of them, and
+    by earliest ends every task stays where the first one is.
+    """
+    read = replace(problem, overlap=True, fetched=True)
+    clock = homes.run(lambda rules: earliest(read, order, rules))
+    apart = sorted(range(len(clock.turn)), key=lambda task: (clock.start[task], clock.turn[task]))
+    ways: list[tuple[Sequence[int], Sequence[int], Ahead, str]] = [(clock.lane, apart, {}, "mean, as if only readers waited")]
+    if len(apart) <= MOST_AT_ONCE:
+        ways.append((clock.lane, apart, _at_once(problem, clock.lane, apart), "mean, sent at once"))
+    whole = set(range(len(problem.processors))).intersection(*problem.able.values())
+    if whole and not problem.crowded:
+        lane = problem.first_lane[min(whole, key=lambda each: sum(problem.seconds[each]))]
+        ways.append(([lane] * len(apart), range(len(apart)), {}, "all on one lane"))
+    made = [Found.of(timed(problem, lanes, way, ahead=ahead), way, rank, ahead) for lanes, way, ahead, rank in ways]
+    return min(made, key=lambda each: each.seconds)
+
+
+def _at_once(problem: Problem, lanes: Sequence[int], order: Sequence[int]) -> Ahead:
+    """All that travels, each value before the task that follows its maker in the order."""
+    home, follower = problem.lanes, dict(pairwise(order))
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for value, ((maker, _), readers) in enumerate(zip(problem.values, problem.readers, strict=True)):
+        for there in {home[lanes[reader]] for reader in readers} - {home[lanes[maker]]}:
+            found[follower[maker]] += [(value, channel) for channel in problem.routes.get((home[lanes[maker]], there), ())]
+    return found
 
 
 def _earliest(problem: Problem, homes: Homes, order: list[int], later: Sequence[Sequence[float]], rank: str) -> Found:

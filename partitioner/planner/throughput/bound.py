@@ -88,7 +88,9 @@ def work_bound(seconds: Floats, counts: Floats) -> float:
 def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
     """The largest of ``best`` and, over some units, what the processor of that unit cannot be below: a minimum cut round it."""
     units = park.units
-    if units.problem.overlap or units.count + len(units.flows) > MOST_FOR_CUTS or not units.flows or not park.by_itself:
+    if units.problem.overlap or units.count > MOST_FOR_CUTS or not park.by_itself:
+        return best
+    if not units.flows or units.count + len(units.flows) > MOST_FOR_CUTS:
         return best
     alone = seconds + np.array([_charges(park, each) for each in park.classes])
     if float(alone.min(axis=0).max()) <= best:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -43,7 +42,10 @@ TURNS = 4
 PATIENCE = 5.0
 """Seconds that are spent at least before it is said that nothing fits."""
 
-MOVES, MOST_MOVED = 1_500, 2_000
+MOST_BOTH = 20_000
+"""Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
+
+MOVES, MOST_MOVED = 1_500, 600
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
 
 NEARLY = 2e-4
@@ -95,24 +97,36 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
 def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
+    Along a line, neighbours share a processor and little travels; one by one, tasks go to the processors that suit them.
+
     Raises:
         PlacementError: none was found.
     """
-    count = tries_for(problem, tries)
+    count, large = tries_for(problem, tries), len(problem.tasks) > MOST_BOTH
     found, reason = list[tuple[float, list[int]]](), PlacementError("nothing was tried")
-    if problem.contiguous and tries > 1:
-        with suppress(PlacementError):
-            line, _ = stages_in_a_line(problem, 1)
-            found.append((cost_of(problem, line, 0.0), line))
     park = park_of(units_of(problem, contiguous=False))
-    for each in sparings(park)[:count] if count > 1 or not found else ():
+    enough = inf if large else bound_of(park) * (1 + NEARLY)
+    makes: list[Callable[[], tuple[float, list[int]]]] = [
+        *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
+    ]
+    if tries > 1 and (problem.contiguous or (problem.values and any(problem.routes.values()))):
+        makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, problem))
+    for make in makes:
         try:
-            found.append(homes.run(partial(evened, park, sparing=each)))
+            found.append(make())
         except PlacementError as error:
             reason = error
+        if found and (found[-1][0] <= enough or (count == 1 and problem.contiguous)):
+            break
     if not found:
         raise reason
     return min(found)[1]
+
+
+def _in_a_line(problem: Problem) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, of stages along one order."""
+    line, _ = stages_in_a_line(problem, 1)
+    return cost_of(problem, line, 0.0), line
 
 
 def soon_balanced(problem: Problem, homes: list[int]) -> list[int]:
