@@ -8,6 +8,8 @@ from functools import cached_property, partialmethod
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from torch import nn
+
 from partitioner.model.functions import is_users, names_in, users_function, wrapped
 
 _METHODS = (FunctionType, staticmethod, classmethod, property, cached_property, partialmethod)
@@ -39,20 +41,27 @@ def runs_unasked(name: str) -> bool:
     return name == "forward" or (name.startswith("__") and name.endswith("__"))
 
 
-def asks_whether_traced(kind: type) -> bool:
-    """Whether a method of a class asks if it is being traced, and so may do something else then.
+def not_for_tracers(kind: type, name: str) -> bool:
+    """Whether an attribute is book that objects of a class keep for themselves, and not while they are traced.
+
+    So is a private one of a class that asks whether it is traced; and of an installed library's class, but for modules, any of
+    which a method speaks that asks so.
 
     Example:
         >>> class Cached:
+        ...     __module__ = "my_layers"
         ...     def put(self, value):
         ...         if not torch.compiler.is_compiling():
-        ...             self.value = value
-        >>> asks_whether_traced(Cached)
-        True
+        ...             self._value = self.last = value
+        >>> not_for_tracers(Cached, "_value"), not_for_tracers(Cached, "last")
+        (True, False)
     """
     methods = [method for owner in kind.__mro__ for method in methods_of(owner).values()]
-    functions = (users_function(part) for method in methods for part in (method, *wrapped(method)))
-    return any(not _ASKING.isdisjoint(names_in(function.__code__)) for function in functions if function)
+    functions = filter(None, (users_function(part) for method in methods for part in (method, *wrapped(method))))
+    asking = [names for names in (set(names_in(function.__code__)) for function in functions) if names & _ASKING]
+    if name.startswith("_"):
+        return bool(asking)
+    return not is_users(kind.__module__) and not issubclass(kind, nn.Module) and any(name in names for names in asking)
 
 
 def data_of(owner: type) -> dict[str, Any]:

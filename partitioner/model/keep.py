@@ -22,10 +22,10 @@ from torch._library.custom_ops import CustomOpDef
 
 from partitioner.errors import InputError
 from partitioner.model.classes import (
-    asks_whether_traced,
     data_of,
     data_undo,
     methods_of,
+    not_for_tracers,
     owners,
     runs_unasked,
     slots_of,
@@ -211,14 +211,14 @@ class _Kept:
             if isinstance(taken := live.get(key), _Taken):
                 live[key] = then[key] = taken.whole()
         found = [(path, live, key) for path, live, then in self.containers for key in _refill(live, then)]
-        changed = [_name(path) + key for path, live, key in found if not self._is_not_for_tracers(live, key)]
+        changed = [_name(path) + key for path, live, key in found if not self._is_own_book(live, key)]
         for undo in reversed(self.undo):
             undo()
         return sorted({name.lstrip(".") for name in changed})
 
-    def _is_not_for_tracers(self, held: Any, key: str) -> bool:
-        """Whether it is a private attribute of an object that asks whether it is traced, to keep no book of its own then."""
-        return key.startswith("._") and id(held) in self.kinds and asks_whether_traced(self.kinds[id(held)])
+    def _is_own_book(self, held: Any, key: str) -> bool:
+        """Whether it is an attribute that its object's class does not keep while it is traced."""
+        return id(held) in self.kinds and not_for_tracers(self.kinds[id(held)], key.removeprefix("."))
 
 
 class _Taken:
