@@ -112,7 +112,7 @@ def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
     makes: list[Callable[[], tuple[float, list[int]]]] = [
         *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
     ]
-    if tries > 1 and (problem.contiguous or (problem.values and any(problem.routes.values()))):
+    if (tries > 1 or large) and (problem.contiguous or (problem.values and any(problem.routes.values()))):
         makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, problem))
     for make in makes:
         try:
