@@ -37,15 +37,21 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
     clock = Clock(problem)
     when, place, home, table, ended, busy = clock.when, clock.place, problem.lanes, problem.seconds, clock.end, clock.lanes
     lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
-    back, after, before = problem.back, problem.after, problem.before
+    back, after, before, placed, quickest = problem.back, problem.after, problem.before, clock.lane, _quickest(problem)
     for task in order:
-        ready = max([ended[source] for source, value in before[task] if value != ISSUE], default=0.0)
+        ready = far = 0.0
+        near = set[int]()
+        for source, value in before[task]:
+            if value != ISSUE:
+                end = ended[source]
+                ready, far = max(ready, end), max(far, end + quickest[value] if value >= 0 else end)
+                near.add(home[placed[source]])
         ways: list[tuple[float, int]] = []
         for processor in feasible.processors(task):
             seconds = table[processor][task]
-            extra = later[task][processor] if later else 0.0
-            ways += [(busy[lane].gap(ready, seconds) + seconds + extra, lane) for lane in lanes_of[processor]]
-        ways.sort()  # by when it would end if all that it reads were there at once
+            extra, at = later[task][processor] if later else 0.0, ready if processor in near else far
+            ways += [(busy[lane].gap(at, seconds) + seconds + extra, lane) for lane in lanes_of[processor]]
+        ways.sort()  # by when it would end at least: if nothing waited for a channel
         best, chosen, free = inf, ways[0][1], 0.0
         for least, lane in ways:
             if least > best:
@@ -59,6 +65,17 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
         feasible.assign(task, home[chosen])
         place(task, chosen)
     return clock
+
+
+def _quickest(problem: Problem) -> list[float]:
+    """Seconds that each value is on its way at least, from any processor to any other one."""
+    count, least = len(problem.processors), 1 - 1e-12
+    routes = [[problem.channels[each] for each in route] for route in problem.routes.values()]
+    if len(routes) < count * (count - 1) or not all(routes):
+        return [0.0] * len(problem.values)
+    latency = min((sum(each.latency for each in route) for route in routes), default=0.0) * least
+    per_byte = min((sum(1.0 / each.bandwidth for each in route) for route in routes), default=0.0) * least
+    return [latency + per_byte * size for _, size in problem.values]
 
 
 def mirrored(problem: Problem) -> Problem:

@@ -61,9 +61,9 @@ class IdealCuts:
         units = park.units
         self._masks, self.size = found, len(found)
         self._overlap = units.problem.overlap
-        within = np.zeros((len(found), units.count), dtype=bool)
-        for number, ideal in enumerate(found):
-            within[number, bits(ideal)] = True
+        width = -(-units.count // 8)
+        octets = np.frombuffer(b"".join(ideal.to_bytes(width, "little") for ideal in found), np.uint8)
+        within = np.unpackbits(octets.reshape(len(found), width), axis=1, count=units.count, bitorder="little").astype(bool)
         self._packed = np.packbits(within, axis=1)
         seconds = np.array([units.seconds[each.processors[0]] for each in park.classes])
         self._unable = (~np.isfinite(seconds)).astype(float) @ within.T

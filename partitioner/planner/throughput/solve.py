@@ -30,6 +30,9 @@ from partitioner.planner.timing import largest_load
 MOST_IDEALS = 4_000
 """Down-closed sets of units up to which the best contiguous stages are found."""
 
+SOON_IDEALS = 300_000
+"""Likewise, times the tasks, where there is no limit of time."""
+
 ROUNDS = 4
 """Quick rounds of annealing before anything is proven."""
 
@@ -109,7 +112,7 @@ def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
     makes: list[Callable[[], tuple[float, list[int]]]] = [
         *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
     ]
-    if tries > 1 and (problem.contiguous or (problem.values and any(problem.routes.values()))):
+    if (tries > 1 or large) and (problem.contiguous or (problem.values and any(problem.routes.values()))):
         makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, problem))
     for make in makes:
         try:
@@ -125,7 +128,7 @@ def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
 
 def _in_a_line(problem: Problem) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order."""
-    line, _ = stages_in_a_line(problem, 1)
+    line, _ = stages_in_a_line(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
     return cost_of(problem, line, 0.0), line
 
 
@@ -178,12 +181,13 @@ def stages(
     return units.spread_over(search.best)
 
 
-def stages_in_a_line(problem: Problem, most_orders: int) -> tuple[list[int], float]:
+def stages_in_a_line(problem: Problem, most_orders: int, most_ideals: int = MOST_IDEALS) -> tuple[list[int], float]:
     """The best contiguous stages along some orders of the units, the same on every machine: there is no limit of time.
 
     Args:
         problem: what is placed; contiguous.
         most_orders: orders of the units that are tried.
+        most_ideals: of more down-closed sets of units than these, only orders are looked at.
 
     Returns:
         The processor of each task, no two of which lead to each other; seconds that no placement's largest load can be below.
@@ -201,7 +205,7 @@ def stages_in_a_line(problem: Problem, most_orders: int) -> tuple[list[int], flo
         return [], 0.0
     park = park_of(units)
     bound = bound_of(park)
-    homes = staged(units, inf, MOST_IDEALS, bound, most_orders)
+    homes = staged(units, inf, most_ideals, bound, most_orders)
     if homes is None:
         raise PlacementError(_none(park, "No stages were found"))
     found = units.spread_over(homes)
