@@ -50,6 +50,7 @@ def test_a_call_is_one_graph_and_leaves_the_model_as_it_was(build: Callable[[], 
     example = example_in(model, x, None, 1)
     graph = example.traced.graph
     assert example.is_current() and example.is_current()
+    assert example.is_current.func.__self__.last is graph, "guards held, and nothing was traced anew"
     torch.testing.assert_close(model.state_dict(), state, rtol=0.0, atol=0.0)
     for batch in (x, 2 * x):
         values = example.arguments([batch]) | {name: example.traced.state[key] for name, key in graph.states.items()}

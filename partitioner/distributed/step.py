@@ -113,8 +113,9 @@ class Step:
             with gradients_summed(self.ties, self.ranks, self.parameters, self.apart):
                 losses = self._run()
             loss, reached = self._shared(losses)
+            bits = _bits(reached) if without else 0  # waits for the device, if it is one
             for each in without:
-                if not self.doubtful[each] & reached:
+                if not self.doubtful[each] & bits:
                     each.grad = None
             return loss
 
@@ -220,8 +221,9 @@ class Step:
                     f"ranks along the {axis} axis the same: DistributedSampler(num_replicas=data axis, rank=step.ranks.data)"
                 )
 
-    def _shared(self, losses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-        """The mean loss, which the rank of the last stage tells the others; and which results it was made of, as bits."""
+    def _shared(self, losses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss, which the rank of the last stage tells the others; and of each result, if there are several, whether
+        any copy's was made of it."""
         mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
         mean = mean.float() if self.loss.scaler is None else mean.float() / self.loss.scaler.get_scale()
         several = len(self.results) > 1 and not self.loss.own
@@ -234,9 +236,12 @@ class Step:
         if copies > 1:
             dist.all_reduce(mean, group=mesh.get_group("data"))
             mean /= copies
-        if not several:
-            return mean, 1
-        return mean[0].clone(), sum(1 << place for place, each in enumerate(mean[1:].tolist()) if each > 0)
+        return (mean[0].clone(), mean[1:]) if several else (mean, torch.ones(1))
+
+
+def _bits(reached: torch.Tensor) -> int:
+    """The results that a loss was made of."""
+    return sum(1 << place for place, each in enumerate(reached.tolist()) if each > 0)
 
 
 def _modes(part: nn.Module) -> dict[str, tuple[nn.Module, bool]]:

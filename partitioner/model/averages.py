@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_FORWARD = _BatchNorm.forward
+FORWARD = _BatchNorm.forward
+"""What torch has for it."""
+
+_OTHERWISE: Any = FunctionType(FORWARD.__code__, FORWARD.__globals__, FORWARD.__name__)  # another object, not replaced
 
 
 def counted_in_tensors(self: Any, input: torch.Tensor) -> torch.Tensor:
@@ -22,7 +26,8 @@ def counted_in_tensors(self: Any, input: torch.Tensor) -> torch.Tensor:
         (tensor([4., 8.]), tensor(2))
     """
     if self.momentum is not None or not self.training or not self.track_running_stats or self.num_batches_tracked is None:
-        return _FORWARD(self, input)
+        plain: torch.Tensor = _OTHERWISE(self, input)
+        return plain
     self._check_input_dim(input)
     self.num_batches_tracked.add_(1)
     mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
