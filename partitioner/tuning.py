@@ -28,6 +28,7 @@ from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
+from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
@@ -54,13 +55,16 @@ BESIDE: dict[str, Choices] = {
 }
 """What a plan is held against, by the name that a report shows."""
 
+REFUSED: dict[str, Choices] = {"by_level": {"policy": ByLevel()}}
+"""Lanes that were predicted not to pay, and so were not planned: run all the same where that may be an error."""
+
 CANDIDATES: dict[str, Choices] = {
     **BESIDE,
     "list": {"policy": List()},
     "spread": {"policy": Spread()},
     "spread finely": {"policy": Spread(), "grain": 1e-9},
 }
-"""What `tune` compares besides."""
+"""What `tune` compares besides, and what is compared without it where a call takes another time than any that was predicted."""
 
 SCRIPTED: dict[str, Choices] = {"scripted": {"compile_tasks": "torchscript"}}
 """What short calls are tried with then, on the fastest of them and on the fastest with lanes: the same kernels, the same bits,
@@ -81,6 +85,12 @@ LARGEST = 2_000
 
 DOUBTFUL = 1.5
 """A predicted gain, or loss, up to this factor may be an error of the prediction."""
+
+FAR = 4.0
+"""How many times as long as predicted a call takes of whose ops too little is known to choose among plans."""
+
+LONG = 0.5
+"""Seconds of a call from which on nobody waits for more plans than he has asked for."""
 
 
 def refuse_untunable(call: Call | None, weights: object = None) -> None:
@@ -109,7 +119,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     if plan is None:
         return spec, (), None
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
-    wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE) | {asked: ASKED}
+    wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED) | {asked: ASKED}
     args, kwargs = call.fill(call.tensors)
     with state_kept(programs.original, args, kwargs):
         graphs = programs.graphs_of(args, kwargs)
@@ -120,6 +130,8 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(race.accelerators):
         race.run(wanted)
+        if not tune and race.is_far_off():
+            race.run(wanted | CANDIDATES)
         if programs.machine.lanes[0].kind == "cpu" and not spec.says_how:
             race.refine(tune)
     if len(race.seconds) < 2:
@@ -209,7 +221,7 @@ class _Race:
 
     def refine(self, tune: bool | None) -> None:
         """Run what is fastest once more, with what can be done to any plan."""
-        if not self.ways or not (tune or self._is_short()):
+        if not self.ways or not (tune or self.fastest() < SHORT):
             return
         ahead = {self.best(), self.best(on_lanes=True)} if self.seconds else set(self.choices)
         ahead |= {SERIAL} if tune else set()
@@ -217,12 +229,20 @@ class _Race:
         ways = itertools.product(kept.items(), (REFINED if tune else SCRIPTED).items())
         self.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
 
-    def _is_short(self) -> bool:
+    def fastest(self) -> float:
+        """Seconds of the fastest so far; of one call, where there was nothing to compare."""
         if self.seconds:
-            return min(self.seconds.values()) < SHORT
+            return min(self.seconds.values())
         start = time.perf_counter()
         next(iter(self.ways.values()))()
-        return time.perf_counter() - start < SHORT
+        return time.perf_counter() - start
+
+    def is_far_off(self) -> bool:
+        """Whether predictions say little of these graphs: a custom op may do anything."""
+        return bool(self.ways) and FAR * max(map(self._predicted, self.plans)) < self.fastest() < LONG
+
+    def _predicted(self, name: str) -> float:
+        return sum(plan.makespan or 0.0 for plan in self.plans[name])
 
     def _add(self, name: str, choices: Choices) -> None:
         spec = self.spec.model_copy(update=choices)
@@ -230,6 +250,8 @@ class _Race:
         same = [each for each in self.plans if _identity(self.plans[each], self.choices[each]) == _identity(plans, choices)]
         if same:
             self.choices[same[0]] = min(choices, self.choices[same[0]], key=len)  # what was asked for changes nothing
+            return
+        if name in REFUSED and choices and not any(map(_is_close, plans)):
             return
         executables = (
             [executable_of(plan, spec) for plan in plans] if choices else [piece.executable for piece, _ in self.graphs]
@@ -258,8 +280,7 @@ class _Race:
 
     def tried(self) -> tuple[Tried, ...]:
         """All that ran."""
-        predicted = {name: sum(plan.makespan or 0.0 for plan in plans) for name, plans in self.plans.items()}
-        return tuple(Tried(name, predicted[name], each) for name, each in self.seconds.items())
+        return tuple(Tried(name, self._predicted(name), each) for name, each in self.seconds.items())
 
 
 def _all(runs: Sequence[Callable[[], None]]) -> None:
@@ -283,6 +304,9 @@ def _identity(plans: Sequence[Plan], choices: Choices) -> tuple[object, ...]:
 
 def _is_doubtful(plan: Plan, spec: Spec) -> bool:
     """Whether `Auto` has found a plan that is too close to another to tell without running both."""
-    if spec.policy_name != "auto" or not plan.makespan:
-        return False
-    return 1 / DOUBTFUL < (plan.serial or 0.0) / plan.makespan < DOUBTFUL
+    return spec.policy_name == "auto" and _is_close(plan)
+
+
+def _is_close(plan: Plan) -> bool:
+    """Whether a plan is predicted to take about as long as the serial one."""
+    return 1 / DOUBTFUL < (plan.serial or 0.0) / (plan.makespan or inf) < DOUBTFUL

@@ -27,7 +27,7 @@ from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
-from partitioner.ir.graph import Graph, Op, TensorMeta
+from partitioner.ir.graph import Graph, Op, TensorMeta, Work
 from partitioner.ir.machine import Device, Lane, Link, Machine
 from partitioner.ir.problem import Problem
 from partitioner.ir.program import Program
@@ -95,7 +95,7 @@ class _GraphMaker:
         accesses = tuple(Access(resource, write) for resource, write in sorted(modes.items()))
         self.storages[name] = storages
         metas = (TensorMeta((16,), torch.float32, 4 * self.rng.randint(1, 64)),) if kind != "size" else ()
-        self.ops.append(Op(name, kind, inputs, accesses, storages, state, outputs=metas, tensor=kind != "size", flops=0))
+        self.ops.append(Op(name, kind, inputs, accesses, storages, state, outputs=metas, tensor=kind != "size", work=Work()))
 
     def _effect(
         self, kind: str, name: str, inputs: tuple[str, ...], reached: tuple[str, ...], modes: dict[str, bool]

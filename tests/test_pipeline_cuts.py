@@ -24,7 +24,7 @@ from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.access import Access
-from partitioner.ir.graph import Graph, Op, TensorMeta
+from partitioner.ir.graph import Graph, Op, TensorMeta, Work
 from partitioner.ir.machine import Device
 from partitioner.model.call import Call
 from partitioner.planner.constraints import Constraints
@@ -303,10 +303,10 @@ def test_too_many_stages_name_how_many_places_there_are() -> None:
     """The last op writes what the second made, once the third has read it: those three stay together."""
     meta = (TensorMeta((16,), torch.float32, 64),)
     ops = [
-        Op(name, "compute", (source,), (Access(source, False), Access(name, True)), (name,), outputs=meta, flops=0)
+        Op(name, "compute", (source,), (Access(source, False), Access(name, True)), (name,), outputs=meta, work=Work())
         for name, source in (("a", "x"), ("b", "a"), ("c", "b"))
     ]
-    last = Op("last", "in_place", ("b",), (Access("b", True),), ("b",), outputs=meta, flops=0)
+    last = Op("last", "in_place", ("b",), (Access("b", True),), ("b",), outputs=meta, work=Work())
     graph = make_graph([*ops, last], outputs=["c", "last"])
     assert cut_into(traced(graph), 2, CPU).stage == {"a": 0, "b": 1, "c": 1, "last": 1}
     with pytest.raises(PlacementError, match="Toy cannot be cut into 3 stages: there are 1 places for cuts"):

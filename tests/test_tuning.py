@@ -59,6 +59,37 @@ def test_lanes_that_pay_are_found_where_the_prediction_keeps_one() -> None:
     assert torch.equal(found(X), torch.full((2, 2), 6.0))
 
 
+def test_a_call_far_longer_than_predicted_is_tried_as_if_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has a formula for the FLOPs of a pseudo-inverse, and so two of them were taken for one small task."""
+
+    class Inverses(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.pinv(x) + torch.linalg.pinv(x + 1)
+
+    model, x = Inverses().eval(), torch.rand(192, 192)
+    assert len(lanes_of(partition(model, LANES, example_inputs=x, tune=False, copy=True))) == 1
+    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1.0 if name == "spread finely" else 2.0 for name in ways})
+    found = partition(model, LANES, example_inputs=x)
+    assert len(lanes_of(found)) == 2 and torch.equal(found(x), model(x))
+
+
+def test_lanes_that_are_predicted_to_lose_a_little_are_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three recurrent layers were predicted to be 0.85x as fast on two lanes, and were 1.25x as fast."""
+
+    class Squares(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x) @ (x @ (x + 1))
+
+    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1e-3 if name == "by_level" else 2e-3 for name in ways})
+    spec = {"devices": [{"device": "cpu", "lanes": 2, "flops": "1GFLOP/s", "handoff": "200us", "overhead": "1us"}]}
+    model, x = Squares().eval(), torch.ones(64, 64)
+    assert "lanes were predicted to give" in str(partition(model, spec=spec, example_inputs=x, tune=False, copy=True))
+    found = partition(model, spec=spec, example_inputs=x)
+    assert len(lanes_of(found)) == 2 and torch.equal(found(x), model(x))
+
+
 def test_serial_unless_another_is_clearly_faster_and_state_is_as_it_was() -> None:
     model = Sleepers(0.0).eval()
     found = partition(model, LANES, example_inputs=X, tune=True)

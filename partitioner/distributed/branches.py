@@ -23,7 +23,7 @@ from partitioner.distributed.part import part_of
 from partitioner.distributed.passing import deliver, fan, share, token
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, SENT, Access
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import NOTHING, Graph, Op
 from partitioner.ir.machine import Device, Link, Machine
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
@@ -205,7 +205,7 @@ class _Branch:
                 accesses=tuple(sorted(touched)),
                 storages=self.storages[made.name],
                 outputs=tuple(map(meta_of, tensors)),
-                flops=0,
+                work=NOTHING,
             )
         )
         return made

@@ -168,12 +168,12 @@ class _Growth:
         return TensorMeta(self._merged(one.shape, other.shape), other.dtype, self._number(one.bytes, other.bytes))
 
     def _op(self, one: Op, other: Op) -> Op:
-        alike = replace(one, outputs=other.outputs, flops=other.flops)
+        alike = replace(one, outputs=other.outputs, work=other.work)
         if alike != other or len(one.outputs) != len(other.outputs):
             raise _Unlike
         found = (self._meta(*pair) for pair in zip(one.outputs, other.outputs, strict=True))
         outputs = tuple(each for each in found if each is not None)
-        return replace(other, outputs=outputs, flops=self._merged(one.flops, other.flops))
+        return replace(other, outputs=outputs, work=self._merged(one.work, other.work))
 
 
 def _sizes(value: Any) -> list[Any]:

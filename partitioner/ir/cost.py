@@ -18,11 +18,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from partitioner.ir.graph import NOTHING, Work
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.words import few
 
 HALF_INTENSITY = 10.0
 """FLOPs per byte at which an op gets half of what more threads could give it."""
+
+FLOPS_PER_CYCLE = 32
+"""Of a core: two fused multiply-adds of eight floats."""
 
 ROOFLINE_FIGURES = ("flops", "bandwidth", "overhead")
 """What the roofline of a device rests on, and a measured op does not."""
@@ -37,7 +41,8 @@ class OpCost:
 
     So the state of several ops is their sum, however many of them share a parameter; those that do share a device. ``dtype`` is
     that of its result, in which it computes as far as anybody can tell: ``float32``, ``bfloat16``. ``exchange`` are seconds for
-    what passes between ranks.
+    what passes between ranks. ``inside`` is what it comes down
+    to: a recurrent layer is many kernels, one after the other, and reads its weights at each step, from the cache.
     """
 
     flops: int
@@ -45,6 +50,7 @@ class OpCost:
     state: int
     dtype: str = ""
     exchange: float = 0.0
+    inside: Work = NOTHING
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,9 @@ class Costs:
 def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:
     """Seconds that an op takes by its FLOPs and bytes; half the host's time for one that computes nothing.
 
+    On a CPU each further kernel of an op takes half the host's time, too, for Python calls it once; and what kernels take one
+    by one takes its cycles. An accelerator has kernels of its own for such ops.
+
     Example:
         >>> roofline(OpCost(flops=10**9, moved=0, state=0), Device("cpu", "cpu", flops=1e10, overhead=0.0))
         0.1
@@ -152,8 +161,14 @@ def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:
         return device.overhead + cost.exchange
     if not (cost.flops or cost.moved):
         return device.overhead / 2
-    busy = max(cost.flops / device.rate(cost.dtype), cost.moved / device.bandwidth)
-    return device.overhead + busy / thread_speedup(cost, threads)
+    busy = max(cost.flops / device.rate(cost.dtype), cost.moved / device.bandwidth) / thread_speedup(cost, threads)
+    return device.overhead + busy + (_inside(cost.inside, device, threads) if device.kind == "cpu" else 0.0)
+
+
+def _inside(work: Work, device: Device, threads: int) -> float:
+    """Seconds that a CPU takes for what is in an op beside products and bytes."""
+    further = max(0, work.kernels - 1) * device.overhead / 2
+    return further + (work.cycles / threads + work.drawn) * FLOPS_PER_CYCLE / device.flops
 
 
 def thread_speedup(cost: OpCost, threads: int) -> float:
@@ -165,5 +180,6 @@ def thread_speedup(cost: OpCost, threads: int) -> float:
         >>> round(thread_speedup(matrix_vector, 2), 2), round(thread_speedup(matrix_matrix, 2), 2)
         (1.05, 1.9)
     """
-    intensity = cost.flops / max(cost.moved, 1)
+    touched = cost.inside.touched if cost.inside.kernels > 1 else 0
+    intensity = cost.flops / max(cost.moved, touched, 1)
     return 1 + (threads - 1) * intensity / (intensity + HALF_INTENSITY)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import networkx as nx
 
@@ -51,6 +51,35 @@ class StateMeta:
     elements: int
 
 
+class Work(NamedTuple):
+    """How much an op computes.
+
+    Args:
+        flops: floating-point operations, of matrix products above all.
+        kernels: what it comes down to, views not counted: hundreds in a recurrent layer.
+        touched: bytes that these read and write in all.
+        cycles: of one core, where a kernel on a CPU takes elements one by one.
+        drawn: cycles of the generator of random numbers, which one thread has at a time.
+    """
+
+    flops: int = 0
+    kernels: int = 0
+    touched: int = 0
+    cycles: int = 0
+    drawn: int = 0
+
+    def shared(self, ranks: int) -> Work:
+        """The part of one of several ranks that divide it."""
+        return self._replace(flops=self.flops // ranks, cycles=self.cycles // ranks, drawn=self.drawn // ranks)
+
+    def also(self, other: Work) -> Work:
+        """This, and another."""
+        return Work(*(one + more for one, more in zip(self, other, strict=True)))
+
+
+NOTHING = Work()
+
+
 @dataclass(frozen=True)
 class Op:
     """One node of the traced graph.
@@ -66,7 +95,7 @@ class Op:
         source: ``file:line`` in the user's code, ``""`` where the front end does not say.
         outputs: metadata of the tensors in its result; empty without example inputs.
         tensor: whether its result holds a tensor (or may hold one); sizes, devices and dtypes do not.
-        flops: floating-point operations, ``None`` without example inputs.
+        work: how much it computes, ``None`` without example inputs.
         mode: grad mode, autocast and inference mode, where they are not those that the graph starts under.
         exchange: seconds for what passes between the ranks of a job in it.
     """
@@ -81,9 +110,14 @@ class Op:
     source: str = ""
     outputs: tuple[TensorMeta, ...] = ()
     tensor: bool = True
-    flops: int | None = None
+    work: Work | None = None
     mode: Mode | None = None
     exchange: float = 0.0
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations, ``None`` without example inputs."""
+        return None if self.work is None else self.work.flops
 
     @property
     def bytes(self) -> int:

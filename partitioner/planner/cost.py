@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from partitioner.ir.cost import Costs, OpCost
-from partitioner.ir.graph import Graph, Op, StateMeta
+from partitioner.ir.graph import NOTHING, Graph, Op, StateMeta
 from partitioner.ir.machine import Machine
 
 
@@ -36,7 +36,7 @@ def estimate(graph: Graph, machine: Machine, state: Mapping[str, StateMeta]) -> 
         tables = sum(each.bytes for each in used)
         read += min(tables, _picked(op, read)) if op.target in LOOKUPS else tables
         dtype = str(op.outputs[0].dtype).removeprefix("torch.") if op.outputs else ""
-        return OpCost(op.flops or 0, read + op.bytes, kept, dtype, op.exchange)
+        return OpCost(op.flops or 0, read + op.bytes, kept, dtype, op.exchange, op.work or NOTHING)
 
     return Costs(machine, {op.name: of(op) for op in graph.ops}, graph.observed)
 

@@ -32,7 +32,7 @@ from partitioner.distributed.tensor.losses import (
 from partitioner.distributed.tensor.ways import Call, call_on_parts, inputs_of, is_vocabulary, part_like, tensors_of
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, RNG, SENT, Access
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import NOTHING, Graph, Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.sharding import F, P, Placement, R, shard
 from partitioner.ir.shared import Sharding
@@ -118,7 +118,7 @@ class _Local:
                 storages=self.storages[node.name] if known.tensor else (),
                 state=tuple(key for key in known.state if self._still(key, sources)),
                 outputs=tuple(meta_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
-                flops=None if known.flops is None else known.flops // (self.sharding.axis.ranks if less else 1),
+                work=None if known.work is None else known.work.shared(self.sharding.axis.ranks if less else 1),
             )
         )
 
@@ -205,7 +205,7 @@ class _Local:
                 path="" if op is None else op.path,
                 source="" if op is None else op.source,
                 outputs=tuple(meta_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)),
-                flops=0,
+                work=NOTHING,
                 mode=mode,
                 exchange=seconds[0] if seconds is not None else 0.0,
             )

@@ -189,7 +189,7 @@ def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: M
         source=_source(node),
         outputs=effect.outputs,
         tensor=effect.tensor,
-        flops=effect.flops,
+        work=effect.work,
         mode=mode,
     )
 

@@ -1,7 +1,7 @@
 """What one op does, told by calling it once on fake tensors under a dispatch mode.
 
-What an op writes, whether it draws random numbers and how many FLOPs it takes is told by the schemas of the ATen ops that it
-comes down to. No memory is used and no kernel runs.
+What an op writes, whether it draws random numbers and how much work it is, is told by the ATen ops that it comes down to: one
+for a convolution, hundreds for a recurrent layer. No memory is used and no kernel runs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from partitioner.frontend.analysis.static import draws, mutated_arguments
+from partitioner.frontend.analysis.work import work_of
+from partitioner.ir.graph import NOTHING, Work
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and FLOPs."""
+    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +34,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget."""
         self.written: list[torch.Tensor] = []
         self.random = False
-        self.flops = 0
+        self.work = NOTHING
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,19 +43,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
             if draws(func, args, kwargs):
                 self.random = True
-            count = flop_registry.get(func._overloadpacket)
-            if count is not None:
-                self.flops += int(count(*args, **kwargs, out_val=result))
+            if func.namespace != "prim" and not func.is_view:
+                touched = sum(map(_bytes, tensors_in((args, kwargs, result))))
+                self.work = self.work.also(work_of(func, args, kwargs, result, touched))
         return result
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; FLOPs."""
+    """What one look at an op tells: which of its tensor arguments it writes, by number; randomness; work."""
 
     written: frozenset[int]
     random: bool
-    flops: int
+    work: Work
 
 
 class Looks:
@@ -97,7 +102,7 @@ class Looks:
                 with self.watch:
                     call_node(node, args, kwargs)
                 found = (number.get(storage_key(tensor)) for tensor in self.watch.written)
-                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.flops)
+                return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.work)
         except Exception:  # a fake kernel may raise anything; the static table knows something of every op
             return None
 

@@ -20,7 +20,7 @@ from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_al
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, LATER, RNG, TOKENS
-from partitioner.ir.graph import TensorMeta
+from partitioner.ir.graph import NOTHING, TensorMeta, Work
 from partitioner.model.storage import storage_key, tensor_bytes
 
 Names = frozenset[str]
@@ -80,8 +80,8 @@ class _Observer:
         metas = self._metas(form, tensors) if tensors else ()
         if not called:
             return Effect(storages, outputs=metas, tensor=bool(tensors))
-        written, flops = self._does(node)
-        return Effect(storages, reads, written - {node.name}, metas, flops, bool(tensors) or _opaque(value))
+        written, work = self._does(node)
+        return Effect(storages, reads, written - {node.name}, metas, work, bool(tensors) or _opaque(value))
 
     def _shares(self, node: torch.fx.Node, reads: Names) -> Names:
         """The storages that a call's result may have although it was not seen to: where a copy is sometimes a view."""
@@ -100,23 +100,23 @@ class _Observer:
         except TypeError:  # something beside the tensors cannot be hashed
             return tuple(map(_meta, tensors))
 
-    def _does(self, node: torch.fx.Node) -> tuple[Names, int | None]:
-        """What a call writes, tokens among it, and its FLOPs."""
+    def _does(self, node: torch.fx.Node) -> tuple[Names, Work | None]:
+        """What a call writes, tokens among it, and its work."""
         if is_switch(node) or is_bound(node):  # to call it would switch something here and now
-            return NONE if is_switch(node) or is_of_thread(node) else frozenset({ANY}), 0
+            return NONE if is_switch(node) or is_of_thread(node) else frozenset({ANY}), NOTHING
         given: list[Names] = []
         form = self._form((node.args, node.kwargs), given)
         loaded = [value_of(source) for source in node.all_input_nodes if source.op == "get_attr"]
         bodies = [value for value in loaded if isinstance(value, torch.fx.GraphModule)]
         if bodies:
-            written, flops = self._bodies(bodies, NONE.union(*given))
+            written, work = self._bodies(bodies, NONE.union(*given))
             later = {LATER} if RNG in written and draws_in_backward(node) else NONE
-            return written | later | ({ANY} if runs_alone(node) else NONE), flops
+            return written | later | ({ANY} if runs_alone(node) else NONE), work
         seen = self.looks.at(node, form)
         if seen is None:
             return self._told(node).writes, None
         written = NONE.union(*(given[index] for index in seen.written))
-        return written | {RNG} if seen.random else written, seen.flops
+        return written | {RNG} if seen.random else written, seen.work
 
     def _form(self, argument: Any, given: list[Names]) -> Any:
         """What tells arguments from others; the storages of their tensors, one after the other, go to ``given``."""
@@ -136,17 +136,17 @@ class _Observer:
         inputs = Inputs({source: self.effects[source.name].storages for source in node.all_input_nodes})
         return static_effect(node, inputs, None, NONE)
 
-    def _bodies(self, bodies: list[torch.fx.GraphModule], given: Names) -> tuple[Names, int]:
+    def _bodies(self, bodies: list[torch.fx.GraphModule], given: Names) -> tuple[Names, Work]:
         """Of graphs that an op holds. Which argument a body writes depends on the op: any, then."""
-        written, flops = NONE, 0
+        written, work = NONE, NOTHING
         for body in bodies:
             transforms = any(map(is_bound, body.graph.nodes))
             inner = (_InTransform if transforms else _Observer)(self.looks)
             names = {node.name for node in body.graph.find_nodes(op="placeholder")}
             for effect in inner.run(body.graph, {}).values():
                 written |= (given if effect.writes & names else NONE) | (effect.writes & TOKENS)
-                flops += effect.flops or 0
-        return written, flops
+                work = work.also(effect.work or NOTHING)
+        return written, work
 
 
 class _InTransform(_Observer):
@@ -158,9 +158,9 @@ class _InTransform(_Observer):
     def _names(self, tensor: torch.Tensor, name: str) -> Names:
         return frozenset((name,)) | self.maybe.get(name, NONE)
 
-    def _does(self, node: torch.fx.Node) -> tuple[Names, int | None]:
-        written, flops = super()._does(node)
-        return (written, flops) if is_bound(node) else (self._told(node).writes, flops)
+    def _does(self, node: torch.fx.Node) -> tuple[Names, Work | None]:
+        written, work = super()._does(node)
+        return (written, work) if is_bound(node) else (self._told(node).writes, work)
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:

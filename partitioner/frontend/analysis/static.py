@@ -22,7 +22,7 @@ from torch.nn import functional
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
 from partitioner.ir.access import ANY, RNG, Access
-from partitioner.ir.graph import TensorMeta
+from partitioner.ir.graph import TensorMeta, Work
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Effect:
     Args:
         storages: that the result may share.
         reads, writes: resources.
-        outputs, flops: known only where they were observed.
+        outputs, work: known only where they were observed.
         tensor: whether the result may hold a tensor.
     """
 
@@ -40,7 +40,7 @@ class Effect:
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     outputs: tuple[TensorMeta, ...] = ()
-    flops: int | None = None
+    work: Work | None = None
     tensor: bool = True
 
     def accesses(self, name: str) -> tuple[Access, ...]:
