@@ -67,7 +67,10 @@ def test_hooks_run_once_and_gradients_arrive(small: Parallel) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"tune": False}, {"check": False}, {"policy": "single"}, {"compile_tasks": "torchscript"}, {"backward": "lanes"}],
+    [
+        *({"tune": False}, {"check": False}, {"policy": "single"}, {"compile_tasks": "torchscript"}, {"backward": "lanes"}),
+        {"backward": "autograd"},  # the default, said aloud: refining took it for an answer, and short calls did not
+    ],
     ids=str,
 )
 def test_not_where_somebody_says_how_it_is_to_run_or_that_nothing_is_to_be(options: dict[str, Any]) -> None:
