@@ -181,3 +181,39 @@ def test_inference_tensors_in_training_on_several_devices(monkeypatch: pytest.Mo
             module(x)
         with torch.no_grad():
             assert not module(x).requires_grad
+
+
+class Tended(Two):
+    """With methods that do something to its parts, or with them."""
+
+    def freeze(self) -> None:
+        for parameter in self.left.parameters():
+            parameter.requires_grad = False
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.right.parameters(), 0.1)
+
+    def shown(self) -> Tensor:
+        print(self.left(torch.ones(1, 4)))
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!")
+
+    def taught(self) -> Tensor:
+        print("teaching")
+        result: Tensor = self(torch.ones(2, 4))
+        return result
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+def test_methods_that_tend_a_model_on_several_devices(example: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be one graph was refused, though it computes nothing; and before the first call, as one of forward."""
+    with pretending(monkeypatch):
+        module = partition(Tended(), spec=spec(TWO), **({"example_inputs": (rand(),)} if example else {}))
+        module.freeze()
+        assert [parameter.requires_grad for parameter in module.parameters()] == [False, False, True, True]
+        optimizer = module.optimizer()
+        module(rand()).sum().backward()
+        optimizer.step()
+        assert module.left.weight.grad is None
+        assert module.taught().shape == (2, 4)
+        with pytest.raises(TraceError, match=r"Tended.shown cannot be one graph"):
+            module.shown()

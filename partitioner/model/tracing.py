@@ -36,7 +36,7 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
             of_class = own is None or own is given.get(name)
             return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
         programs = self._partitioner_programs
-        result = programs(name, args, kwargs)
+        result = programs(name, args, kwargs) if name == "forward" else programs.called(self, name, args, kwargs)
         return self if result is programs.original else result  # as in `model = model.frozen()`
 
     return call

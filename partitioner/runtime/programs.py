@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from types import MethodType
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_exporting
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_leaves
 
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
@@ -118,6 +120,29 @@ class Programs:
         if self.place is not None:
             self.settle(args, kwargs)
         return self.run(name, args, kwargs)
+
+    def called(self, module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of another method than forward, by who holds the partitioned ``module``.
+
+        Until state lies where it belongs, it runs as it is; and on several devices where it cannot be traced and is given no
+        tensor: it does not compute, but freezes parts, adds some, makes an optimizer. If it computes after all, it is refused.
+        """
+        plain = self.plain(name)
+        as_it_is = partial(plain.__func__, module) if isinstance(plain, MethodType) else plain
+        if self.place is not None:
+            return as_it_is(*args, **kwargs)
+        try:
+            return self(name, args, kwargs)
+        except TraceError as refused:
+            if self.on_one or any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+                raise
+            refusal = refused
+        try:
+            return as_it_is(*args, **kwargs)
+        except RuntimeError as error:
+            if "same device" in str(error):
+                raise refusal from None
+            raise
 
     def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a traced method; what runs until it returns are the pieces of one call.
