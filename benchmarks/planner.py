@@ -237,6 +237,14 @@ def _above(name: str, processors: str, problems: Iterator[Known], found: list[tu
 LIMITS = {10**3: 0.05, 10**4: 0.5, 10**5: 5.0, 10**6: 60.0}
 """Seconds in which a graph of so many tasks is to be planned."""
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "latency, nothing overlaps": {"overlap": False},
+    "throughput": {"objective": "throughput"},
+    "throughput, nothing overlaps": {"objective": "throughput", "overlap": False},
+    "throughput, contiguous": {"objective": "throughput", "contiguous": True},
+}
+"""Questions that are timed beside latency: a name and what makes them."""
+
 
 def scale(options: argparse.Namespace) -> None:
     """Seconds of a Problem and its placement by `list`, on four processors with links, and the exponent of their growth."""
@@ -252,9 +260,13 @@ def scale(options: argparse.Namespace) -> None:
     if len(points) > 1:
         slope = statistics.linear_regression(*zip(*points, strict=True)).slope
         print(f"seconds grow with tasks to the power of {slope:.2f} (aim: at most 1.15)")
+    counts = [count for count in LIMITS if count <= min(options.max_tasks, 10**5)]
+    cells = [[name, *(f"{_planned(count, **more)[1]:.3g}" for count in counts)] for name, more in OTHERS.items()]
+    print("\nCPU seconds of other questions, by the number of tasks:")
+    show(["", *map(str, counts)], cells)
 
 
-def _planned(count: int) -> tuple[float, float]:
+def _planned(count: int, **more: Any) -> tuple[float, float]:
     """Wall and CPU seconds from tables to an answer, of a graph in which each task reads two of the fifty before it."""
     draw = random.Random(count)
     seconds = [draw.uniform(1e-5, 1e-3) for _ in range(count)]
@@ -268,7 +280,7 @@ def _planned(count: int) -> tuple[float, float]:
     edges = [(source, target, source) for source, target in pairs]
     values = [(task, 1e6) for task in range(count)]
     routes = {way: (number,) for number, way in enumerate(ways)}
-    List()(Problem("scale", names, (Kind("gpu", {1: seconds}),), processors, edges, values, channels, routes))
+    List()(Problem("scale", names, (Kind("gpu", {1: seconds}),), processors, edges, values, channels, routes, **more))
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 

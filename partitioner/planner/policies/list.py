@@ -54,7 +54,8 @@ class List:
         """
         ruled, tries = closed(problem), tries_for(problem, self.tries)
         if problem.objective == "throughput":
-            even = evenest(ruled, Homes(ruled), self.tries)
+            moved = bool(problem.values) and any(problem.routes.values())
+            even = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or moved)
             return placed(problem, "list", soon_balanced(ruled, even) if self.tries > 1 else even)
         bound = makespan_bound(ruled)
         known = starts(ruled, tries, bound) if tries > 1 else several(ruled, Homes(ruled), 1)

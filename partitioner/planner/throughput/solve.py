@@ -97,10 +97,11 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
+def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> list[int]:
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
-    Along a line, neighbours share a processor and little travels; one by one, tasks go to the processors that suit them.
+    One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
+    little travels, but in one call each processor would wait for the one before it.
 
     Raises:
         PlacementError: none was found.
@@ -112,7 +113,7 @@ def evenest(problem: Problem, homes: Homes, tries: int) -> list[int]:
     makes: list[Callable[[], tuple[float, list[int]]]] = [
         *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
     ]
-    if (tries > 1 or large) and (problem.contiguous or (problem.values and any(problem.routes.values()))):
+    if (tries > 1 or large) and in_line:
         makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, problem))
     for make in makes:
         try:
