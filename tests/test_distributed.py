@@ -124,6 +124,7 @@ PAIRS = {
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
     "not reached": case("aside", "1f1b"),
+    "left out by one copy, fsdp2": case("in part", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
     "means of all batches": case("averaging", "1f1b"),
     "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
 }
@@ -168,6 +169,7 @@ MORE = {
     "again, ddp": case("tied", "gpipe", data=2, pipeline=1, recompute="segments"),
     "not reached, zbv": case("aside", "zbv_zero_bubble", every=2, **SEVERAL),
     "what layers look at and keep, zbv": case("hinted", "zbv_zero_bubble", clip=0.1, **SEVERAL),
+    "left out by one copy, ddp": case("in part", "gpipe", data=2, pipeline=1),
     "not reached, branches": case("aside", "gpipe", pipeline=1, branch=2),
     "means of all batches, tensor": case("averaging", "gpipe", pipeline=1, tensor=2),
     "means of all batches, again": case("averaging", "1f1b", recompute="segments"),
@@ -188,6 +190,8 @@ MORE_ON_FOUR = {
     "again, branches x pipeline": case("towers", "1f1b", branch=2, recompute="stage"),
     "not reached, 2x2, fsdp2": case("aside", "1f1b", data=2, wrap="fsdp2", every=2),
     "not reached, tensor x pipeline": case("aside", "interleaved_1f1b", tensor=2, **SEVERAL),
+    "left out by one copy, 2x2, ddp": case("in part", "1f1b", data=2),
+    "left out by one copy, 2x2, fsdp2": case("in part", "1f1b", data=2, wrap="fsdp2"),
     "2x2, ddp, without parameters": case("tailed", "1f1b", data=2),
 }
 EIGHTS = {

@@ -39,7 +39,7 @@ REFUSED = {
     "no tensor": ("InputError", "example_inputs has no tensor"),
     "breaks into pieces": ("TraceError", r"Python decides on the value of a tensor \(at .*refuse_nets.py:\d+\)"),
     "hides a tensor": ("TraceError", "returns a Hidden, which may hold tensors"),
-    "returns a weight": ("TraceError", "as it is, and no op of its graph makes that"),
+    "returns a weight": ("TraceError", "as it is, which no op of its graph makes"),
     "counts its calls": ("TraceError", "Counted.forward gives calls another value"),
     "replaces a buffer": ("TraceError", r"Averaged.forward gives mean another value.*write it in place"),
     "sizes that depend on data": ("TraceError", r"where gives a tensor whose sizes depend on data \(.*refuse_nets.py:\d+\)"),

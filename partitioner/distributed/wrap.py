@@ -113,7 +113,9 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
     if not any(each.requires_grad for each in {*module.parameters()} - apart):
         return module
     if asked.wrap == "fsdp2":
-        fully_shard(module, mesh=ranks.mesh["data"], ignored_params={*apart})
+        sharded: Any = fully_shard(module, mesh=ranks.mesh["data"], ignored_params={*apart})
+        if hasattr(sharded, "set_reduce_scatter_unused_params"):  # not in torch 2.11
+            sharded.set_reduce_scatter_unused_params(True)  # a copy's loss may leave out a result, and all send the same
         return module
     group: Any = ranks.mesh.get_group("data")
     ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
