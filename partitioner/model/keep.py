@@ -8,7 +8,7 @@ copied, one level deep for each container.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -31,6 +31,7 @@ from partitioner.model.classes import (
     slots_of,
     slots_undo,
 )
+from partitioner.model.containers import CONTAINERS, items_of, methods_of_container, refill
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
 from partitioner.model.process import process_undo
 from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
@@ -45,20 +46,16 @@ Path = tuple[Any, ...] | None
 """Where something lies: the path of what holds it, and the key under which it does; of the model itself, ``()``, and of what
 is no part of it, ``None``."""
 
-_MISSING = object()
 _CLOSED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, ModuleType, CodeType)
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most frequent of them, told by their exact type."""
-
-_CONTAINERS = (OrderedDict, dict, list, set, deque)
-"""Containers by whose own methods items are read and put back: a user's subclass may do something of its own."""
 
 _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing asyncio logging".split())
 """Modules whose objects stand between threads: put back, one would wake or block a thread that the model knows nothing of."""
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
-_OF_GLOBALS = (*_CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef)
+_OF_GLOBALS = (*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef)
 """What is kept of globals that functions speak of, beside what is the user's own."""
 
 
@@ -139,8 +136,8 @@ class _Kept:
     def _keep(self, path: Path, value: Any) -> None:
         """Keep a value, if it can be changed. An iterator cannot be put back: what is taken from it is given once more."""
         before = len(self.containers)
-        if isinstance(value, _CONTAINERS):
-            then = _items(value) if isinstance(value, dict) else list(_methods(value).__iter__(value))
+        if isinstance(value, CONTAINERS):
+            then = items_of(value) if isinstance(value, dict) else list(methods_of_container(value).__iter__(value))
             self.containers.append((path, value, then))
         held = _attributes(value)
         if held is not None:
@@ -177,8 +174,8 @@ class _Kept:
         if isinstance(value, type):
             yield from self._of_class(value)
             return
-        if isinstance(value, (*_CONTAINERS, tuple, frozenset)):
-            items = _methods(value)
+        if isinstance(value, (*CONTAINERS, tuple, frozenset)):
+            items = methods_of_container(value)
             inside = items.items(value) if isinstance(value, dict) else enumerate(items.__iter__(value))
             closed = _CODE if id(value) in self.of_globals else ()  # functions in there are others', to be called back
             yield from (((path, key), item) for key, item in inside if not isinstance(item, closed))
@@ -210,7 +207,7 @@ class _Kept:
         for live, then, key in self.iterators:
             if isinstance(taken := live.get(key), _Taken):
                 live[key] = then[key] = taken.whole()
-        found = [(path, live, key) for path, live, then in self.containers for key in _refill(live, then)]
+        found = [(path, live, key) for path, live, then in self.containers for key in refill(live, then)]
         changed = [_name(path) + key for path, live, key in found if not self._is_own_book(live, key)]
         for undo in reversed(self.undo):
             undo()
@@ -274,48 +271,3 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes, if it has one that may be looked at."""
     held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)) else getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
-
-
-def _methods(container: Any) -> Any:
-    """The class whose methods read and set the items of a container, and do nothing else."""
-    return next(kind for kind in (*_CONTAINERS, tuple, frozenset) if isinstance(container, kind))
-
-
-def _items(container: dict[Any, Any]) -> dict[Any, Any]:
-    """What a dictionary holds; of a namespace, as of `exec`, not the names that its functions' tracers write into it."""
-    found = dict(_methods(container).items(container))
-    if "__builtins__" not in found:
-        return found
-    return {key: item for key, item in found.items() if not (isinstance(key, str) and key.startswith("__"))}
-
-
-def _refill(live: Any, then: Any) -> list[str]:
-    """Put old items back into a container; what had changed: keys of a dictionary, or the whole of another one."""
-    items = _methods(live)
-    if isinstance(live, dict):
-        now = _items(live)
-        changed = [key for key in {**then, **now} if now.get(key, _MISSING) is not then.get(key, _MISSING)]
-        for key in now.keys() - then.keys():
-            items.__delitem__(live, key)
-        left = filter(then.__contains__, now)
-        whole = not then.keys() <= now.keys() or not all(one is other for one, other in zip(left, then, strict=True))
-        for key in then if whole else filter(then.__contains__, changed):
-            if whole:
-                items.pop(live, key, None)  # or it would stay in the place where it is
-            items.__setitem__(live, key, then[key])
-        return [
-            f".{key if isinstance(key, str | int) else type(key).__name__}"
-            for key in changed
-            if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))
-        ]
-    old = list(items.__iter__(live))
-    if len(old) == len(then) and all(one is other for one, other in zip(old, then, strict=True)):
-        return []
-    items.clear(live)
-    items.update(live, then) if isinstance(live, set) else items.extend(live, then)
-    return [] if len(old) == len(then) and all(map(_equal, old, then)) else [""]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two things that are not the same object are equal. Tensors and the user's own types are not known to be."""
-    return type(one) is type(other) and isinstance(one, int | float | str | tuple | bytes) and one == other

@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from types import FunctionType, MethodType
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import skip_code
 
 from partitioner.errors import PartitionerError, PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program
-from partitioner.model.functions import names_in
-from partitioner.model.tracing import routed
+from partitioner.runtime.methods import Method, methods_with_parts
 from partitioner.runtime.programs import Programs
-
-STOPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-"""Flags of code that stops in the middle and goes on later."""
 
 
 class Shown:
@@ -167,12 +161,12 @@ def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Paralle
     """A module whose calls go through ``programs``; one that is there already, of the same class of model, if it is given."""
     original, given = programs.original, programs.given
     kind = type(original)
-    forward = _Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original), given)
+    forward = Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original), given)
     ours = {"_partitioner_programs": programs, "forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     shown = [name for name, value in vars(Parallel).items() if isinstance(value, Shown)]
     theirs = {name: inspect.getattr_static(kind, name) for name in shown if hasattr(kind, name)}
-    methods = {name: MethodType(method, original) for name, method in _methods_with_parts(original)}
-    routed = {name: _Method(name, kind, method, given) for name, method in methods.items()}
+    methods = {name: MethodType(method, original) for name, method in methods_with_parts(original)}
+    routed = {name: Method(name, kind, method, given) for name, method in methods.items()}
     slots = {name: _slot(programs, name) for owner in kind.__mro__ for name in _slots(owner)}
     names = {**theirs, **slots, **routed, **ours, "__qualname__": f"Parallel[{kind.__qualname__}]"}
     made = _class_of_one(kind, names)
@@ -217,7 +211,7 @@ def _leave_lanes(made: type[Parallel], other: type, programs: Programs) -> None:
     kind = type(programs.original)
     if not issubclass(other, made) and not programs.on_one:
         raise PlacementError(_cannot_change(kind))
-    for name in [name for name, value in vars(made).items() if isinstance(value, _Method) and issubclass(other, made)]:
+    for name in [name for name, value in vars(made).items() if isinstance(value, Method) and issubclass(other, made)]:
         setattr(other, name, getattr(kind, name) if programs.on_one else _refusing(kind))
 
 
@@ -230,79 +224,6 @@ def _refusing(kind: type) -> Callable[..., Any]:
         raise PlacementError(_cannot_change(kind))
 
     return refuse
-
-
-_BOUND: Callable[..., Any] = MethodType if torch.__version__ < "2.12" else FunctionType.__get__
-"""A method of a function and an object, made so that Dynamo sees the function; of the older one, so that it does not warn."""
-
-
-class _Method:
-    """A method of the model's class that runs through programs, unless the module was given one of its own in its place.
-
-    The model has that one, too, for its other methods to find; but for ``forward``, to which what took its place may go back.
-    """
-
-    def __init__(self, name: str, kind: type, plain: Callable[..., Any], given: dict[str, Any]) -> None:
-        self.name, self.given = name, given
-        self.own: Callable[..., Any] | None = None
-        self.call = routed(name, kind, given)
-        for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
-            setattr(self.call, attribute, getattr(plain, attribute, getattr(self.call, attribute)))
-        function = plain.__func__ if isinstance(plain, MethodType) else None
-        if function is not None:
-            self.call.__wrapped__ = function  # for people, Trainers and torch.fx
-        with suppress(TypeError, ValueError):  # some callables have no signature
-            self.call.__signature__ = inspect.signature(function) if function else _with_self(inspect.signature(plain))
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.call
-        own = self.own if self.name == "forward" else instance.__dict__.get(self.name)
-        if own is None or (self.name != "forward" and own is not self.given.get(self.name)):
-            return _BOUND(self.call, instance)
-        return own
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        if self.name == "forward":
-            self.own = value
-        else:
-            instance.__dict__[self.name] = self.given[self.name] = value
-
-    def __delete__(self, instance: Any) -> None:
-        if self.own is None and self.name not in instance.__dict__:
-            raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self.name!r}")
-        if self.own is None:
-            del instance.__dict__[self.name]
-        self.own = None
-
-
-skip_code(_Method.__get__.__code__)  # a torch.compile around begins at the method that it gives
-
-
-def _with_self(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a bound method as that of the function."""
-    name = "self" if "self" not in signature.parameters else "module"
-    first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
-    return signature.replace(parameters=[first, *signature.parameters.values()])
-
-
-def _methods_with_parts(original: nn.Module) -> Iterator[tuple[str, FunctionType]]:
-    """Methods that the model's classes define and that speak of its submodules: called as they lie, those would run eagerly.
-
-    Generators and coroutines stay as they are: they stop in the middle, and go on when their caller asks.
-    """
-    parts = set(original._modules)
-    for owner in type(original).__mro__:
-        if owner is nn.Module:
-            return
-        for name, method in vars(owner).items():
-            inherited = hasattr(nn.Module, name) or name.startswith("_")
-            if not isinstance(method, FunctionType) or inherited or method.__code__.co_flags & STOPS:
-                continue
-            if inspect.getattr_static(type(original), name) is not method:
-                continue  # a nearer class has something else under this name
-            if parts & set(names_in(method.__code__)):
-                yield name, method
 
 
 def _slots(owner: type) -> tuple[str, ...]:
