@@ -147,6 +147,9 @@ def registered_under_names_that_are_shown(run: Run) -> Steps:
     run.module.register_forward_hook(lambda module, given, found: module.code(found) * module.graph + module.plan)
     yield list(run.module.state_dict()), run(rand()), raised(lambda: run.module.register_buffer("left", torch.ones(1)))
     run(rand()).sum().backward()
+    run.module.register_buffer("dag", torch.ones(4), persistent=False)
+    run.module.dag = torch.zeros(4)
+    yield list(run.module.state_dict()), run.module.dag
 
 
 class HoldsItself(Two):

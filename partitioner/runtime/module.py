@@ -45,9 +45,9 @@ class Shown:
         return self.function(instance)
 
 
-def _of_the_model(name: str) -> Callable[..., Any]:
+def _of_the_model(name: str) -> property:
     """A method of the model, which has no attributes to show: its buffer may be called ``plan``, or ``graph``."""
-    return lambda self, *args, **kwargs: getattr(self._partitioner_programs.original, name)(*args, **kwargs)
+    return property(lambda parallel: getattr(parallel._partitioner_programs.original, name))
 
 
 class Parallel(nn.Module):
