@@ -24,6 +24,7 @@ from partitioner.frontend.trace import graph_of
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan
 from partitioner.model.call import Call
+from partitioner.planner.policies.by_level import ByLevel
 from partitioner.runtime.module import Parallel
 from partitioner.testing import difference
 
@@ -37,8 +38,8 @@ def spec(lanes: int = 3) -> dict[str, Any]:
 
 
 def spread(model: nn.Module, *inputs: Any, lanes: int = 3, **options: Any) -> Parallel:
-    """``model`` on several CPU lanes, all of them used; planned on ``inputs``."""
-    parallel = partition(model, example_inputs=inputs, spec=spec(lanes), **options)
+    """``model`` on several CPU lanes, all of them used, whatever they are predicted to gain; planned on ``inputs``."""
+    parallel = partition(model, example_inputs=inputs, spec={**spec(lanes), "policy": ByLevel()}, **options)
     assert len(used_lanes(parallel)) == lanes, f"the test wants {lanes} lanes, the plan uses {used_lanes(parallel)}"
     return parallel
 
