@@ -41,8 +41,8 @@ class OpCost:
 
     So the state of several ops is their sum, however many of them share a parameter; those that do share a device. ``dtype`` is
     that of its result, in which it computes as far as anybody can tell: ``float32``, ``bfloat16``. ``exchange`` are seconds for
-    what passes between ranks. ``inside`` is what it comes down
-    to: a recurrent layer is many kernels, one after the other, and reads its weights at each step, from the cache.
+    what passes between ranks. ``inside`` is what it comes down to: a recurrent layer is many kernels, one after the other, and
+    reads its weights at each step, from the cache.
     """
 
     flops: int

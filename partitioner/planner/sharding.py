@@ -172,12 +172,14 @@ def _applied(
 
 
 def _best(states: Sequence[_State], kinds: Sequence[int], table: Table) -> list[_State]:
-    """The states that may still win, of some of which the cheapest is first.
+    """The states that may still win, of some of which the cheapest is first; of more than `WIDEST`, one more than these.
 
     A state cannot win against a cheaper one that comes to all of its forms for no more than what it is cheaper by.
     """
     kept: list[_State] = []
     for state in states:
+        if len(kept) > WIDEST:
+            break
         if not any(_reaches(other, state, kinds, table) for other in kept[:RIVALS]):
             kept.append(state)
     return kept
