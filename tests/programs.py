@@ -13,7 +13,7 @@ Everything is drawn from a `random.Random`, so that hypothesis (`st.randoms`) an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -67,6 +67,17 @@ def make_graph(ops: Sequence[Op], inputs: Sequence[str] = ("x",), outputs: Seque
     """A graph of given ops, without a traced program behind it."""
     metas = tuple((name, TensorMeta((16,), torch.float32, 64)) for name in inputs)
     return Graph("Toy", tuple(ops), metas, tuple(outputs), torch.fx.Graph(), tuple(inputs), observed=True)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
 
 
 def traced(module: nn.Module, *inputs: Any) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from partitioner.frontend.analysis.work import work_of
 from partitioner.ir.cost import OpCost, roofline, thread_speedup
 from partitioner.ir.graph import NOTHING, Work
 from partitioner.ir.machine import Device
+from programs import Calls
 
 ROWS, WIDTH, ASKED = 50_000, 16, 12
 
@@ -34,17 +34,6 @@ class Lookup(nn.Module):
         if self.bag is not None:
             return self.bag(index.view(2, ASKED // 2))
         return self.table.weight.index_select(0, index)
-
-
-class Calling(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def cost_of(model: nn.Module, target: str, *inputs: Tensor) -> OpCost:
@@ -81,8 +70,8 @@ def test_an_op_of_many_kernels_costs_the_host_more_and_gains_less_from_threads()
     [
         ("dropout", nn.Dropout(0.5), [torch.ones(64, 64)]),
         ("max_pool2d", nn.MaxPool2d(3), [torch.ones(2, 8, 32, 32)]),
-        ("sort", Calling(lambda x: x.sort()[0]), [torch.ones(64, 64)]),
-        ("linalg_svdvals", Calling(lambda x: torch.linalg.svdvals(x)), [torch.ones(64, 64)]),
+        ("sort", Calls(lambda x: x.sort()[0]), [torch.ones(64, 64)]),
+        ("linalg_svdvals", Calls(lambda x: torch.linalg.svdvals(x)), [torch.ones(64, 64)]),
     ],
 )
 def test_what_kernels_take_one_by_one_is_not_as_quick_as_its_bytes(target: str, model: nn.Module, inputs: list[Tensor]) -> None:
@@ -104,7 +93,7 @@ def test_attention_and_layers_that_are_one_op_in_inference_have_flops() -> None:
         )
     assert encoder.flops == 2 * 2 * 16 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 2 * 16 * 16 * 32
     heads = torch.ones(2, 4, 16, 8)
-    attention = cost_of(Calling(F.scaled_dot_product_attention), "scaled_dot_product_attention", heads, heads, heads)
+    attention = cost_of(Calls(F.scaled_dot_product_attention), "scaled_dot_product_attention", heads, heads, heads)
     assert attention.flops == 4 * 2 * 4 * 16 * 16 * 8
 
 

@@ -42,7 +42,7 @@ from partitioner.profile.signature import Unmeasurable, signature
 from partitioner.profile.tensors import arguments
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import load_spec
-from programs import random_costs, random_graph, random_machine, traced
+from programs import Calls, random_costs, random_graph, random_machine, traced
 
 CPU = Device("cpu", "cpu", lanes=2, cores=2)
 NOTHING = Cache(None)
@@ -86,17 +86,6 @@ def text_of(module: nn.Module, target: str, *inputs: Any) -> str:
     graph = traced(module, *inputs)
     node = node_of(graph, target)
     return signature(node, graph.by_name[node.name], graph)
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

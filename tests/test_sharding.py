@@ -31,19 +31,9 @@ from partitioner.planner import sharding
 from partitioner.planner.conversions import PRICE
 from partitioner.planner.sharding import shared_out
 from partitioner.spec.spec import Spec
+from programs import Calls
 
 B, S, H, D = 2, 4, 4, 8
-
-
-class Called(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.function(*tensors)
 
 
 def _x(*shape: int) -> Tensor:
@@ -166,7 +156,7 @@ def whole_of(parts: list[Tensor], place: Placement) -> Tensor:
 
 def calls(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Iterator[tuple[torch.fx.Node, dict[Any, Any]]]:
     """Each op of a traced function, with the values of its inputs and its own."""
-    example = example_in(Called(function), tensors, None, 1)
+    example = example_in(Calls(function), tensors, None, 1)
     values: dict[Any, Any] = {}
     known = example.arguments(tensors)
     for node in example.traced.graph.fx.nodes:

@@ -20,7 +20,7 @@ from partitioner.frontend.analysis.work import work_of
 from partitioner.ir.graph import NOTHING, Work
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
-from partitioner.model.storage import storage_key
+from partitioner.model.storage import storage_key, tensor_bytes
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,13 +44,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if draws(func, args, kwargs):
                 self.random = True
             if func.namespace != "prim" and not func.is_view:
-                touched = sum(map(_bytes, tensors_in((args, kwargs, result))))
+                touched = sum(int(tensor_bytes(tensor)) for tensor in tensors_in((args, kwargs, result)))
                 self.work = self.work.also(work_of(func, args, kwargs, result, touched))
         return result
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel()) * tensor.element_size()
 
 
 @dataclass(frozen=True)

@@ -103,23 +103,26 @@ def windows(args: Sequence[Any], result: Any) -> int:
     return int(result.numel()) * int(math.prod(args[1])) // at_once
 
 
+def _halvings(count: int) -> int:
+    """How often a row is halved until one is left, at least once."""
+    return max(1, math.ceil(math.log2(max(2, int(count)))))
+
+
 def compared(args: Sequence[Any], _result: Any) -> int:
     """Elements times how often each is compared when all of a row are sorted."""
-    tensor = args[0]
-    row = tensor.shape[-1] if tensor.dim() else 1
-    return int(tensor.numel()) * max(1, math.ceil(math.log2(max(2, int(row)))))
+    return int(args[0].numel()) * _halvings(args[0].shape[-1] if args[0].dim() else 1)
 
 
 def looked_up(args: Sequence[Any], result: Any) -> int:
     """Elements times the steps of a bisection."""
-    return int(result.numel()) * max(1, math.ceil(math.log2(max(2, int(args[0].shape[-1])))))
+    return int(result.numel()) * _halvings(args[0].shape[-1])
 
 
 def transformed(args: Sequence[Any], result: Any) -> int:
     """N log N of a Fourier transform along some dimensions."""
     whole = max(args[0], result, key=lambda tensor: tensor.numel())
     points = math.prod(int(whole.shape[dimension]) for dimension in args[1])
-    return int(whole.numel()) * max(1, math.ceil(math.log2(max(2, points))))
+    return int(whole.numel()) * _halvings(points)
 
 
 def cubed(args: Sequence[Any], _result: Any) -> int:
