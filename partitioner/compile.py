@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,8 +34,9 @@ from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
+from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.check.interpret import interpret
-from partitioner.frontend.trace import graphs_of_call, view_of
+from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
@@ -47,6 +49,7 @@ from partitioner.lower import lowered
 from partitioner.lower.backward import backward
 from partitioner.lower.fuse import fused
 from partitioner.lower.modes import with_autocast
+from partitioner.lower.planfile import read_plan
 from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
@@ -64,7 +67,7 @@ from partitioner.profile.profiled import profiled
 from partitioner.runtime.admission import Admission
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
-from partitioner.spec.discover import pinned
+from partitioner.spec.discover import asked_for, pinned
 from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
 
@@ -72,10 +75,15 @@ GRAPH_EDGE = 2e-6
 """Seconds that are assumed from a kernel to one that waits for it on another branch of a CUDA graph."""
 
 
-def program_of(traced: Traced, machine: Machine, spec: Spec) -> Made:
-    """A graph's program on lanes of one device."""
-    plan = plan_of(traced, machine, spec)
-    return Made(executable_of(plan, spec), partial(interpret, traced.graph), admission(plan))
+def on_lanes(model: nn.Module, machine: Machine, spec: Spec, found: Found) -> Made:
+    """The program of a graph that the tracer found in a model, on lanes of one device."""
+    asked = for_this_call(spec, model)
+    return made_of(plan_of(graph_of(model, found), machine, asked), asked)
+
+
+def made_of(plan: Plan, spec: Spec) -> Made:
+    """A plan's program on lanes of one device."""
+    return Made(executable_of(plan, spec), partial(interpret, plan.graph), admission(plan))
 
 
 def executable_of(plan: Plan, spec: Spec) -> Executable:
@@ -239,6 +247,22 @@ def with_graphs(executable: Executable, spec: Spec) -> Executable:
         CaptureError: the program cannot be captured.
     """
     return Graphed(executable) if spec.cuda_graphs else executable
+
+
+def replayed(
+    plan: str | Path, devices: Any, spec: Any, fields: Mapping[str, Any], tune: bool | None = None
+) -> tuple[Spec, Machine]:
+    """What is asked for where a saved plan decides: the plan as the policy, and its machine unless another one is named.
+
+    Raises:
+        SpecError: the file is no plan, or something else is to decide, too.
+    """
+    for name, given in (*fields.items(), ("tune", tune)):
+        if given and name not in ("backend", "backward", "compile_tasks", "cuda_graphs"):
+            raise SpecError(f"plan= decides what runs where, and so does {name}=; leave one of them out")
+    saved = read_plan(plan)
+    document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
+    return document, machine if devices is not None or document.devices else accelerators_first(saved.machine())
 
 
 def refuse_unmade(spec: Spec, machine: Machine) -> None:

@@ -20,10 +20,13 @@ from partitioner.compile import (
     as_captured,
     emit,
     for_this_call,
+    made_of,
     make_plan,
+    on_lanes,
     plan_of,
-    program_of,
+    planned_again,
     refuse_unmade,
+    replayed,
     with_compiled,
     without_graphs,
 )
@@ -32,11 +35,10 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
 from partitioner.frontend.trace import graph_of, hold_against_eager, home
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.machine import Machine, accelerators_first
+from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.ir.problem import Problem
 from partitioner.ir.words import refuse_mistaken
-from partitioner.lower.planfile import read_plan
 from partitioner.model.accept import accepted
 from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
@@ -103,8 +105,7 @@ def partition(
             one where that is measured to be faster, equal to rounding; ``"inductor"``: with torch.compile's fused kernels
             (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
         cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
-            replayed from then on, and so is its backward. Arguments are copied in, results out. What cannot be captured is
-            refused with its reason, when the program is made or when such a call comes.
+            replayed from then on, and so is its backward. Arguments are copied in, results out. Refused where it cannot be.
         copy: partition a deep copy.
         check: with example inputs, compare what will be called with eager once, on the examples and on a second draw of the
             same shapes: outputs, buffers and, where gradients are enabled, gradients. Costs two calls and a backward of
@@ -182,30 +183,25 @@ def partition(
 def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check: bool, origin: str | None) -> Programs:
     """The programs of the plan that is measured to be the fastest; those that are there, if it is theirs."""
     chosen, tried, plan = tuned(programs, spec, call, tune)
-    if chosen is not spec:
+    if chosen is not spec and programs.on_one:
+        _replan(programs, chosen, origin)
+        if check:
+            _hold(programs, call)
+    elif chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
         programs = _programs(programs.original, programs.machine, chosen, origin)
-        if not programs.on_one:  # its graph has been held against eager, and state lies where it wants it
-            programs.provisional, programs.place = plan, None
-        else:
-            _prepare(programs, call, chosen, check)
+        programs.provisional, programs.place = plan, None
     programs.tried, programs.alone = tried, faster_alone(programs, call, spec, tried) if check else -1
     return programs
 
 
-def replayed(
-    plan: str | Path, devices: Any, spec: Any, fields: Mapping[str, Any], tune: bool | None = None
-) -> tuple[Spec, Machine]:
-    """What is asked for where a saved plan decides: the plan as the policy, and its machine unless another one is named.
-
-    Raises:
-        SpecError: the file is no plan, or something else is to decide, too.
-    """
-    for name, given in (*fields.items(), ("tune", tune)):
-        if given and name not in ("backend", "backward", "compile_tasks", "cuda_graphs"):
-            raise SpecError(f"plan= decides what runs where, and so does {name}=; leave one of them out")
-    saved = read_plan(plan)
-    document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
-    return document, machine if devices is not None or document.devices else accelerators_first(saved.machine())
+def _replan(programs: Programs, spec: Spec, origin: str | None) -> None:
+    """Give all graphs of lanes of one device programs under another spec, behind the guards that they have."""
+    model, machine = programs.original, programs.machine
+    programs.make = partial(on_lanes, model, machine, spec)
+    programs.of_twin = partial(_programs, machine=machine, spec=spec, origin=origin)
+    asked = for_this_call(spec, model)
+    for piece in programs.pieces:
+        piece.becomes(made_of(planned_again(piece.plan, asked), asked))
 
 
 def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, weights: str | Path, check: bool) -> Programs:
@@ -259,17 +255,15 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
     origin = origin or lies or first
     homes = {device.torch_device: device.name for device in machine.devices}
 
-    def make(found: Found) -> Made:
-        asked = for_this_call(spec, model)
-        if len(homes) == 1:
-            return program_of(graph_of(model, found), machine, asked)
+    def placed(found: Found) -> Made:
         traced = graph_of(model, found, apart=True, stays=staying(programs.provisional))
         refuse_shared(traced.graph, found.inputs)
-        plan = plan_of(traced, machine, asked, where_it_lies(traced.state, homes))
+        plan = plan_of(traced, machine, for_this_call(spec, model), where_it_lies(traced.state, homes))
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
+    make = placed if len(homes) > 1 else partial(on_lanes, model, machine, spec)
     trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
-    programs = Programs(model, machine, make, trace, lambda twin: _programs(twin, machine, spec, origin))
+    programs = Programs(model, machine, make, trace, partial(_programs, machine=machine, spec=spec, origin=origin))
     if len(homes) > 1 or lies != first:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
@@ -283,12 +277,17 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
             _place(programs, call, spec, check)
         programs.place = None
     elif check and not is_meta(model, call):
-        hold_against_eager(model, call, lambda *args, **kwargs: programs.run("forward", args, kwargs), programs.plainly)
+        _hold(programs, call)
     else:
         with state_kept(model), on_examples(model):
             programs.trace_only(*call.fill(call.tensors))
     if not programs.pieces and programs.provisional is None:
         programs.provisional = _empty(programs, spec)
+
+
+def _hold(programs: Programs, call: Call) -> None:
+    """Hold what the programs of a call compute against eager."""
+    hold_against_eager(programs.original, call, lambda *args, **kwargs: programs.run("forward", args, kwargs), programs.plainly)
 
 
 def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from partitioner.compile import program_of, refuse_unmade
+from partitioner.compile import made_of, plan_of, refuse_unmade
 from partitioner.driver import partition
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
@@ -48,7 +48,7 @@ def torch_backend(
     refuse_unmade(document, machine)
 
     def make(found: Found) -> Made:
-        return program_of(build_graph(found, "GraphModule", {}, ()), machine, document)
+        return made_of(plan_of(build_graph(found, "GraphModule", {}, ()), machine, document), document)
 
     return Piece.of(Found(module, tuple(inputs)), make, Latest())
 

@@ -130,6 +130,10 @@ class Piece:
         """What was planned."""
         return self.executable.plan
 
+    def becomes(self, made: Made) -> None:
+        """Run another program of the same graph from now on."""
+        self.executable, self.made = made.executable, made
+
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         """Run the program."""
         if HERE.watch is not None:
