@@ -6,26 +6,21 @@ padded rows would hold numbers that eager does not give. Here it is told of no t
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 
 
-def fast_paths_kept() -> AbstractContextManager[None]:
-    """While a frame is traced: an encoder that may take its path for padded rows is not told that it is traced."""
-    plain = TorchInGraphFunctionVariable.call_function
-
-    def call_function(self: Any, tx: Any, *arguments: Any) -> Any:
-        if self.value is torch.compiler.is_compiling and _may_pad(tx):
-            return ConstantVariable.create(False)
-        return plain(self, tx, *arguments)
-
-    return amended(TorchInGraphFunctionVariable, call_function=call_function)
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    if self.value is torch.compiler.is_compiling and _may_pad(tx):
+        return ConstantVariable.create(False)
+    return plain(self, tx, *arguments)
 
 
 def _may_pad(tx: Any) -> bool:

@@ -26,23 +26,27 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
-from partitioner.frontend.capture.answers import answers_seen
-from partitioner.frontend.capture.averages import counts_kept
-from partitioner.frontend.capture.caches import caches_kept
+from partitioner.frontend.capture import (  # noqa: F401 - each of them amends something
+    absent,
+    caches,
+    fastpaths,
+    functions,
+    leaner,
+    lookups,
+    numbers,
+    numpys,
+    scripted,
+    sharing,
+    transforms,
+    values,
+)
+from partitioner.frontend.capture.amended import all_amended
+from partitioner.frontend.capture.answers import answered_now
+from partitioner.frontend.capture.averages import counts
 from partitioner.frontend.capture.fakes import fakes_at
-from partitioner.frontend.capture.fastpaths import fast_paths_kept
-from partitioner.frontend.capture.functions import functions_kept
-from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
+from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
-from partitioner.frontend.capture.leaner import needless_left_out
-from partitioner.frontend.capture.lookups import lookups_guarded
-from partitioner.frontend.capture.numbers import numbers_kept
-from partitioner.frontend.capture.numpys import numpy_kept
 from partitioner.frontend.capture.sameness import check
-from partitioner.frontend.capture.scripted import scripts_kept
-from partitioner.frontend.capture.sharing import comparisons_seen
-from partitioner.frontend.capture.transforms import transforms_kept
-from partitioner.frontend.capture.values import values_kept
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.tracing import HERE as THREAD
 
@@ -192,31 +196,17 @@ class Convert:
 
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
-    """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
+    """While a frame is traced: Dynamo does what is amended, torch's loggers keep silent here, all fakes lie on one device."""
     before, others = dict(vars(HERE)), THREAD.ours
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed, HERE.answers = {}, {}, {}
+    HERE.builtins, HERE.dressed, HERE.now, HERE.answers = {}, {}, answered_now(), {}
+    HERE.whole, HERE.counts, HERE.inference = whole, whole and counts(root), torch.is_inference_mode_enabled()
     limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with (
-            warnings_kept_back(),
-            values_kept(),
-            answers_seen(),
-            transforms_kept(),
-            fast_paths_kept(),
-            functions_kept(),
-            lookups_guarded(),
-            comparisons_seen(),
-            numbers_kept(),
-            numpy_kept(whole),
-            counts_kept(root) if whole else caches_kept(),
-            scripts_kept(),
-            needless_left_out(),
-            nullcontext() if home is None else fakes_at(torch.device(home)),
-        ):
+        with all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)

@@ -6,24 +6,19 @@ Python that the function was made of, and so would miss it. Here such a call end
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.model.modes import device_types
 
 
-def scripts_kept() -> AbstractContextManager[None]:
-    """While a frame is traced: a call of a scripted function under autocast ends the graph."""
-    plain = WrapperUserFunctionVariable.call_function
-
-    def call_function(self: Any, *arguments: Any) -> Any:
-        if isinstance(self.wrapper_obj, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
-            raise Unsupported(f"{self.wrapper_obj.name} is TorchScript's, which casts in its own way under autocast")
-        return plain(self, *arguments)
-
-    return amended(WrapperUserFunctionVariable, call_function=call_function)
+@amends(WrapperUserFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if isinstance(self.wrapper_obj, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
+        raise Unsupported(f"{self.wrapper_obj.name} is TorchScript's, which casts in its own way under autocast")
+    return plain(self, *arguments)

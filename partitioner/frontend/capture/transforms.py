@@ -5,23 +5,18 @@ Here they end the graph, and run as they are.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.here import HERE
 
 
-def transforms_kept() -> AbstractContextManager[None]:
-    """While a frame is traced: a gradient by `torch.func` under inference mode ends the graph."""
-    plain, inference = GradIncrementNestingCtxManagerVariable.enter, torch.is_inference_mode_enabled()
-
-    def enter(self: Any, *arguments: Any) -> Any:
-        if inference:  # which Dynamo leaves while it traces
-            raise Unsupported("torch.func differentiates under inference mode")
-        return plain(self, *arguments)
-
-    return amended(GradIncrementNestingCtxManagerVariable, enter=enter)
+@amends(GradIncrementNestingCtxManagerVariable, "enter")
+def _enter(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if HERE.inference:
+        raise Unsupported("torch.func differentiates under inference mode")
+    return plain(self, *arguments)
