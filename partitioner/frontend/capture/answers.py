@@ -71,15 +71,16 @@ def _note(function: Any) -> None:
 def answers() -> Iterator[Callable[[dict[str, Any]], bool]]:
     """The conditions that the answers are what they were."""
     for question, then in HERE.answers.items():
-        yield _AnswerIs(question, then)
+        yield AnswerIs(question, then)
 
 
 @dataclass(frozen=True)
-class _AnswerIs:
+class AnswerIs:
     """A question about the process, and its answer."""
 
     question: Question
     then: Any
 
     def __call__(self, _scope: object) -> bool:
+        """Whether it still is."""
         return bool(self.question() == self.then)

@@ -28,16 +28,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture import (  # noqa: F401 - each of them amends something
     absent,
-    caches,
-    fastpaths,
+    calls,
     functions,
     leaner,
     lookups,
     numbers,
     numpys,
-    scripted,
     sharing,
-    transforms,
     values,
 )
 from partitioner.frontend.capture.amended import all_amended
