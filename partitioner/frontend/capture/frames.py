@@ -44,6 +44,7 @@ from partitioner.frontend.capture.sharing import comparisons_seen
 from partitioner.frontend.capture.transforms import transforms_kept
 from partitioner.frontend.capture.values import values_kept
 from partitioner.model.modes import hooks_refused, refuse_hooks
+from partitioner.model.quiet import Note, quiet
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -153,7 +154,7 @@ class Convert:
             if self.owner.whole:
                 raise TraceError(fault) from cause
             self.owner.pending[code] = fault
-            warnings.warn(f"{fault}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{fault}; this part of the model runs as it is", Note, stacklevel=2)
             return ConvertFrameReturn(apply_to_code=False)
         except Exception as error:
             if self.owner.whole:
@@ -186,7 +187,7 @@ class Convert:
             raise TraceError(reason)
         if code not in self.owner.failures:
             self.owner.failures[code] = reason
-            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", Note, stacklevel=2)
         return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
 
 
@@ -202,6 +203,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
         with (
+            quiet(),
             warnings_kept_back(),
             values_kept(),
             answers_seen(),
