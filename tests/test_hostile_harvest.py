@@ -5,13 +5,16 @@ What they showed is told here in the smallest form.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
+from typing import Any
 
 import torch
+from lanes import assert_same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -59,3 +62,18 @@ def test_a_warning_that_torch_gives_once_is_kept_for_the_call() -> None:
     assert always == [False, False], "what partition() did to the list is taken back; torch says such things in calls, once"
     with quiet():
         assert torch.is_warn_always_enabled(), "and does not count what it says meanwhile"
+
+
+def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:
+    """The tracer ran generators to their end, and gave an iterator over a tuple for most kinds."""
+    x = torch.ones(2)
+    given: list[Callable[[Tensor], Any]] = [
+        lambda x: [x + 1, (each * 2 for each in (x, x + 1))],
+        lambda x: [x + 1, itertools.pairwise([x * 2, x, x])],
+    ]
+    for function in given:
+        model = partition(Calls(function), ["cpu"])
+        for _ in range(2):
+            expected, actual = function(x)[1], model(x)[1]
+            assert type(actual) is type(expected)
+            assert_same(list(expected), list(actual))

@@ -34,6 +34,7 @@ from partitioner.frontend.capture.fastpaths import fast_paths_kept
 from partitioner.frontend.capture.functions import functions_kept
 from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
 from partitioner.frontend.capture.interrupts import held_back
+from partitioner.frontend.capture.iterators import iterators_kept
 from partitioner.frontend.capture.leaner import needless_left_out
 from partitioner.frontend.capture.lookups import lookups_guarded
 from partitioner.frontend.capture.numbers import numbers_kept
@@ -206,6 +207,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
             quiet(),
             warnings_kept_back(),
             values_kept(),
+            iterators_kept(),
             answers_seen(),
             transforms_kept(),
             fast_paths_kept(),
