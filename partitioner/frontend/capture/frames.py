@@ -30,6 +30,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     absent,
     calls,
     functions,
+    iterators,
     leaner,
     lookups,
     numbers,
@@ -45,6 +46,7 @@ from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.modes import hooks_refused, refuse_hooks
+from partitioner.model.quiet import Note, quiet
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -154,7 +156,7 @@ class Convert:
             if self.owner.whole:
                 raise TraceError(fault) from cause
             self.owner.pending[code] = fault
-            warnings.warn(f"{fault}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{fault}; this part of the model runs as it is", Note, stacklevel=2)
             return ConvertFrameReturn(apply_to_code=False)
         except Exception as error:
             if self.owner.whole:
@@ -187,7 +189,7 @@ class Convert:
             raise TraceError(reason)
         if code not in self.owner.failures:
             self.owner.failures[code] = reason
-            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", Note, stacklevel=2)
         return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
 
 
@@ -203,7 +205,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
+        with quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)
