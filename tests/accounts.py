@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from partitioner.frontend.analysis.looks import tensors_in
 from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.ir.access import ANY
+from partitioner.model.fakes import tensors_in
 from partitioner.model.storage import storage_key
 
 Account = tuple[str, str, Effect, Effect]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 from hypothesis import given
 
-from partitioner.ir.access import ANY, conflict
+from partitioner.ir.access import ANY, Access, conflict
 from partitioner.ir.conflicts import allocators, conflicts, free_lanes, issued_in_order, stale_uses, storage_users
 from partitioner.ir.parse import parse
 from partitioner.ir.program import Copy, Free, Program, Run, Value
@@ -99,3 +99,9 @@ def test_a_free_is_no_user() -> None:
     freed = program("value x cuda:0 8 x\n0 run t () -> (x) w:x\n0 free x")
     assert isinstance(freed.instructions[1], Free)
     assert storage_users(freed) == {"x": [0]}
+
+
+def test_what_touches_nothing_conflicts_with_nothing() -> None:
+    """Not with an op either of which nothing is known."""
+    assert conflict([], [Access(ANY, write=True)]) is None
+    assert conflict([Access(ANY, write=True)], []) is None

@@ -363,6 +363,7 @@ def test_max_memory_overrides_what_devices_say() -> None:
         ({"max_memory": {"cuda": 1000, "cuda:0": 1000}}, '"cuda:0" is "cuda" again; keep one'),
         ({"max_memory": {"cuda:0": "20GiX"}}, "is not a size"),
         ({"max_memory": ["cuda:0"]}, "should be a mapping"),
+        ({"devices": [{"device": "cpu"}], "max_memory": {7: "1GiB"}}, r"1 fault\n.* 7 should be text"),
         ({"optimizer": "adamv"}, 'no optimizer that is known; did you mean "adam'),
         ({"training": "yes"}, "should be true or false"),
     ],

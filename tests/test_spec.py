@@ -272,6 +272,10 @@ def test_aliases_of_aliases_are_refused_before_they_unfold(tmp_path: Path, mark:
     assert "aliases stand for more than" in fault(write(tmp_path, "bomb.yaml", text))
 
 
+def test_a_document_may_be_as_large_as_the_bound(tmp_path: Path) -> None:
+    assert load_spec(write(tmp_path, "spaces.json", "{}" + " " * (2**20 - 2))) == Spec()
+
+
 def test_anchors_and_merge_keys_are_welcome(tmp_path: Path) -> None:
     text = "devices:\n- &gpu {device: cuda:0, lanes: 2}\n- {<<: *gpu, device: cuda:1}"
     assert [device.lanes for device in load_spec(write(tmp_path, "a.yaml", text)).devices] == [2, 2]

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from partitioner.model.quiet import Note
+
 _LENGTH = 1 << 16  # long enough for more than one packet of the link
 
 _works: dict[tuple[str, str], bool] = {}
@@ -50,5 +52,5 @@ def pair_works(source: str, target: str, probe: Callable[[str, str], bool] = cop
                 message = (
                     f"copies from {source} to {target} do not arrive intact on this host; they go through its memory instead"
                 )
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                warnings.warn(message, Note, stacklevel=2)
         return _works[pair]

@@ -133,18 +133,14 @@ class Costs:
         return (*lines, *([f"assumed: {few(links)}"] if links else []), *self.notes)
 
     def __str__(self) -> str:
-        lines = ["costs"]
-        for name, cost in self.ops.items():
-            seconds = (f"  {self.measured[key] * 1e6:.1f} us on {key[1]} with {key[2]}" for key in self._keys.get(name, ()))
-            lines.append(f"  {name}  {cost.flops} FLOP  {cost.moved} B moved  {cost.state} B state{''.join(seconds)}")
-        return "\n".join(lines)
-
-    @cached_property
-    def _keys(self) -> dict[str, list[tuple[str, str, int]]]:
-        found: defaultdict[str, list[tuple[str, str, int]]] = defaultdict(list)
-        for key in self.measured:
-            found[key[0]].append(key)
-        return dict(found)
+        times: defaultdict[str, str] = defaultdict(str)
+        for (name, device, threads), seconds in self.measured.items():
+            times[name] += f"  {seconds * 1e6:.1f} us on {device} with {threads}"
+        rows = (
+            f"  {name}  {cost.flops} FLOP  {cost.moved} B moved  {cost.state} B state{times[name]}"
+            for name, cost in self.ops.items()
+        )
+        return "\n".join(["costs", *rows])
 
 
 def roofline(cost: OpCost, device: Device, threads: int = 1) -> float:

@@ -11,6 +11,7 @@ import torch
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device
 from partitioner.ir.words import few
+from partitioner.model.fakes import bytes_of
 from partitioner.profile.cache import Cache
 from partitioner.profile.call import time_op, undisturbed
 from partitioner.profile.clock import BUDGET, Disturbed, Timing
@@ -137,7 +138,7 @@ def overflown(graph: Graph, place: str) -> tuple[int, ...]:
 
 def _bytes(node: torch.fx.Node) -> int:
     value = node.meta.get("example_value")
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+    return bytes_of(value) if isinstance(value, torch.Tensor) else 0
 
 
 def _groups(

@@ -13,17 +13,16 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from partitioner.ir.access import ANY
 from partitioner.ir.graph import Graph, Op
+from partitioner.model.fakes import layout_of, number_of, tensors_in
 from partitioner.model.modes import modes_here
 
 _ROOTS = ("torch", "_operator", "operator", "math", "builtins")
 _PLACES = (torch, torch.nn.functional, torch._C._nn, torch._VF, torch.special, torch.linalg, torch.fft, operator, math)
 _NAMESPACES = ("aten", "prims")
 _PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_HINTS: dict[type, Any] = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}
 
 
 class Unmeasurable(Exception):
@@ -46,7 +45,7 @@ def signature(node: torch.fx.Node, op: Op, graph: Graph) -> str:
     name = _name(node)
     states = {source for source in node.all_input_nodes if source.name in graph.states}
     arguments = _text((node.args, node.kwargs), states)
-    if not tensors_in([value_of(source) for source in (*node.all_input_nodes, node)]):
+    if not list(tensors_in([value_of(source) for source in (*node.all_input_nodes, node)])):
         raise Unmeasurable("it has no tensors")
     modes = modes_here() if op.mode is None else op.mode.flags
     inference = modes[1] if modes[1] is not None else torch.is_inference_mode_enabled()
@@ -63,19 +62,6 @@ def value_of(node: torch.fx.Node) -> Any:
     if node.op == "get_attr":
         raise Unmeasurable("it calls a graph")
     return node.meta.get("example_value")
-
-
-def number(value: Any) -> Any:
-    """A symbolic number as the number that it was in the example; anything else as it is."""
-    if type(value) not in _HINTS:
-        return value
-    hint = value.node.hint
-    return hint if isinstance(hint, int | float) else _HINTS[type(value)]
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors that a value is or holds."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _name(node: torch.fx.Node) -> str:
@@ -111,7 +97,7 @@ def _text(value: Any, states: Collection[torch.fx.Node]) -> str:
         return f"{{{', '.join(f'{key}={_text(item, states)}' for key, item in value.items())}}}"
     if isinstance(value, slice):
         return f"slice{_text((value.start, value.stop, value.step), states)}"
-    value = number(value)
+    value = number_of(value)
     if not isinstance(value, _PLAIN):
         raise Unmeasurable(f"it takes a {type(value).__name__}")
     return "a device" if isinstance(value, torch.device) else repr(value)
@@ -120,6 +106,6 @@ def _text(value: Any, states: Collection[torch.fx.Node]) -> str:
 def _tensor(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise Unmeasurable("it takes tensors that are not dense")
-    shape, stride = ",".join(str(number(n)) for n in tensor.shape), ",".join(str(number(n)) for n in tensor.stride())
+    shape, stride = (",".join(map(str, numbers)) for numbers in layout_of(tensor))
     recorded = " grad" if tensor.requires_grad else ""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]/({stride}){recorded}"

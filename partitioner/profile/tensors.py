@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from partitioner.model.fakes import bytes_of, layout_of, number_of, tensors_in
 from partitioner.model.node import fill, target_name
-from partitioner.profile.signature import Unmeasurable, number, tensors_in, value_of
+from partitioner.profile.signature import Unmeasurable, value_of
 
 MOST_MEMORY = 0.25
 """Of the memory that is free, what the arguments of one op may take."""
@@ -53,18 +54,18 @@ def arguments(node: torch.fx.Node, states: Mapping[str, str], device: torch.devi
         Unmeasurable: they would take too much memory, or are of a kind that cannot be made.
     """
     sources = node.all_input_nodes
-    size = sum(_bytes(leaf) for source in sources for leaf in tensors_in(value_of(source)))
+    size = sum(bytes_of(leaf) for source in sources for leaf in tensors_in(value_of(source)))
     if size > MOST_MEMORY * free_memory(device):
         raise Unmeasurable(f"its arguments take {size / 2**30:.1f} GiB")
     generator = torch.Generator(device).manual_seed(0)
     rows = _rows(node)
 
     def like(leaf: Any) -> Any:
-        return _tensor(leaf, device, generator, rows, grad) if isinstance(leaf, Tensor) else number(leaf)
+        return _tensor(leaf, device, generator, rows, grad) if isinstance(leaf, Tensor) else number_of(leaf)
 
     made = {source: tree_map(like, value_of(source)) for source in sources}
     args, kwargs = fill((node.args, node.kwargs), made.__getitem__)
-    args, kwargs = tree_map(lambda leaf: device if isinstance(leaf, torch.device) else number(leaf), (args, kwargs))
+    args, kwargs = tree_map(lambda leaf: device if isinstance(leaf, torch.device) else number_of(leaf), (args, kwargs))
     fresh = [tensor for source, value in made.items() if source.name not in states for tensor in tensors_in(value)]
     state = [tensor for source, value in made.items() if source.name in states for tensor in tensors_in(value)]
     return Arguments(args, kwargs, tuple(fresh), tuple(state))
@@ -82,7 +83,7 @@ def free_memory(device: torch.device) -> float:
 
 
 def _tensor(fake: Tensor, device: torch.device, generator: torch.Generator, rows: int, grad: bool) -> Tensor:
-    shape, stride = tuple(map(number, fake.shape)), tuple(map(number, fake.stride()))
+    shape, stride = layout_of(fake)
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if math.prod(shape) else 0
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         flat = torch.rand(span, generator=generator, device=device).add_(0.5).to(fake.dtype)
@@ -98,9 +99,5 @@ def _rows(node: torch.fx.Node) -> int:
     if not target_name(node).startswith("embedding"):
         return 1
     tables = [value_of(source) for source in node.all_input_nodes]
-    sizes = [number(t.shape[0]) for t in tables if isinstance(t, Tensor) and t.dtype.is_floating_point and t.dim() == 2]
+    sizes = [number_of(t.shape[0]) for t in tables if isinstance(t, Tensor) and t.dtype.is_floating_point and t.dim() == 2]
     return max(1, min(sizes, default=1))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return int(math.prod(map(number, tensor.shape))) * tensor.element_size()

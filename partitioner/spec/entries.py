@@ -53,7 +53,7 @@ class Faults:
     def read(self, path: str, value: object, parse: Callable[[object], Answer], instead: Answer) -> Answer:
         """``value`` as ``parse`` reads it; ``instead`` and a fault if it cannot."""
         try:
-            return parse(value if type(value) is bool or not isinstance(value, Real) else _plain(value))
+            return parse(_plain(value))
         except SpecError as error:
             self.add(path, str(error))
             return instead
@@ -140,6 +140,6 @@ def below(path: str, key: object) -> str:
     return f"{path}.{key}".removeprefix(".") if word else f"{path}[{quote(key)}]"
 
 
-def _plain(value: Real) -> object:
-    """A number of numpy as one of Python; others as they are."""
-    return value if isinstance(value, int | float) else float(value)
+def _plain(value: object) -> object:
+    """A number of numpy as one of Python; anything else as it is."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, int | float) else value

@@ -201,6 +201,8 @@ def link_between(one: Hardware | None, other: Hardware | None) -> float | None:
 
     >>> link_between(HARDWARE["H100"], HARDWARE["H100"]) / 1e9, link_between(HARDWARE["L4"], HARDWARE["CPU-core"]) / 1e9
     (360.0, 25.6)
+    >>> link_between(HARDWARE["CPU-core"], HARDWARE["CPU-core"]) is None
+    True
     """
     if one is None or other is None:
         return None

@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_map
 
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.kernels import linear_outside
-from partitioner.frontend.analysis.looks import form_of, number_of, tensors_in, value_of
+from partitioner.frontend.analysis.looks import form_of, value_of
 from partitioner.frontend.analysis.meter import Meter, Taken, take
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound
 from partitioner.ir.memory import Memory, OpMemory, Storage, Weight
 from partitioner.ir.optimizer import OPTIMIZERS, Optimizer
+from partitioner.model.fakes import empty_like, number_of, tensors_in
 from partitioner.model.modes import under
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import sizes
@@ -193,8 +194,5 @@ def _filled(leaf: Any, tensors: Any) -> Any:
 
 def _like(tensor: torch.Tensor, history: bool) -> torch.Tensor:
     """A new fake of the same form. One with a history is no leaf, for an op may write it in place."""
-    if tensor.layout is not torch.strided:
-        raise NotImplementedError(tensor.layout)
-    shape, stride = tuple(map(number_of, tensor.shape)), tuple(map(number_of, tensor.stride()))
-    fake = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+    fake = empty_like(tensor)
     return fake.requires_grad_().clone() if history else fake

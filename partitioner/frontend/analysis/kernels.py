@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partitioner.frontend.analysis.looks import number_of
+from partitioner.model.fakes import bytes_of, number_of
 
 aten = torch.ops.aten
 
@@ -46,14 +46,14 @@ def stored_bytes(func: Any, args: Sequence[Any]) -> int:
     if func is not aten.mkldnn_rnn_layer.default or not args[15]:
         return 0
     steps, batch, width, hidden = _recurrent(args)
-    return steps * batch * (8 * hidden + 7 * max(width, hidden)) * _itemsize(args[0])
+    return steps * batch * (8 * hidden + 7 * max(width, hidden)) * int(args[0].element_size())
 
 
 def _convolution(args: Sequence[Any], result: Any) -> int:
     x, weight, bias, stride, padding, dilation, transposed, extra, groups = args[:9]
     match _backend(x, weight, bias, stride, padding, dilation, transposed, extra, groups):
         case "Mkldnn" | "MkldnnTranspose":
-            taken, kernel, given = _bytes(x), _bytes(weight), _bytes(result)
+            taken, kernel, given = bytes_of(x), bytes_of(weight), bytes_of(result)
             if _channels_last(x, weight):
                 return kernel
             inputs, outputs = _blocked(x, groups), _blocked(result, groups)
@@ -69,7 +69,7 @@ def _convolution_backward(args: Sequence[Any], result: Any) -> int:
     gradient, x, weight, _, stride, padding, dilation, transposed, extra, groups = args[:10]
     match _backend(x, weight, None, stride, padding, dilation, transposed, extra, groups):
         case "Mkldnn" | "MkldnnTranspose":
-            kernel = _bytes(weight)
+            kernel = bytes_of(weight)
             if _channels_last(x, weight):
                 return 2 * kernel
             return max(_blocked(x, groups) + _blocked(gradient, groups), kernel)
@@ -80,12 +80,12 @@ def _convolution_backward(args: Sequence[Any], result: Any) -> int:
 
 def _recurrent_layer(args: Sequence[Any], result: Any) -> int:
     steps, batch, _, hidden = _recurrent(args)
-    return 4 * hidden * steps * batch * _itemsize(args[0]) + sum(map(_bytes, args[1:5]))
+    return 4 * hidden * steps * batch * int(args[0].element_size()) + sum(map(bytes_of, args[1:5]))
 
 
 def _recurrent_backward(args: Sequence[Any], result: Any) -> int:
     """Fitted, as the workspace is."""
-    return 2 * _bytes(args[7]) + _bytes(args[0]) + sum(map(_bytes, args[1:5]))
+    return 2 * bytes_of(args[7]) + bytes_of(args[0]) + sum(map(bytes_of, args[1:5]))
 
 
 HIDDEN: Mapping[Any, Callable[[Sequence[Any], Any], int]] = {
@@ -108,19 +108,11 @@ def _recurrent(args: Sequence[Any]) -> tuple[int, int, int, int]:
     return steps, batch, width, number_of(args[10])
 
 
-def _itemsize(tensor: torch.Tensor) -> int:
-    return tensor.element_size()
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(math.prod(map(number_of, tensor.shape))) * _itemsize(tensor)
-
-
 def _blocked(tensor: torch.Tensor, groups: int) -> int:
     """Bytes of a tensor with its channels in whole blocks."""
     block, channels = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8, int(number_of(tensor.shape[1]))
     whole = -(-channels // block) * block if groups == 1 else channels
-    return _bytes(tensor) * whole // max(1, channels)
+    return bytes_of(tensor) * whole // max(1, channels)
 
 
 def _channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -135,7 +127,7 @@ def _columns(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int
     window = int(math.prod(map(number_of, weight.shape[1:])))
     places = int(math.prod(map(number_of, result.shape))) // max(1, int(number_of(result.shape[1])))
     single = int(math.prod(map(number_of, weight.shape[2:]))) == 1
-    return 0 if single else window * places * _itemsize(x)
+    return 0 if single else window * places * x.element_size()
 
 
 def linear_outside(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

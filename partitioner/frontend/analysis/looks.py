@@ -6,18 +6,18 @@ for a convolution, hundreds for a recurrent layer. No memory is used and no kern
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from partitioner.frontend.analysis.static import draws, mutated_arguments
 from partitioner.frontend.analysis.work import work_of
 from partitioner.ir.graph import NOTHING, Work
+from partitioner.model.fakes import empty_like, layout_of, number_of, tensors_in
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key, tensor_bytes
@@ -106,9 +106,8 @@ class Looks:
 def form_of(value: Any) -> Any:
     """What tells a value from others on which an op may do something else. Of a tensor, its kind and shape."""
     if isinstance(value, torch.Tensor):
-        dense = value.layout is torch.strided
-        stride = tuple(map(number_of, value.stride())) if dense else value.layout
-        return tuple(map(number_of, value.shape)), stride, value.dtype, value.device
+        form = layout_of(value) if value.layout is torch.strided else (tuple(map(number_of, value.shape)), value.layout)
+        return *form, value.dtype, value.device
     if isinstance(value, tuple | list):
         return type(value), *map(form_of, value)
     if isinstance(value, dict):
@@ -119,29 +118,7 @@ def form_of(value: Any) -> Any:
 
 def _fresh(leaf: Any) -> Any:
     """A new fake like ``leaf``, with sizes as numbers."""
-    if not isinstance(leaf, torch.Tensor):
-        return number_of(leaf)
-    if leaf.layout is not torch.strided:
-        raise NotImplementedError(leaf.layout)
-    shape, stride = tuple(map(number_of, leaf.shape)), tuple(map(number_of, leaf.stride()))
-    return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device)
-
-
-def number_of(value: Any) -> Any:
-    """A symbolic number as the number that it was in the example; anything else as it is."""
-    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return value
-    hint = value.node.hint
-    known = isinstance(hint, int | float)  # a size of ragged tensors has no number
-    return hint if known else {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}[type(value)]
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors among the leaves of a tree."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list | dict):
-        yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return empty_like(leaf) if isinstance(leaf, torch.Tensor) else number_of(leaf)
 
 
 def value_of(node: torch.fx.Node) -> Any:

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.frontend.analysis.kernels import hidden_bytes, stored_bytes
-from partitioner.frontend.analysis.looks import number_of, tensors_in
+from partitioner.model.fakes import number_of, tensors_in
 from partitioner.model.storage import storage_key, storage_span
 
 

@@ -6,7 +6,6 @@ equal shapes need one look.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +13,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
-from partitioner.frontend.analysis.looks import Looks, form_of, number_of, tensors_in, value_of
+from partitioner.frontend.analysis.looks import Looks, form_of, value_of
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, LATER, RNG, TOKENS
 from partitioner.ir.graph import NOTHING, TensorMeta, Work
+from partitioner.model.fakes import bytes_of, number_of, tensors_in
 from partitioner.model.storage import storage_key, tensor_bytes
 
 Names = frozenset[str]
@@ -164,10 +164,9 @@ class _InTransform(_Observer):
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
-    shape = tuple(map(number_of, tensor.shape))
-    if tensor.layout is not torch.strided and not tensor.is_nested:
-        return TensorMeta(shape, tensor.dtype, int(tensor_bytes(tensor)))
-    return TensorMeta(shape, tensor.dtype, math.prod(shape) * tensor.element_size())
+    sparse = tensor.layout is not torch.strided and not tensor.is_nested
+    size = int(tensor_bytes(tensor)) if sparse else bytes_of(tensor)
+    return TensorMeta(tuple(map(number_of, tensor.shape)), tensor.dtype, size)
 
 
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from partitioner.frontend.analysis.looks import number_of, tensors_in
 from partitioner.ir.graph import Graph
+from partitioner.model.fakes import number_of, tensors_in
 
 
 @dataclass(frozen=True)

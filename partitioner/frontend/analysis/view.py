@@ -14,7 +14,7 @@ from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.frontend.capture.symbolic import View
 from partitioner.ir.graph import Graph, Op
-from partitioner.model.state import attribute
+from partitioner.model.state import all_state, attribute
 from partitioner.model.storage import storage_key
 
 
@@ -78,8 +78,7 @@ def _state(node: torch.fx.Node, module: nn.Module) -> list[str]:
 def resource_names(module: nn.Module) -> dict[str, str]:
     """Resource of each parameter and buffer by qualified name; those that share a storage share the name of the first."""
     first: dict[int, str] = {}
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in named}
+    return {name: first.setdefault(storage_key(tensor), f"self.{name}") for name, tensor in all_state(module).items()}
 
 
 def static_effects(

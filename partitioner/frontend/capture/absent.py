@@ -7,8 +7,7 @@ attribute is the one of a base, it asks of the classes in between, but not of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getattr_static, signature
 from typing import Any
@@ -19,7 +18,7 @@ from torch._dynamo.source import AttrSource, TypeDictSource
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, UserDefinedClassVariable, UserDefinedObjectVariable
 from torch._dynamo.variables import builtin as builtins
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, name_of
 
@@ -33,21 +32,6 @@ def has_guard(source: Any, name: str) -> Any:
     return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # torch 2.11
 
 
-@contextmanager
-def absence_guarded() -> Iterator[None]:
-    """While a frame is traced: where an attribute was not found, there must be none in later calls either."""
-    if hasattr(builtins, "GetAttrBuiltinVariable"):
-        getting, asking = builtins.GetAttrBuiltinVariable, builtins.HasAttrBuiltinVariable
-        getters = amended(getting, call_function=_asked(getting.call_function, _is_default))
-        askers = amended(asking, call_function=_asked(asking.call_function, _is_no))
-    else:  # torch 2.12 and before
-        old: Any = BuiltinVariable
-        getters = amended(old, call_getattr=_asked(old.call_getattr, _is_default))
-        askers = amended(old, call_hasattr=_asked(old.call_hasattr, _is_no))
-    with getters, askers, _shadows_of(UserDefinedObjectVariable, "cls_source"), _shadows_of(UserDefinedClassVariable, "source"):
-        yield
-
-
 def _is_default(found: Any, default: Sequence[Any]) -> bool:
     return any(found is each for each in default)
 
@@ -56,21 +40,25 @@ def _is_no(found: Any, _default: Sequence[Any]) -> bool:
     return isinstance(found, ConstantVariable) and found.value is False
 
 
-def _asked(plain: Callable[..., Any], in_vain: Callable[[Any, Sequence[Any]], bool]) -> Callable[..., Any]:
+def _ask(in_vain: Callable[..., bool], plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     """``getattr`` or ``hasattr`` of Dynamo's; the arguments come one by one, or in a list."""
+    given = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
+    try:
+        found = plain(self, tx, *arguments, **options)
+    except ObservedAttributeError:
+        _not_found(tx, *given[:2])
+        raise
+    if in_vain(found, given[2:]):
+        _not_found(tx, *given[:2])
+    return found
 
-    def ask(self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
-        given = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
-        try:
-            found = plain(self, tx, *arguments, **options)
-        except ObservedAttributeError:
-            _not_found(tx, *given[:2])
-            raise
-        if in_vain(found, given[2:]):
-            _not_found(tx, *given[:2])
-        return found
 
-    return ask
+if hasattr(builtins, "GetAttrBuiltinVariable"):
+    amends(builtins.GetAttrBuiltinVariable, "call_function")(partial(_ask, _is_default))
+    amends(builtins.HasAttrBuiltinVariable, "call_function")(partial(_ask, _is_no))
+else:  # torch 2.12 and before
+    amends(BuiltinVariable, "call_getattr")(partial(_ask, _is_default))
+    amends(BuiltinVariable, "call_hasattr")(partial(_ask, _is_no))
 
 
 def _not_found(tx: Any, owner: Any, name: Any) -> None:
@@ -90,25 +78,21 @@ def _not_found(tx: Any, owner: Any, name: Any) -> None:
         raise Unsupported(f"{name.value} of a {type(value).__name__} is used")
 
 
-def _shadows_of(kind: Any, source: str) -> AbstractContextManager[None]:
+def _walk(source: str, plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """What a class has from a base is guarded not to be its own.
 
     Args:
-        kind: Dynamo's class for objects, or for classes.
-        source: its attribute that says where the class lies.
+        source: the attribute that says where the class lies.
     """
-    plain = getattr(kind, "get_source_by_walking_mro", None)
-    if plain is None:
-        return nullcontext()
+    name, held = arguments[-1], self.value if source == "source" else type(self.value)
+    if name not in vars(held):
+        install_guard(TypeDictSource(getattr(self, source)).make_guard(_lacks(name)))
+    return plain(self, *arguments)
 
-    def walk(self: Any, *arguments: Any) -> Any:
-        name, held = arguments[-1], self.value if source == "source" else type(self.value)
-        if name not in vars(held):
-            own = TypeDictSource(getattr(self, source))
-            install_guard(own.make_guard(_lacks(name)))
-        return plain(self, *arguments)
 
-    return amended(kind, get_source_by_walking_mro=walk)
+for _kind, _source in ((UserDefinedObjectVariable, "cls_source"), (UserDefinedClassVariable, "source")):
+    if hasattr(_kind, "get_source_by_walking_mro"):
+        amends(_kind, "get_source_by_walking_mro")(partial(_walk, _source))
 
 
 def _lacks(key: str) -> Callable[..., None]:

@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from inspect import getattr_static
 from typing import Any
+
+_AMENDMENTS: list[tuple[Any, str, Callable[..., Any]]] = []
+"""Owners, names of their methods, and what is called instead, in the order in which they take effect."""
+
+
+def amends(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """While any frame is traced, a method of a class, a function of a module or an entry of a table is another one.
+
+    Args:
+        owner: the class, module or table.
+        name: what it is called there.
+
+    Returns:
+        A decorator for what is called instead: with the plain one first, and then with its arguments.
+    """
+
+    def register(instead: Callable[..., Any]) -> Callable[..., Any]:
+        _AMENDMENTS.append((owner, name, instead))
+        return instead
+
+    return register
+
+
+@contextmanager
+def all_amended() -> Iterator[None]:
+    """While a frame is traced: everything that `amends` has registered is in effect."""
+    with ExitStack() as stack:
+        for owner, name, instead in _AMENDMENTS:
+            stack.enter_context(amended(owner, **{name: _around(_held(owner, name), instead)}))
+        yield
+
+
+def _around(held: Any, instead: Callable[..., Any]) -> Any:
+    plain = held.__func__ if isinstance(held, staticmethod) else held
+
+    @wraps(plain)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return instead(plain, *args, **kwargs)
+
+    return staticmethod(method) if isinstance(held, staticmethod) else method
 
 
 @contextmanager
 def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """For a while, methods of a class, or functions of a module, are others.
+    """For a while, methods of a class, functions of a module or entries of a table are others.
 
     Args:
-        owner: the class or module.
+        owner: the class, module or table.
         methods: what takes the place of them, by their names.
 
     Example:
@@ -25,11 +66,16 @@ def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
         >>> Plain().number()
         1
     """
-    before = {name: getattr_static(owner, name) for name in methods}
+    before = {name: _held(owner, name) for name in methods}
+    put = owner.__setitem__ if isinstance(owner, dict) else partial(setattr, owner)
     for name, method in methods.items():
-        setattr(owner, name, method)
+        put(name, method)
     try:
         yield
     finally:
         for name, method in before.items():
-            setattr(owner, name, method)
+            put(name, method)
+
+
+def _held(owner: Any, name: str) -> Any:
+    return owner[name] if isinstance(owner, dict) else getattr_static(owner, name)

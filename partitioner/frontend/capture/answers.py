@@ -7,7 +7,6 @@ Where a frame depends on the answer, the question is asked again before each cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.ctx_manager import AutocastModeVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.modes import device_types
 
@@ -42,44 +41,46 @@ _SWITCHES = frozenset((torch.set_autocast_enabled, torch.set_autocast_dtype, tor
 """Functions that Dynamo takes for ops of the graph. What they switch is a property of ops here, and would be lost."""
 
 
-@contextmanager
-def answers_seen() -> Iterator[None]:
-    """While a frame is traced: which of these questions it asks, and what the answers are where it begins."""
-    folds, enter = BaseTorchVariable.can_constant_fold_through, AutocastModeVariable.enter
-    now = {question: question() for question in _ASKED.values()}
+def answered_now() -> dict[Question, Any]:
+    """The answers to all of these questions."""
+    return {question: question() for question in _ASKED.values()}
 
-    def asks(self: Any) -> bool:
-        if self.value in _SWITCHES:
-            raise Unsupported(f"torch.{self.value.__name__} switches what holds after the call, too")
-        note(self.value)
-        return folds(self)
 
-    def enters(self: Any, *arguments: Any) -> Any:
-        if self.target_values[1] is None:
-            note(torch.get_autocast_dtype)
-        return enter(self, *arguments)
+@amends(BaseTorchVariable, "can_constant_fold_through")
+def _asks(plain: Callable[..., bool], self: Any) -> bool:
+    if self.value in _SWITCHES:
+        raise Unsupported(f"torch.{self.value.__name__} switches what holds after the call, too")
+    _note(self.value)
+    return plain(self)
 
-    def note(function: Any) -> None:
-        if function in _ASKED:
-            question = _ASKED[function]
-            HERE.answers[question] = now[question]
 
-    with amended(BaseTorchVariable, can_constant_fold_through=asks), amended(AutocastModeVariable, enter=enters):
-        yield
+@amends(AutocastModeVariable, "enter")
+def _enters(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if self.target_values[1] is None:
+        _note(torch.get_autocast_dtype)
+    return plain(self, *arguments)
+
+
+def _note(function: Any) -> None:
+    """A frame asks one of these questions: it must have the answer in later calls that it has where the frame begins."""
+    if function in _ASKED:
+        question = _ASKED[function]
+        HERE.answers[question] = HERE.now[question]
 
 
 def answers() -> Iterator[Callable[[dict[str, Any]], bool]]:
     """The conditions that the answers are what they were."""
     for question, then in HERE.answers.items():
-        yield _AnswerIs(question, then)
+        yield AnswerIs(question, then)
 
 
 @dataclass(frozen=True)
-class _AnswerIs:
+class AnswerIs:
     """A question about the process, and its answer."""
 
     question: Question
     then: Any
 
     def __call__(self, _scope: object) -> bool:
+        """Whether it still is."""
         return bool(self.question() == self.then)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast
 
@@ -10,17 +10,19 @@ from torch import nn
 from torch._dynamo.variables import UserFunctionVariable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.here import HERE
 from partitioner.model.averages import FORWARD, counted_in_tensors
 
+_IN_TENSORS = cast(FunctionType, counted_in_tensors)
 
-def counts_kept(root: nn.Module) -> AbstractContextManager[None]:
-    """While one graph is traced of all of a call: the count stays a tensor, and no device waits for it."""
-    if not any(isinstance(each, _BatchNorm) and each.momentum is None for each in root.modules()):
-        return nullcontext()
-    call, instead = UserFunctionVariable.call_function, cast(FunctionType, counted_in_tensors)
 
-    def called(self: Any, *arguments: Any) -> Any:
-        return call(UserFunctionVariable(instead) if self.fn is FORWARD else self, *arguments)
+def counts(root: nn.Module) -> bool:
+    """Whether a model has such a norm."""
+    return any(isinstance(each, _BatchNorm) and each.momentum is None for each in root.modules())
 
-    return amended(UserFunctionVariable, call_function=called)
+
+@amends(UserFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """In one graph of all of a call the count stays a tensor, and no device waits for it."""
+    return plain(UserFunctionVariable(_IN_TENSORS) if HERE.counts and self.fn is FORWARD else self, *arguments)

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.here import HERE
 
 
@@ -31,11 +32,8 @@ def fakes_at(device: torch.device) -> Iterator[None]:
                 fake.fake_device = device
             return fake
 
-        FakeTensorConverter.from_real_tensor = from_real_tensor  # type: ignore[method-assign]
-        try:
+        with amended(FakeTensorConverter, from_real_tensor=from_real_tensor):
             yield
-        finally:
-            FakeTensorConverter.from_real_tensor = plain  # type: ignore[method-assign]
 
 
 def forget(module: torch.fx.GraphModule) -> None:

@@ -26,24 +26,27 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
-from partitioner.frontend.capture.answers import answers_seen
-from partitioner.frontend.capture.averages import counts_kept
-from partitioner.frontend.capture.caches import caches_kept
+from partitioner.frontend.capture import (  # noqa: F401 - each of them amends something
+    absent,
+    calls,
+    functions,
+    iterators,
+    leaner,
+    lookups,
+    numbers,
+    numpys,
+    sharing,
+    values,
+)
+from partitioner.frontend.capture.amended import all_amended
+from partitioner.frontend.capture.answers import answered_now
+from partitioner.frontend.capture.averages import counts
 from partitioner.frontend.capture.fakes import fakes_at
-from partitioner.frontend.capture.fastpaths import fast_paths_kept
-from partitioner.frontend.capture.functions import functions_kept
-from partitioner.frontend.capture.here import HERE, explain, warnings_kept_back
+from partitioner.frontend.capture.here import HERE, explain
 from partitioner.frontend.capture.interrupts import held_back
-from partitioner.frontend.capture.leaner import needless_left_out
-from partitioner.frontend.capture.lookups import lookups_guarded
-from partitioner.frontend.capture.numbers import numbers_kept
-from partitioner.frontend.capture.numpys import numpy_kept
 from partitioner.frontend.capture.sameness import check
-from partitioner.frontend.capture.scripted import scripts_kept
-from partitioner.frontend.capture.sharing import comparisons_seen
-from partitioner.frontend.capture.transforms import transforms_kept
-from partitioner.frontend.capture.values import values_kept
 from partitioner.model.modes import hooks_refused, refuse_hooks
+from partitioner.model.quiet import Note, quiet
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -153,7 +156,7 @@ class Convert:
             if self.owner.whole:
                 raise TraceError(fault) from cause
             self.owner.pending[code] = fault
-            warnings.warn(f"{fault}; this part of the model runs as it is", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{fault}; this part of the model runs as it is", Note, stacklevel=2)
             return ConvertFrameReturn(apply_to_code=False)
         except Exception as error:
             if self.owner.whole:
@@ -186,37 +189,23 @@ class Convert:
             raise TraceError(reason)
         if code not in self.owner.failures:
             self.owner.failures[code] = reason
-            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{reason}. Calls that no program is for run as they are from now on.", Note, stacklevel=2)
         return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
 
 
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
-    """While a frame is traced: our settings, silence of torch's loggers on this thread, all fakes on one device."""
+    """While a frame is traced: Dynamo does what is amended, torch's loggers keep silent here, all fakes lie on one device."""
     before, others = dict(vars(HERE)), THREAD.ours
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed, HERE.answers = {}, {}, {}
+    HERE.builtins, HERE.dressed, HERE.now, HERE.answers = {}, {}, answered_now(), {}
+    HERE.whole, HERE.counts, HERE.inference = whole, whole and counts(root), torch.is_inference_mode_enabled()
     limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
     try:
-        with (
-            warnings_kept_back(),
-            values_kept(),
-            answers_seen(),
-            transforms_kept(),
-            fast_paths_kept(),
-            functions_kept(),
-            lookups_guarded(),
-            comparisons_seen(),
-            numbers_kept(),
-            numpy_kept(whole),
-            counts_kept(root) if whole else caches_kept(),
-            scripts_kept(),
-            needless_left_out(),
-            nullcontext() if home is None else fakes_at(torch.device(home)),
-        ):
+        with quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)

@@ -12,8 +12,7 @@ nothing could be traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,57 +24,50 @@ from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._functorch.autograd_function import autograd_function_apply
 from torch.autograd.function import Function, once_differentiable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 
 MARK = once_differentiable(lambda ctx: None).__code__
 """The code of every backward that is so marked."""
 
 
-@contextmanager
-def functions_kept() -> Iterator[None]:
-    """While a frame is traced: such functions record what they record in eager."""
-    applied: Any = AutogradFunctionApplyVariable
-    record, begin = applied.call_function, applied.prepare_fn_vt
-    plain, init = AutogradFunctionVariable.call_apply, Function.__init__
+@amends(AutogradFunctionVariable, "call_apply")
+def _call_apply(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    given = [each for each in (each.realize() for each in (*args, *kwargs.values())) if each.is_tensor()]
+    if torch.is_grad_enabled() and any(each.requires_grad is not False for each in given):
+        return plain(self, tx, args, kwargs)
+    mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
+    mode.enter(tx)
+    result = plain(self, tx, args, kwargs)
+    if issubclass(result.python_type(), tuple) and result.python_type() is not tuple:
+        raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives a tuple with names, and torch a plain one")
+    result = _apart(tx, result, {each.as_proxy() for each in given})  # none is written: that ends the graph
+    mode.exit(tx)
+    return result
 
-    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        given = [each for each in (each.realize() for each in (*args, *kwargs.values())) if each.is_tensor()]
-        if torch.is_grad_enabled() and any(each.requires_grad is not False for each in given):
-            return plain(self, tx, args, kwargs)
-        mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
-        mode.enter(tx)
-        result = plain(self, tx, args, kwargs)
-        if issubclass(result.python_type(), tuple) and result.python_type() is not tuple:
-            raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives a tuple with names, and torch a plain one")
-        result = _apart(tx, result, {each.as_proxy() for each in given})  # none is written: that ends the graph
-        mode.exit(tx)
-        return result
 
-    def prepare(self: Any, tx: Any, ctx: Any, name: str, args: Sequence[Any]) -> Any:
-        function, given = begin(self, tx, ctx, name, args)
-        if name == "forward":
-            call = function.call_function
-            function.call_function = lambda *arguments: _tracked(call(*arguments))
-        return function, given
+@amends(AutogradFunctionApplyVariable, "prepare_fn_vt")
+def _prepare(plain: Callable[..., Any], self: Any, tx: Any, ctx: Any, name: str, args: Sequence[Any]) -> Any:
+    function, given = plain(self, tx, ctx, name, args)
+    if name == "forward":
+        call = function.call_function
+        function.call_function = lambda *arguments: _tracked(call(*arguments))
+    return function, given
 
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        result = record(self, tx, args, kwargs)
-        if getattr(self.bwd_fn, "__code__", None) is MARK:
-            *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
-            call.kwargs = {**call.kwargs, "once": True}
-        return result
 
-    def begins(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not HERE.tracing:  # another thread
-            init(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+@amends(AutogradFunctionApplyVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    result = plain(self, tx, args, kwargs)
+    if getattr(self.bwd_fn, "__code__", None) is MARK:
+        *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
+        call.kwargs = {**call.kwargs, "once": True}
+    return result
 
-    with (
-        amended(AutogradFunctionVariable, call_apply=call_apply),
-        amended(AutogradFunctionApplyVariable, call_function=call_function, prepare_fn_vt=prepare),
-        amended(Function, __init__=begins),
-    ):
-        yield
+
+@amends(Function, "__init__")
+def _begin(plain: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    if not HERE.tracing:  # another thread
+        plain(self, *args, **kwargs)
 
 
 def _tracked(result: Any) -> Any:

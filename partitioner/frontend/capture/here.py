@@ -6,7 +6,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch._dynamo import utils
 from torch._guards import TracingContext
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.model.source import is_user_code
 
 Watched = tuple[Callable[[dict[str, Any]], bool], ...]
@@ -25,25 +24,33 @@ class Here(threading.local):
     """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded.
 
     Args:
+        whole: whether one graph must be all of the call.
+        counts: whether counts of batches stay tensors.
+        inference: whether the call is under inference mode, which Dynamo leaves while it traces.
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
         dressed: names of tuples, texts and numbers that have attributes.
-        answers: questions about the process, and their answers where the frame begins.
+        now: answers to questions about the process where the frame begins, and ``answers`` to those that it asks.
     """
 
     paths: Mapping[str, str]
     code: CodeType | None
     tracing: bool
+    whole: bool
+    counts: bool
+    inference: bool
     scope: Mapping[str, Any]
     watched: Watched
     compared: dict[tuple[str, str], None]
     builtins: dict[int, tuple[dict[str, Any], set[str]]]
     dressed: dict[str, None]
+    now: Mapping[Callable[[], Any], Any]
     answers: dict[Callable[[], Any], Any]
 
     def __init__(self) -> None:
         self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
-        self.compared, self.builtins, self.dressed, self.answers = {}, {}, {}, {}
+        self.whole, self.counts, self.inference = False, False, False
+        self.compared, self.builtins, self.dressed, self.now, self.answers = {}, {}, {}, {}, {}
 
 
 HERE = Here()
@@ -61,9 +68,9 @@ for _name in [name for name in logging.root.manager.loggerDict if name.startswit
     logging.getLogger(_name).addFilter(_Silence())
 
 
-def warnings_kept_back() -> AbstractContextManager[None]:
-    """While a frame is traced: torch does not warn of what it cannot trace. The summary of a module says it."""
-    return amended(utils, warn_once=lambda *_args, **_kwargs: None)
+@amends(utils, "warn_once")
+def _no_warning(*_args: Any, **_kwargs: Any) -> None:
+    """Torch does not warn of what it cannot trace. The summary of a module says it."""
 
 
 def explain(error: BaseException) -> str:

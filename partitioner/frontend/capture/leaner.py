@@ -9,32 +9,29 @@ Nor does it depend on torch's log how long new guards take: torch empties the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 from torch._C._dynamo.guards import GuardManager
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardBuilder
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 
 
-@contextmanager
-def needless_left_out() -> Iterator[None]:
-    """While a frame is traced: its program has no such guards, and those that it has are not timed."""
-    plain = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+@amends(GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT")
+def _no_hooks(plain: Callable[..., None], builder: GuardBuilder, guard: Any) -> None:
+    if not guard.name.endswith("_with_kwargs"):
+        plain(builder, guard)
 
-    @wraps(plain)
-    def no_hooks(builder: GuardBuilder, guard: Any) -> None:
-        if not guard.name.endswith("_with_kwargs"):
-            plain(builder, guard)
 
-    marks = ["add_dimension_marking_guard"] if hasattr(GuardManager, "add_dimension_marking_guard") else []  # not in torch 2.11
-    with (
-        amended(GuardBuilder, EMPTY_NN_MODULE_HOOKS_DICT=no_hooks),
-        amended(GuardManager, **dict.fromkeys(marks, lambda *_: None)),
-        amended(guards, profile_guard_manager=lambda *_: 0.0),
-    ):
-        yield
+@amends(guards, "profile_guard_manager")
+def _takes_no_time(*_: Any) -> float:
+    return 0.0
+
+
+if hasattr(GuardManager, "add_dimension_marking_guard"):  # not in torch 2.11
+
+    @amends(GuardManager, "add_dimension_marking_guard")
+    def _no_mark(*_: Any) -> None:
+        pass

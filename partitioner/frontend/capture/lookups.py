@@ -9,8 +9,7 @@ past what the class's class does when it is called: there the graph ends.
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from enum import EnumType
 from functools import partial
 from inspect import getattr_static
@@ -36,8 +35,8 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 
-from partitioner.frontend.capture.absent import absence_guarded, has_guard
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.absent import has_guard
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
 from partitioner.model.source import is_user_code
@@ -50,49 +49,31 @@ _OF_TENSORS = {
 _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor has none
 
 
-@contextmanager
-def lookups_guarded() -> Iterator[None]:
-    """While a frame is traced: what decides what it finds is guarded."""
-    attributes = _of_attributes(), absence_guarded(), _of_classes(), _of_instances(), _of_tensors()
-    with ExitStack() as stack:
-        for guarded in (_of_keys(), _of_items(), *attributes, _of_builtins(), _of_errors()):
-            stack.enter_context(guarded)
-        yield
+_KEYS, _CONTAINS = ConstDictVariable.install_dict_keys_match_guard, ConstDictVariable.install_dict_contains_guard
+_OF_OBJECTS = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
 
 
-@contextmanager
-def _of_errors() -> Iterator[None]:
+@amends(BuiltinVariable, "call_str")
+def _text(plain: Callable[..., Any], self: Any, tx: Any, error: Any) -> Any:
     """What an error says whose class says it in its own way, as a `KeyError` does, ends the graph."""
-    plain = BuiltinVariable.call_str
-
-    def say(self: Any, tx: Any, error: Any) -> Any:
-        kind = getattr(error, "exc_type", None) or type(getattr(error, "value", None))
-        if issubclass(kind, BaseException) and kind.__str__ is not BaseException.__str__:
-            raise Unsupported(f"the text of a {kind.__name__} is asked for")
-        return plain(self, tx, error)
-
-    with amended(BuiltinVariable, call_str=say):
-        yield
+    kind = getattr(error, "exc_type", None) or type(getattr(error, "value", None))
+    if issubclass(kind, BaseException) and kind.__str__ is not BaseException.__str__:
+        raise Unsupported(f"the text of a {kind.__name__} is asked for")
+    return plain(self, tx, error)
 
 
-@contextmanager
-def _of_instances() -> Iterator[None]:
+@amends(BuiltinVariable, "call_isinstance")
+def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kinds: Any) -> Any:
     """What a metaclass takes for an instance may be told by anything, as by the attributes that a protocol asks for.
 
     So the question ends the graph, but for abstract classes, which look at the class alone.
     """
-    plain = BuiltinVariable.call_isinstance
-
-    def ask(self: Any, tx: Any, value: Any, kinds: Any) -> Any:
-        for kind in _classes(kinds.as_python_constant()):
-            says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
-            own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
-            if own and is_user_code(says.__code__.co_filename):
-                raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
-        return plain(self, tx, value, kinds)
-
-    with amended(BuiltinVariable, call_isinstance=ask):
-        yield
+    for kind in _classes(kinds.as_python_constant()):
+        says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
+        own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
+        if own and is_user_code(says.__code__.co_filename):
+            raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
+    return plain(self, tx, value, kinds)
 
 
 def _classes(asked: Any) -> Iterator[Any]:
@@ -104,98 +85,57 @@ def _classes(asked: Any) -> Iterator[Any]:
         yield from _classes(each)
 
 
-@contextmanager
-def _of_builtins() -> Iterator[None]:
-    plain = InstructionTranslatorBase.load_builtin
-
-    def load(self: Any, instruction: Any) -> None:
-        plain(self, instruction)
-        if not self.f_globals.get("__name__", "").startswith("torch."):
-            HERE.builtins.setdefault(id(self.f_globals), (self.f_globals, set()))[1].add(instruction.argval)
-
-    with amended(InstructionTranslatorBase, load_builtin=load):
-        yield
+@amends(InstructionTranslatorBase, "load_builtin")
+def _load_builtin(plain: Callable[..., None], self: Any, instruction: Any) -> None:
+    plain(self, instruction)
+    if not self.f_globals.get("__name__", "").startswith("torch."):
+        HERE.builtins.setdefault(id(self.f_globals), (self.f_globals, set()))[1].add(instruction.argval)
 
 
-@contextmanager
-def _of_items() -> Iterator[None]:
-    plain = utils.iter_contains
-
-    def contains(items: Any, *arguments: Any, **options: Any) -> Any:
-        known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
-        return plain(known, *arguments, **options)
-
-    with amended(utils, iter_contains=contains), amended(lists, iter_contains=contains):
-        yield
+@amends(utils, "iter_contains")
+@amends(lists, "iter_contains")
+def _contains(plain: Callable[..., Any], items: Any, *arguments: Any, **options: Any) -> Any:
+    known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
+    return plain(known, *arguments, **options)
 
 
-@contextmanager
-def _of_keys() -> Iterator[None]:
-    item = ConstDictVariable.getitem_const_raise_exception_if_absent
-    keys, contains = ConstDictVariable.install_dict_keys_match_guard, ConstDictVariable.install_dict_contains_guard
-
-    def look_up(self: Any, tx: Any, key: Any) -> Any:
-        try:
-            return item(self, tx, key)
-        except ObservedKeyError:
-            self.install_dict_contains_guard(tx, [key])
-            raise
-
-    def guard_keys(self: Any) -> None:
-        keys(self)
-        if self.source is not None:
-            InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
-
-    of_objects = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
-    with (
-        amended(of_objects, install_dict_keys_match_guard=keys, install_dict_contains_guard=contains),
-        amended(ConstDictVariable, getitem_const_raise_exception_if_absent=look_up, install_dict_keys_match_guard=guard_keys),
-    ):
-        yield
+@amends(ConstDictVariable, "getitem_const_raise_exception_if_absent")
+def _look_up(plain: Callable[..., Any], self: Any, tx: Any, key: Any) -> Any:
+    try:
+        return plain(self, tx, key)
+    except ObservedKeyError:
+        self.install_dict_contains_guard(tx, [key])
+        raise
 
 
-@contextmanager
-def _of_attributes() -> Iterator[None]:
-    plain = UserDefinedObjectVariable.var_getattr
-
-    def look_for(self: Any, tx: Any, name: str) -> Any:
-        try:
-            found = plain(self, tx, name)
-        except ObservedAttributeError:
-            if self.source is not None:
-                install_guard(has_guard(self.source, name))
-            raise
-        if self.source is not None and _is_made_up(self.value, name):
-            install_guard(self.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
-        return found
-
-    with amended(UserDefinedObjectVariable, var_getattr=look_for):
-        yield
+@amends(_OF_OBJECTS, "install_dict_keys_match_guard")
+def _guard_names(_plain: Callable[..., None], self: Any) -> None:
+    _KEYS(self)
 
 
-@contextmanager
-def _of_classes() -> Iterator[None]:
-    plain, make = UserDefinedClassVariable.var_getattr, UserDefinedClassVariable.call_function
+@amends(_OF_OBJECTS, "install_dict_contains_guard")
+def _guard_name(_plain: Callable[..., None], self: Any, *arguments: Any) -> None:
+    _CONTAINS(self, *arguments)
 
-    def called(self: Any, *arguments: Any) -> Any:
-        kind = type(self.value)
-        call = getattr_static(kind, "__call__", None) if issubclass(kind, type) else None
-        if isinstance(call, FunctionType) and call is not EnumType.__call__ and is_user_code(call.__code__.co_filename):
-            raise Unsupported(f"{self.value.__name__} is called, of which its metaclass {kind.__name__} makes what it likes")
-        if is_users(getattr(self.value, "__module__", None)) and hasattr(self.value, "__del__"):
-            raise Unsupported(f"a {self.value.__name__} is made, which has a finaliser")
-        return make(self, *arguments)
 
-    def look_for(self: Any, tx: Any, name: str) -> Any:
+@amends(ConstDictVariable, "install_dict_keys_match_guard")
+def _guard_keys(plain: Callable[..., None], self: Any) -> None:
+    plain(self)
+    if self.source is not None:
+        InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
+
+
+@amends(UserDefinedObjectVariable, "var_getattr")
+def _of_object(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    try:
         found = plain(self, tx, name)
-        if type(found) is GetAttrVariable and found.source is not None and not callable(value := getattr(self.value, name)):
-            return VariableTracker.build(tx, value, found.source)  # of its metaclass, as a value that is guarded
-        if self.source is not None and ConstantVariable.is_literal(getattr_static(self.value, name, ...)):
-            install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.CONSTANT_MATCH))  # torch 2.11 has none
-        return found
-
-    with amended(UserDefinedClassVariable, var_getattr=look_for, call_function=called):
-        yield
+    except ObservedAttributeError:
+        if self.source is not None:
+            install_guard(has_guard(self.source, name))
+        raise
+    if self.source is not None and _is_made_up(self.value, name):
+        install_guard(self.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
+    return found
 
 
 def _is_made_up(owner: Any, name: str) -> bool:
@@ -206,17 +146,32 @@ def _is_made_up(owner: Any, name: str) -> bool:
     return name not in getattr(owner, "__dict__", {name}) and not hasattr(type(owner), name)
 
 
-@contextmanager
-def _of_tensors() -> Iterator[None]:
-    plain = TensorVariable.var_getattr
+@amends(UserDefinedClassVariable, "call_function")
+def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    kind = type(self.value)
+    call = getattr_static(kind, "__call__", None) if issubclass(kind, type) else None
+    if isinstance(call, FunctionType) and call is not EnumType.__call__ and is_user_code(call.__code__.co_filename):
+        raise Unsupported(f"{self.value.__name__} is called, of which its metaclass {kind.__name__} makes what it likes")
+    if is_users(getattr(self.value, "__module__", None)) and hasattr(self.value, "__del__"):
+        raise Unsupported(f"a {self.value.__name__} is made, which has a finaliser")
+    return plain(self, *arguments)
 
-    def look_for(self: Any, tx: Any, name: str) -> Any:
-        if self.source is not None and name in _LOST:
-            raise Unsupported(f"{name} of a tensor is read")
-        if self.source is not None and name in _OF_TENSORS:
-            asked, guard = _OF_TENSORS[name]
-            install_guard(AttrSource(self.source, asked).make_guard(guard))
-        return plain(self, tx, name)
 
-    with amended(TensorVariable, var_getattr=look_for):
-        yield
+@amends(UserDefinedClassVariable, "var_getattr")
+def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    found = plain(self, tx, name)
+    if type(found) is GetAttrVariable and found.source is not None and not callable(value := getattr(self.value, name)):
+        return VariableTracker.build(tx, value, found.source)  # of its metaclass, as a value that is guarded
+    if self.source is not None and ConstantVariable.is_literal(getattr_static(self.value, name, ...)):
+        install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.CONSTANT_MATCH))  # torch 2.11 has none
+    return found
+
+
+@amends(TensorVariable, "var_getattr")
+def _of_tensor(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    if self.source is not None and name in _LOST:
+        raise Unsupported(f"{name} of a tensor is read")
+    if self.source is not None and name in _OF_TENSORS:
+        asked, guard = _OF_TENSORS[name]
+        install_guard(AttrSource(self.source, asked).make_guard(guard))
+    return plain(self, tx, name)

@@ -8,8 +8,7 @@ And some functions of numbers are wrong where a number is open: rounding to tens
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,43 +16,31 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TorchInGraphFunctionVariable, UserMethodVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 
 
-@contextmanager
-def numbers_kept() -> Iterator[None]:
-    """While a frame is traced: what torch computes otherwise than Python with open numbers ends the graph."""
-    round_, call = BuiltinVariable.call_round, TorchInGraphFunctionVariable.call_function
-
-    def rounded(self: Any, tx: Any, number: Any, *digits: Any, **named: Any) -> Any:
-        if isinstance(number, SymNodeVariable) and (digits or named):
-            raise Unsupported("a number that differs from call to call is rounded to some digits")
-        return round_(self, tx, number, *digits, **named)
-
-    def called(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value in (math.copysign, math.atan2) and any(isinstance(each, SymNodeVariable) for each in args):
-            raise Unsupported(f"math.{self.value.__name__} of a number that differs from call to call")
-        return call(self, tx, args, kwargs)
-
-    with (
-        amended(BuiltinVariable, call_round=rounded),
-        amended(TorchInGraphFunctionVariable, call_function=called),
-        _truths_known() if torch.__version__ < "2.12" else nullcontext(),
-    ):
-        yield
+@amends(BuiltinVariable, "call_round")
+def _round(plain: Callable[..., Any], self: Any, tx: Any, number: Any, *digits: Any, **named: Any) -> Any:
+    if isinstance(number, SymNodeVariable) and (digits or named):
+        raise Unsupported("a number that differs from call to call is rounded to some digits")
+    return plain(self, tx, number, *digits, **named)
 
 
-def _truths_known() -> AbstractContextManager[None]:
-    """torch 2.11 goes on as if a truth that depends on an open number were the other one."""
-    plain = UserMethodVariable.call_function
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if self.value in (math.copysign, math.atan2) and any(isinstance(each, SymNodeVariable) for each in args):
+        raise Unsupported(f"math.{self.value.__name__} of a number that differs from call to call")
+    return plain(self, tx, args, kwargs)
 
-    def called(self: Any, *arguments: Any) -> Any:
+
+if torch.__version__ < "2.12":  # which goes on as if a truth that depends on an open number were the other one
+
+    @amends(UserMethodVariable, "call_function")
+    def _call_method(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
         found = plain(self, *arguments)
         if isinstance(found, SymNodeVariable) and getattr(self.fn, "__name__", "") in ("__bool__", "__len__"):
             return ConstantVariable.create(found.evaluate_expr())
         return found
-
-    return amended(UserMethodVariable, call_function=called)
 
 
 def as_numbers(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[frozenset[int], tuple[Any, ...]]:

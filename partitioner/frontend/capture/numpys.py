@@ -7,8 +7,7 @@ may, sums would be torch's, and an array that is read-only would be so no more. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import ConstantLikeVariable, NumpyVariable, get_np_to_tnp_map
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 
 _GUARDED = (np.integer, np.floating)
@@ -41,46 +41,40 @@ class _Number(ConstantVariable):
         codegen.append_output(codegen.create_load_const_unchecked(self.value))
 
 
-@contextmanager
-def numpy_kept(whole: bool) -> Iterator[None]:
-    """While a frame is traced: numpy computes with its numbers, and arrays end the graph.
+@amends(ConstantVariable, "create")
+def _create(plain: Callable[..., Any], value: Any, **options: Any) -> Any:
+    return _Number(value, **options) if isinstance(value, _NUMBERS) else plain(value, **options)
 
-    Args:
-        whole: whether the frame must be one graph. Otherwise a number that comes with a call ends it, too: there is another
-            one in each call, and a program for each would be too many.
+
+@amends(ConstantVariable, "is_base_literal")
+def _is_literal(plain: Callable[..., bool], value: Any) -> bool:
+    return isinstance(value, _NUMBERS) or plain(value)
+
+
+@amends(VariableBuilder, "_wrap")
+def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
+    """An array ends the graph. So does a number that comes with a call, unless the frame must be one graph.
+
+    There is another one in each call, and a program for each would be too many.
     """
-    create, literal = ConstantVariable.create, ConstantVariable.is_base_literal
-    wrap, compute, get = VariableBuilder._wrap, NumpyVariable.call_function, ConstantLikeVariable.var_getattr
+    if not isinstance(value, np.ndarray | np.generic):
+        return plain(self, value)
+    if not isinstance(value, _GUARDED) or math.isnan(value) or not (HERE.whole or _is_of_the_model(self.source)):
+        raise Unsupported(f"a {type(value).__name__} of numpy's is used")
+    install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
+    return _Number(value, source=self.source)
 
-    def constant(value: Any, **options: Any) -> Any:
-        return _Number(value, **options) if isinstance(value, _NUMBERS) else create(value, **options)
 
-    def is_literal(value: Any) -> bool:
-        return isinstance(value, _NUMBERS) or literal(value)
+@amends(NumpyVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    found = _computed(self.value, args, kwargs)
+    return plain(self, tx, args, kwargs) if found is None else _Number(found)
 
-    def wrapped(self: Any, value: Any) -> Any:
-        if not isinstance(value, np.ndarray | np.generic):
-            return wrap(self, value)
-        if not isinstance(value, _GUARDED) or math.isnan(value) or not (whole or _is_of_the_model(self.source)):
-            raise Unsupported(f"a {type(value).__name__} of numpy's is used")
-        install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
-        return _Number(value, source=self.source)
 
-    def computed(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        found = _computed(self.value, args, kwargs)
-        return compute(self, tx, args, kwargs) if found is None else _Number(found)
-
-    def attribute(self: Any, tx: Any, name: str) -> Any:
-        found = getattr(self.value, name, None)
-        return _Number(found) if isinstance(found, _NUMBERS) else get(self, tx, name)  # as the eps of np.finfo
-
-    with (
-        amended(ConstantVariable, create=staticmethod(constant), is_base_literal=staticmethod(is_literal)),
-        amended(VariableBuilder, _wrap=wrapped),
-        amended(NumpyVariable, call_function=computed),
-        amended(ConstantLikeVariable, var_getattr=attribute),
-    ):
-        yield
+@amends(ConstantLikeVariable, "var_getattr")
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    found = getattr(self.value, name, None)
+    return _Number(found) if isinstance(found, _NUMBERS) else plain(self, tx, name)  # as the eps of np.finfo
 
 
 def _computed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
-from partitioner.frontend.capture.answers import answers
+from partitioner.frontend.capture.answers import AnswerIs, answers
 from partitioner.frontend.capture.here import HERE, Watched
 from partitioner.frontend.capture.methods import methods
 from partitioner.frontend.capture.names import found_at, look_at, name_of
@@ -81,17 +81,11 @@ def _is_in_order(code: CodeType, keys: list[Any]) -> Callable[[dict[str, Any]], 
 
 def _environment(guards: list[tuple[str, str]], traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
     if os.getenv.__code__ in traced or any(".environ" in name for name, _ in guards):
-        yield _EnvironmentIs(tuple(os.environ.items()))
+        yield AnswerIs(_variables, _variables())
 
 
-@dataclass(frozen=True)
-class _EnvironmentIs:
-    """All variables of the environment."""
-
-    then: tuple[tuple[str, str], ...]
-
-    def __call__(self, _scope: object) -> bool:
-        return tuple(os.environ.items()) == self.then
+def _variables() -> tuple[tuple[str, str], ...]:
+    return tuple(os.environ.items())
 
 
 def _builtins() -> Iterator[Callable[[dict[str, Any]], bool]]:

@@ -9,36 +9,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
 import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
 
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 
 
-@contextmanager
-def comparisons_seen() -> Iterator[None]:
-    """While a frame is traced: the pairs of objects of which it asks whether they are one are noted."""
-    plain = {op: compare_op_handlers[op] for op in ("is", "is not")}
-
-    def seen(compare: Callable[..., Any]) -> Callable[..., Any]:
-        def handler(tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
-            if all(variable.source is not None for variable in pair):
-                one, other = (name_of(variable.source) for variable in pair)
-                HERE.compared[one, other] = None
-            return compare(tx, pair, options)
-
-        return handler
-
-    compare_op_handlers.update({op: seen(compare) for op, compare in plain.items()})
-    try:
-        yield
-    finally:
-        compare_op_handlers.update(plain)
+@amends(compare_op_handlers, "is")
+@amends(compare_op_handlers, "is not")
+def _compare(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
+    """Note the pairs of objects of which a frame asks whether they are one."""
+    if all(variable.source is not None for variable in pair):
+        one, other = (name_of(variable.source) for variable in pair)
+        HERE.compared[one, other] = None
+    return plain(tx, pair, options)
 
 
 def distinct(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from enum import Enum
 from types import MethodDescriptorType
 from typing import Any
@@ -25,7 +25,7 @@ from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 from partitioner.model.overriding import has_own_rules
@@ -33,28 +33,24 @@ from partitioner.model.overriding import has_own_rules
 _CONSTANT = (tuple, str, bytes, int, float, frozenset)
 
 
-def values_kept() -> AbstractContextManager[None]:
-    """While a frame is traced: such values end the graph, or are guarded to be what they were."""
-    plain = VariableBuilder._wrap
-
-    def wrap(self: Any, value: Any) -> Any:
-        if type(value) is random.Random:
-            raise Unsupported("a random.Random of the model's own is used")
-        if has_own_rules(value) and not hasattr(value, "__tensor_flatten__"):
-            raise Unsupported(f"a tensor of class {type(value).__name__}, which overrides functions, is used")
-        if isinstance(value, torch.optim.Optimizer):
-            raise Unsupported("an optimizer is used")
-        if isinstance(value, deque):
-            if value.maxlen is not None:
-                raise Unsupported(f"a deque of at most {value.maxlen} items is used")
-            install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
-        if isinstance(value, _CONSTANT) and isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, Enum):
-            HERE.dressed[name_of(self.source)] = None
-        if type(value) is range:
-            install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
-            return RangeVariable([ConstantVariable.create(each) for each in (value.start, value.stop, value.step)])
-        if type(value) is MethodDescriptorType:
-            install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
-        return plain(self, value)
-
-    return amended(VariableBuilder, _wrap=wrap)
+@amends(VariableBuilder, "_wrap")
+def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
+    """Such values end the graph, or are guarded to be what they were."""
+    if type(value) is random.Random:
+        raise Unsupported("a random.Random of the model's own is used")
+    if has_own_rules(value) and not hasattr(value, "__tensor_flatten__"):
+        raise Unsupported(f"a tensor of class {type(value).__name__}, which overrides functions, is used")
+    if isinstance(value, torch.optim.Optimizer):
+        raise Unsupported("an optimizer is used")
+    if isinstance(value, deque):
+        if value.maxlen is not None:
+            raise Unsupported(f"a deque of at most {value.maxlen} items is used")
+        install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+    if isinstance(value, _CONSTANT) and isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, Enum):
+        HERE.dressed[name_of(self.source)] = None
+    if type(value) is range:
+        install_guard(self.source.make_guard(GuardBuilder.EQUALS_MATCH))
+        return RangeVariable([ConstantVariable.create(each) for each in (value.start, value.stop, value.step)])
+    if type(value) is MethodDescriptorType:
+        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+    return plain(self, value)

@@ -8,7 +8,7 @@ gradients. Both start from one random state, and all state is put back.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -229,7 +229,9 @@ def differs(wanted: Outcome, found: Outcome) -> Difference | None:
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))
     ]
     named += [(f"whether {name} needs a gradient", mine, found.attached.get(name)) for name, mine in wanted.attached.items()]
-    named += _by_name("buffer", wanted.buffers, found.buffers)
+    named += [
+        (f"buffer {name}", wanted.buffers.get(name), found.buffers.get(name)) for name in wanted.buffers.keys() | found.buffers
+    ]
     if wanted.gradients is not None:
         if found.gradients is None or len(found.gradients) != len(wanted.gradients):
             return Difference("gradients", "backward runs through the model, and not alike through the program")
@@ -248,10 +250,6 @@ def _alike(mine: TreeSpec, theirs: TreeSpec) -> bool:
         return bool(mine == theirs)
     except Exception:  # keys of dictionaries may be tensors, or compare as they like
         return mine.num_leaves == theirs.num_leaves
-
-
-def _by_name(kind: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    return [(f"{kind} {name}", wanted.get(name), found.get(name)) for name in wanted.keys() | found.keys()]
 
 
 def _unlike(mine: Any, theirs: Any) -> str | None:

@@ -1,0 +1,77 @@
+"""Calls of functions that do otherwise in eager than where Dynamo traces them: they end the graph, and run as they are.
+
+- Functions with a cache, `functools.lru_cache`, that give tensors, draw random numbers, or write something. Dynamo traces them
+  as if there were no cache: a second call would give other tensors than the first, other random numbers, and write once more.
+- Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
+  float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
+- Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
+- `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
+  asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
+  would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
+from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
+from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+
+from partitioner.frontend.capture.amended import amended, amends
+from partitioner.frontend.capture.here import HERE
+from partitioner.model.modes import device_types
+
+
+@amends(WrapperUserFunctionVariable, "call_function")
+def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    """A call of a function with a cache ends the graph if the cache can be told; where one graph is needed, it is traced.
+
+    What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
+    """
+    function, found, allowed = self.wrapper_obj, list[Any](), SideEffects.check_allowed_side_effect
+    if isinstance(function, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
+        raise Unsupported(f"{function.name} is TorchScript's, which casts in its own way under autocast")
+    if HERE.whole or not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
+        return plain(self, tx, *arguments)
+
+    def writes(effects: Any, item: Any) -> Any:
+        if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew):
+            found.append(item)
+        return allowed(effects, item)
+
+    drawn = len(tx.output.random_calls)
+    with amended(SideEffects, check_allowed_side_effect=writes):
+        result = plain(self, tx, *arguments)
+    VariableTracker.visit(lambda value: found.append(value) if isinstance(value, TensorVariable) else None, result)
+    if found or len(tx.output.random_calls) > drawn:
+        raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
+    return result
+
+
+@amends(GradIncrementNestingCtxManagerVariable, "enter")
+def _enter(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if HERE.inference:
+        raise Unsupported("torch.func differentiates under inference mode")
+    return plain(self, *arguments)
+
+
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    if self.value is torch.compiler.is_compiling and _may_pad(tx):
+        return ConstantVariable.create(False)
+    return plain(self, tx, *arguments)
+
+
+def _may_pad(tx: Any) -> bool:
+    """Whether it is an encoder's forward that asks, and no gradient of its weights is wanted, which would rule the path out."""
+    if tx.f_code is not nn.TransformerEncoder.forward.__code__:
+        return False
+    encoder: nn.Module = tx.symbolic_locals["self"].value
+    return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())

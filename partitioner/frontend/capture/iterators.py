@@ -1,0 +1,40 @@
+"""Iterators that a frame gives.
+
+Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
+list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
+it. So a frame goes on as it is where it returns one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable
+
+from partitioner.frontend.capture.amended import amends
+
+_OTHERS = (LocalGeneratorObjectVariable, ListIteratorVariable)
+DEEPEST = 3
+"""Containers in containers in which is looked."""
+
+
+@amends(InstructionTranslator, "_return")
+def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
+    if self.stack:
+        for value in _given(self.stack[-1].realize(), DEEPEST):
+            if type(value) in _OTHERS and value.source is None:
+                raise Unsupported("an iterator is returned")
+    plain(self, instruction)
+
+
+def _given(value: Any, deep: int) -> Iterator[Any]:
+    """A value, and what lies in it."""
+    yield value
+    if deep and type(value) is not ListIteratorVariable and isinstance(value, BaseListVariable | ConstDictVariable):
+        for item in value.items if isinstance(value, BaseListVariable) else value.items.values():
+            yield from _given(item, deep - 1)

@@ -1,0 +1,56 @@
+"""What stands for values while a model is traced: fake tensors, and symbolic numbers where sizes are open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+_UNKNOWN: dict[type, Any] = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: False}
+"""What is taken for a symbolic number that has no number, as a size of ragged tensors."""
+
+
+def number_of(value: Any) -> Any:
+    """A symbolic number as the number that it was in the example; anything else as it is."""
+    if type(value) not in _UNKNOWN:
+        return value
+    hint = value.node.hint
+    return hint if isinstance(hint, int | float) else _UNKNOWN[type(value)]
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the strides of a dense tensor, as numbers."""
+    return tuple(map(number_of, tensor.shape)), tuple(map(number_of, tensor.stride()))
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements.
+
+    Example:
+        >>> bytes_of(torch.empty(2, 3))
+        24
+    """
+    return int(math.prod(map(number_of, tensor.shape))) * tensor.element_size()
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the same form, a fake under a mode of fakes.
+
+    Raises:
+        NotImplementedError: it is not dense.
+    """
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(tensor.layout)
+    shape, stride = layout_of(tensor)
+    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the leaves of a tree."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list | dict):
+        yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,107 @@
+"""Nothing is heard of runs that the user did not ask for: tracing, comparing, measuring.
+
+Whatever an op, or the model, warns of is said when the user calls it, as often as eager says it. So meanwhile this thread and
+the lanes show no warning, and torch does not count those that it gives once in a process as given.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Note(RuntimeWarning):
+    """A warning of this package's own, which is shown whoever runs the model."""
+
+
+class _Quiet(threading.local):
+    """In how many blocks this thread is."""
+
+    blocks = 0
+
+
+HERE = _Quiet()
+
+
+class _OnThisThread(type):
+    """The class of a class of which warnings are subclasses, on a thread that is to be quiet: what a filter asks."""
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return _is_quiet() and not (isinstance(kind, type) and Note in kind.__mro__)
+
+
+class _Unasked(Warning, metaclass=_OnThisThread):
+    """Stands for all warnings of runs that nobody asked for."""
+
+
+_FILTER = ("ignore", None, _Unasked, None, 0)
+
+
+def _is_quiet() -> bool:
+    return HERE.blocks > 0 or threading.current_thread().name.startswith("partitioner lane")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which this thread shows no warnings.
+
+    The filter is put in its place by hand: told of it, Python would forget which warnings it has shown.
+
+    Example:
+        >>> with quiet():
+        ...     warnings.warn("once more")
+    """
+    always = torch.is_warn_always_enabled()
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]
+    filters.insert(0, _FILTER)
+    HERE.blocks += 1
+    torch.set_warn_always(True)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(always)
+        HERE.blocks -= 1
+        if _FILTER in filters:
+            filters.remove(_FILTER)
+
+
+class _Silent:
+    """A stream to which this thread writes nothing; what else is asked of it, and what others write, is the stream's own."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """How much would have been written."""
+        return len(text) if _is_quiet() else self.stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Likewise."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """A quiet block in which what this thread prints is not printed: partition() runs the model, and it was not called.
+
+    Example:
+        >>> with unheard():
+        ...     print("not yet")
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and _Silent(stream) for stream in before)
+    try:
+        with quiet():
+            yield
+    finally:
+        sys.stdout, sys.stderr = before

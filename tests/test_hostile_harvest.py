@@ -1,0 +1,79 @@
+"""Programs of others that were different: of torch's own tests of its tracer, of its layers' tests, of its documentation.
+
+What they showed is told here in the smallest form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+from lanes import assert_same
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partitioner import partition
+from partitioner.model.quiet import quiet
+from programs import Calls
+
+
+def _said(call: Callable[[], object]) -> list[str]:
+    """The warnings of a call, all of them, and what it prints."""
+    with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()) as printed:
+        warnings.simplefilter("always")
+        call()
+    return [*(str(each.message) for each in caught), printed.getvalue()]
+
+
+def test_what_a_model_says_is_said_when_it_is_called_and_as_often_as_in_eager() -> None:
+    """`partition` warned 20,000 times of a softmax without a dimension, the first call three times; prints came six times."""
+
+    def talks(x: Tensor) -> Tensor:
+        print("rows", len(x))
+        warnings.warn("mine", stacklevel=1)
+        return F.softmax(x) + F.interpolate(x[None, None], scale_factor=2, recompute_scale_factor=True).mean()
+
+    x = torch.ones(3, 4)
+    expected = [_said(lambda: talks(x)) for _ in range(2)]
+    assert len(expected[0]) == 3, "the function warns twice, and prints"
+    made: list[nn.Module] = []
+    for example in (None, x):
+        assert _said(lambda given=example: made.append(partition(Calls(talks), ["cpu"], example_inputs=given))) == [""]
+        assert [_said(lambda: made[-1](x)) for _ in range(2)] == expected
+    assert sys.stdout.write.__self__ is sys.stdout, "and nothing stands in the place of the stream"
+
+
+def test_a_warning_that_torch_gives_once_is_kept_for_the_call() -> None:
+    """`partition` ran the model first, so that the call that the user makes was not warned any more."""
+    always: list[bool] = []
+
+    def looks(x: Tensor) -> Tensor:
+        always.append(torch.is_warn_always_enabled())
+        return x + 1
+
+    partition(Calls(looks), ["cpu"], example_inputs=torch.ones(3, 4))(torch.ones(3, 4))
+    looks(torch.ones(3, 4))
+    assert always == [False, False], "what partition() did to the list is taken back; torch says such things in calls, once"
+    with quiet():
+        assert torch.is_warn_always_enabled(), "and does not count what it says meanwhile"
+
+
+def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:
+    """The tracer ran generators to their end, and gave an iterator over a tuple for most kinds."""
+    x = torch.ones(2)
+    given: list[Callable[[Tensor], Any]] = [
+        lambda x: [x + 1, (each * 2 for each in (x, x + 1))],
+        lambda x: [x + 1, itertools.pairwise([x * 2, x, x])],
+    ]
+    for function in given:
+        model = partition(Calls(function), ["cpu"])
+        for _ in range(2):
+            expected, actual = function(x)[1], model(x)[1]
+            assert type(actual) is type(expected)
+            assert_same(list(expected), list(actual))
