@@ -65,6 +65,11 @@ def makespan_bound(problem: Problem) -> float:
     return max(found)
 
 
+def longest_path(problem: Problem, seconds: Table) -> float:
+    """Seconds of the longest path, each task where that takes the least."""
+    return _reach(problem, seconds)[2] if problem.tasks else 0.0
+
+
 def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
     """Heads, tails, and the longest path: by processor where that is quick and matters, else with each task at its fastest."""
     count = len(problem.processors)
