@@ -39,6 +39,8 @@ there before ends are compared."""
 MOST_TIMES = 64.0
 """The largest factor that is fitted."""
 
+LUMP = 4
+"""Groups are lumpy where this many times the work of one is more than a lane has to do on average."""
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
@@ -129,6 +131,18 @@ def uneven(problem: Problem) -> bool:
     return len(problem.processors) > 1 and (problem.crowded or not problem.alike)
 
 
+def lumpy(problem: Problem) -> bool:
+    """Whether some group is so much work that where it goes decides how full a processor is.
+
+    The first of its tasks that is placed sends all of them there, and may have seen nothing yet of how full that will be.
+    """
+    if not problem.group or len(problem.processors) < 2:
+        return False
+    work = able_seconds(problem).min(axis=0)
+    most = max(float(work[tasks].sum()) for tasks in problem.members.values())
+    return LUMP * most * len(problem.lanes) > float(work.sum())
+
+
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:
     """By every rank, with and without an eye to the rest: the optimistic costs of what follows, the time of processors."""
     by, far, lost = cache(partial(ordered, problem)), cache(partial(optimistic, problem)), cache(partial(waste, problem))
@@ -151,8 +165,8 @@ def thrift(problem: Problem) -> float:
     """How many times what a task wastes counts, where there is one try.
 
     Where the work fills all processors for longer than the longest path, time that is wasted is lost to all that comes after;
-    where the path is longer, there is time to waste. Between factors of 0 to 64, the best one grew as the cube of work over path,
-    on random graphs of 1,000 tasks on three and eight processors.
+    where the path is longer, there is time to waste. The best factor of 0 to 64 grew as the cube of work over path, on random
+    graphs of 1,000 tasks on three and eight processors.
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> kinds = Kind("one", {1: [2.0, 6.0, 1.0]}), Kind("other", {1: [6.0, 2.0, 1.0]})
