@@ -20,6 +20,7 @@ from math import inf
 import numpy as np
 
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
 from partitioner.planner.prices import Table, able_seconds, priced
 
@@ -57,6 +58,7 @@ def makespan_bound(problem: Problem) -> float:
     work = priced(seconds, lanes)
     found += [_between(heads, tails, each) for each in (work, *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
+    found.append(passage_bound(problem, seconds))
     shared = _shared(problem, seconds)
     if shared is not None:
         found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
