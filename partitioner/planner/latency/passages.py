@@ -101,8 +101,8 @@ def _least(problem: Problem, table: Table, pairs: Pairs, price: Table, rounds: i
 def _costs(problem: Problem, pairs: Pairs, price: Table, home: Numbers) -> Table:
     """By pair, and by where its maker and its reader are: its part of the priced seconds that the value holds lanes.
 
-    A value goes over a channel once, whoever reads it behind that. So its readers share what that costs: where the channel leads
-    to one processor only, those that rather are there; otherwise those that rather are somewhere else than the maker.
+    A value goes over a channel once, whoever reads it behind that. So its readers share what that costs: those that rather are
+    there, where the channel leads to one processor only; otherwise those that rather are somewhere else than the maker.
     """
     count, lanes = len(problem.processors), [each.lanes for each in problem.processors]
     tables = np.zeros((4, count, count))  # of channels to one processor and to several: fixed seconds, seconds of a byte

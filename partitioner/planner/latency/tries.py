@@ -191,11 +191,13 @@ def _sending(problem: Problem, homes: Homes, order: Sequence[int], later: Sequen
     ways: list[tuple[Sequence[int], Sequence[int], Ahead, str]] = [(clock.lane, apart, {}, "mean, as if only readers waited")]
     if len(apart) <= MOST_AT_ONCE:
         ways.append((clock.lane, apart, _at_once(problem, clock.lane, apart), "mean, sent at once"))
+    made = [Found.of(timed(problem, lanes, way, ahead=ahead), way, rank, ahead) for lanes, way, ahead, rank in ways]
     whole = set(range(len(problem.processors))).intersection(*problem.able.values())
     if whole and not problem.crowded:
-        lane = problem.first_lane[min(whole, key=lambda each: sum(problem.seconds[each]))]
-        ways.append(([lane] * len(apart), range(len(apart)), {}, "all on one lane"))
-    made = [Found.of(timed(problem, lanes, way, ahead=ahead), way, rank, ahead) for lanes, way, ahead, rank in ways]
+        work, one = min((sum(problem.seconds[each]), each) for each in whole)
+        if work < min(each.seconds for each in made):
+            lanes, way = [problem.first_lane[one]] * len(apart), range(len(apart))
+            made.append(Found.of(timed(problem, lanes, way), way, "mean, all on one lane"))
     return min(made, key=lambda each: each.seconds)
 
 
