@@ -1,4 +1,4 @@
-"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, the issuing thread.
+"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, passages, the issuing thread.
 
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
