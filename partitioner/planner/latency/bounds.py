@@ -1,4 +1,4 @@
-"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, the issuing thread.
+"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, passages, the issuing thread.
 
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
@@ -20,6 +20,7 @@ from math import inf
 import numpy as np
 
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
 from partitioner.planner.prices import Table, able_seconds, priced
 
@@ -57,12 +58,18 @@ def makespan_bound(problem: Problem) -> float:
     work = priced(seconds, lanes)
     found += [_between(heads, tails, each) for each in (work, *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
+    found.append(passage_bound(problem, seconds))
     shared = _shared(problem, seconds)
     if shared is not None:
         found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
     if problem.alike and np.isfinite(seconds).all():
         found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
     return max(found)
+
+
+def longest_path(problem: Problem, seconds: Table) -> float:
+    """Seconds of the longest path, each task where that takes the least."""
+    return _reach(problem, seconds)[2] if problem.tasks else 0.0
 
 
 def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:

@@ -18,7 +18,7 @@ from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.beams import widened
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.latency.tries import Found, settled, several, uneven
+from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
 MOST_BEAMED = 200
@@ -49,7 +49,7 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2:
         return known
     kept: list[Sequence[int]] = [()]
-    if uneven(problem) and perf_counter() + EVENING * len(problem.tasks) < until:
+    if (uneven(problem) or lumpy(problem)) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
             even = soon_balanced(load, evenest(load, homes, tries, problem.contiguous))

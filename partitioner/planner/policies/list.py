@@ -25,7 +25,7 @@ from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
 from partitioner.planner.latency.starts import starts
-from partitioner.planner.latency.tries import several, tries_for
+from partitioner.planner.latency.tries import lumpy, several, tries_for
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
 
@@ -58,7 +58,8 @@ class List:
             even = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or moved)
             return placed(problem, "list", soon_balanced(ruled, even) if self.tries > 1 else even)
         bound = makespan_bound(ruled)
-        known = starts(ruled, tries, bound) if tries > 1 else several(ruled, Homes(ruled), 1)
+        once = tries == 1 and (self.tries == 1 or not lumpy(ruled))
+        known = several(ruled, Homes(ruled), 1) if once else starts(ruled, tries, bound)
         found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"

@@ -1,0 +1,39 @@
+"""Plans of graphs cut out of full schedules with passages, beside these: see `_exchanged_graphs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from random import Random
+from statistics import fmean
+
+from _exchanged_graphs import Sort, exchanged
+from _planted_graphs import END
+
+from partitioner.planner.policies import Auto, List
+
+SIZES = ((100, 4), (300, 4), (300, 16), (1000, 4), (1000, 16))
+"""Tasks and processors."""
+
+SORTS: Sequence[Sort] = ("unequal", "grouped")
+"""Those of which it is known that nothing is shorter."""
+
+Tried = Callable[[str, Callable[[], Sequence[object]]], Sequence[object]]
+
+
+def compared(quick: bool, show: Callable[[Sequence[str], Sequence[Sequence[object]]], None], tried: Tried) -> None:
+    """Print by how much `list` and `auto` are above the optimum, and what is proven below it."""
+    head = ["tasks are", "values travel", "tasks", "processors", "`list` above", "`auto` above", "proven bound below"]
+    limit = 1.0 if quick else 5.0
+    cases = product(SORTS, (True, False), SIZES[:1] if quick else SIZES)
+    show(head, [tried(sort, partial(_row, sort, overlap, *size, limit)) for sort, overlap, size in cases])
+
+
+def _row(sort: Sort, overlap: bool, tasks: int, processors: int, limit: float) -> list[object]:
+    """Of two graphs, whose values go over the host and over direct links."""
+    asked = [exchanged(Random(1), processors, tasks, sort, overlap, host) for host in (True, False)]
+    answers = [(List()(each), Auto(time_limit=limit)(each)) for each in asked]
+    above = [f"{fmean(each.cost for each in own) / END - 1:.2%}" for own in zip(*answers, strict=True)]
+    below = 1 - fmean(max(each.bound for each in own) for own in answers) / END
+    return [sort, "while tasks run" if overlap else "while nothing runs", tasks, processors, *above, f"{max(0.0, below):.2%}"]
