@@ -160,7 +160,7 @@ def test_four_ranks(two: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     narrow.layers[5] = nn.Linear(16, 8)
     save(tmp_path / "narrow", narrow, optimizer_of(narrow), 5)
     sharded = {"mesh": SQUARE, "wrap": "fsdp2", "end": 10, "extra": extra}
-    frozen = {"frozen": True, "momentum": True, "end": 4, "folder": tmp_path / "frozen"}
+    frozen = {"frozen": True, "end": 4, "folder": tmp_path / "frozen"}
     runs = [
         {"name": "stages", "mesh": FOUR_STAGES, "end": 10, "load": source, "extra": extra},
         {**sharded, "name": "shards", "load": source, "save": [7], "folder": tmp_path / "shards"},

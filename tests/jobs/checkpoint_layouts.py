@@ -15,7 +15,7 @@ import torch.distributed as dist
 from checkpoint_net import batch, build, freeze, loss_of, momentum_of, optimizer_of
 from torch.optim.swa_utils import AveragedModel
 
-from partitioner.distributed import load, parallelize, save
+from partitioner.distributed import latest, load, parallelize, save
 from partitioner.errors import PartitionerError
 
 
@@ -33,7 +33,7 @@ def run(asked: dict[str, Any]) -> list[float]:
         begin = asked.get("begin", begin)
         assert extra == asked.get("extra"), extra
     average = AveragedModel(model)
-    if "average" in asked and "load" in asked:
+    if "average" in asked and latest(asked["average"]):
         load(Path(asked["average"]) / Path(asked["load"]).name, average)
     mine = slice(step.ranks.data * rows, (step.ranks.data + 1) * rows)
     losses, saving = [], None

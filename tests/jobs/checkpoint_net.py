@@ -60,8 +60,7 @@ def optimizer_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
 
 def momentum_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
     """Of another kind: its state is there from the first step, and no count; and it knows the names of what it holds."""
-    named = [(key, each) for key, each in model.named_parameters() if each.requires_grad]
-    return torch.optim.SGD(named, lr=rate * 10, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(model.named_parameters(), lr=rate * 10, momentum=0.9, nesterov=True)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
