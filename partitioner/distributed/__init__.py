@@ -13,7 +13,8 @@ go wrong without a word.
 """
 
 from partitioner.distributed.background import Saving
-from partitioner.distributed.checkpoint import Progress, latest, load, save
+from partitioner.distributed.checkpoint import Progress, load, save
+from partitioner.distributed.checkpointfiles import latest
 from partitioner.distributed.cut import Cut, cut_into
 from partitioner.distributed.forward import Forward
 from partitioner.distributed.held import Ranked

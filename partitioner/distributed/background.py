@@ -9,18 +9,23 @@ One is written at a time: a save waits for the one before, and raises what that 
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+from partitioner.distributed.board import board
+from partitioner.errors import RanksError
 
-_THREAD = ThreadPoolExecutor(1, "partitioner checkpoint")
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 _UNDER_WAY: list[Saving] = []
 """The one that nobody has waited for yet, if there is one."""
@@ -53,23 +58,39 @@ class Saving:
 
         Raises:
             CheckpointError: it could not be written; on the first rank, the others end.
+            RanksError: a rank is gone, which the others would wait for.
         """
         if self in _UNDER_WAY:
             _UNDER_WAY.remove(self)
+        while not wait_for([self.future], _patience()).done:
+            if gone := board().gone():
+                raise RanksError(f"{self.path} is not finished, for {gone}. End the job, and go on from the one before")
         self.future.result()
         return self.path
 
 
 def begun(path: Path, write: Callable[[], None]) -> Saving:
-    """Write a checkpoint on the thread for that.
+    """Write a checkpoint on a thread for that.
 
     Args:
         path: what it will be called.
         write: writes it, and uses no process group but `own_group`.
     """
-    saving = Saving(path, _THREAD.submit(write))
+    saving = Saving(path, Future())
     _UNDER_WAY.append(saving)
+    _wait_at_the_end()
+    # a thread that waits for a rank which is stopped must not keep this process from its end
+    Thread(target=_run, args=(saving.future, write), daemon=True, name="partitioner checkpoint").start()
     return saving
+
+
+def _run(future: Future[None], write: Callable[[], None]) -> None:
+    try:
+        write()
+    except BaseException as error:  # torch's checkpoints raise what is no Exception, and ranks end with SystemExit
+        future.set_exception(error)
+    else:
+        future.set_result(None)
 
 
 def wait() -> None:
@@ -77,9 +98,24 @@ def wait() -> None:
 
     Raises:
         CheckpointError: it could not be written, and nobody has been told.
+        RanksError: a rank is gone.
     """
     while _UNDER_WAY:
         _UNDER_WAY[0].result()
+
+
+@cache
+def _wait_at_the_end() -> None:
+    atexit.register(wait)
+
+
+def _patience() -> float | None:
+    """Seconds until ranks are asked whether they are there: the time-out of the job, or none, if one is known to be lost."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group is None:
+        return None
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return 0.0 if board().lost else timeout.total_seconds()
 
 
 def own_group() -> dist.ProcessGroup | None:

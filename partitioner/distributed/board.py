@@ -6,16 +6,19 @@
     rank 3    is killed
     rank 2    loses it, and nothing is written: rings        ranks 0 and 1 answer, rank 3 does not: it is gone
 
-In each rank a thread waits to answer, for the rank itself may be blocked in a receive or in the user's code.
+In each rank a thread answers, for the rank itself may be blocked in a receive or in the user's code.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from threading import Event, Thread
+from types import TracebackType
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -53,15 +56,24 @@ class Board:
         self.store = PrefixStore("partitioner/faults", dist.distributed_c10d._get_default_store())
         self.rank = dist.get_rank()
         self.others = [rank for rank in range(dist.get_world_size()) if rank != self.rank]
+        self.spoke = self.lost = False
         ended = Event()
         own = self.store.clone()  # type: ignore[attr-defined]  # a connection of the thread's own
         thread = Thread(target=_answer, args=(own, self.rank, ended), daemon=True, name="partitioner board")
         thread.start()
         atexit.register(_end, thread, ended)
+        _tell_what_is_not_caught()
 
     def say(self, text: str) -> None:
         """Write what the others shall know; an empty text: that another rank is lost to this one."""
+        self.spoke = True
         self.store.set(str(self.rank), text)
+
+    def take_back(self) -> None:
+        """Say nothing any more: whoever asked for it has caught it, and goes on."""
+        if self.spoke and not self.lost:
+            self.spoke = False
+            self.store.delete_key(str(self.rank))
 
     def read(self, ranks: Iterable[int]) -> dict[int, str]:
         """What those ranks say, of those that say something."""
@@ -75,14 +87,27 @@ class Board:
             time.sleep(0.05)
         return any(text.endswith(fault) for text in self.read(before).values())
 
+    def gone(self) -> str:
+        """Which ranks do not answer; nothing, if all do."""
+        number, until = self._ring(), time.monotonic() + PATIENCE
+        while (silent := self._silent(number, self.others)) and time.monotonic() < until:
+            time.sleep(0.05)
+        return f"{_ranks(silent)} gone: killed, stopped, or at its end" if silent else ""
+
+    def _ring(self) -> int:
+        return int(self.store.add("ring", 1))
+
+    def _silent(self, number: int, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if not self.store.check([f"here/{number}/{rank}"])]
+
     def why_lost(self, where: str) -> str:
         """Why a connection is lost, as far as the others say; they are told what is found."""
         self.say("")
-        self.store.set("ring", "")
-        begin = time.monotonic()
+        self.lost = True
+        begin, number = time.monotonic(), self._ring()
         while (waited := time.monotonic() - begin) < PATIENCE:
             said = self.read(self.others)
-            gone = [rank for rank in self.others if rank not in said and not self.store.check([f"here/{rank}"])]
+            gone = self._silent(number, (rank for rank in self.others if rank not in said))
             if any(said.values()) or len(said) == len(self.others) or (gone and waited > ANSWER):
                 break
             time.sleep(0.05)
@@ -105,11 +130,37 @@ def _ranks(numbers: list[int]) -> str:
 
 
 def _answer(store: Store, rank: int, ended: Event) -> None:
+    answered = 0
     with suppress(RuntimeError):  # the store is gone, and with it the job
         while not ended.wait(GLANCE):
-            if store.check(["ring"]):
-                store.set(f"here/{rank}", "")
-                return
+            for number in range(answered + 1, (rung := int(store.add("ring", 0))) + 1):
+                store.set(f"here/{number}/{rank}", "")
+            answered = rung
+
+
+@cache
+def _tell_what_is_not_caught() -> None:
+    """An error that ends this process anywhere else, in a loader of data or an optimizer, is told as well."""
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with suppress(Exception):
+            here = board()
+            if not here.spoke:
+                here.say(f"rank {here.rank}, outside of a step: {fault_of(error)}")
+        before(kind, error, trace)
+
+    sys.excepthook = tell
+
+
+def fault_of(error: BaseException) -> str:
+    """An error in one line.
+
+    >>> fault_of(KeyError("rate"))
+    "KeyError: 'rate'"
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _end(thread: Thread, ended: Event) -> None:

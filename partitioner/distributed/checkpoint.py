@@ -1,23 +1,17 @@
 """Checkpoints of a job: written by its ranks together, whole or not at all, and read by any other layout of ranks.
 
-    run/step-100/               whole
-    run/step-200/               whole: what `latest` gives
-    run/step-300.unfinished/    a job died while it wrote this; the next save removes it
-
     where = latest("run")
     step, extra = load(where, model, optimizer) if where else (0, None)
+    ...
+    save("run", model, optimizer, step, extra)
 
 The files are `torch.distributed.checkpoint`'s, whose index torch reads with pickle: load only what you trust.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -31,15 +25,13 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
 
 from partitioner.distributed.background import Saving, begun, own_group, wait
-from partitioner.distributed.kept import MODEL, Kept, go_on, random_states
-from partitioner.distributed.ranks import gathered, here, together
+from partitioner.distributed.checkpointfiles import FILES, checksums, damage, finish, prepare, read, room
+from partitioner.distributed.kept import MODEL, RANDOM, Kept, go_on, merged, random_states
+from partitioner.distributed.ranks import agree, gathered, here, together, told
 from partitioner.errors import CheckpointError
 from partitioner.ir.words import first_lines
-
-ABOUT = "about.json"
 
 
 class Progress(NamedTuple):
@@ -107,6 +99,7 @@ def save(
     Raises:
         CheckpointError: there is one of this step already, or it, or the one before that was written while training went on,
             cannot be written; on the first rank, the others end.
+        RanksError: another rank is lost; names it.
 
     Example:
         >>> import tempfile
@@ -118,32 +111,39 @@ def save(
     final = Path(folder) / f"step-{step}"
     unfinished = final.with_name(f"{final.name}.unfinished")
     kept = together(lambda: Kept(model, optimizer, copied=asynchronous, saving=True))
-    options = gathered(kept.options())
-    about = {
-        "step": step,
-        "extra": extra,
-        "seed": torch.initial_seed(),
-        "ranks": len(options),
-        "optimizer": {key: value for each in reversed(options) for key, value in each.items()},
-    }
-    together(lambda: _prepare(final, unfinished, about) if here() == 0 else None)
+    about = {"step": step, "extra": extra, "seed": torch.initial_seed(), **merged(gathered(kept.said()))}
+    text = together(lambda: prepare(final, unfinished, about) if here() == 0 else "")
     together(lambda: _see(unfinished))
     _warn_of_differences(kept)
-    content = {**kept.tensors(), **kept.states(), **random_states(here())}
+    content = {**_held_once(kept.tensors()), **kept.states(), **random_states(here())}
     if not asynchronous:
-        _write(final, unfinished, content, None)
+        _write(final, unfinished, text, content, None)
         return final
-    return begun(final, partial(_write, final, unfinished, content, own_group()))
+    return begun(final, partial(_write, final, unfinished, text, content, own_group()))
 
 
-def _write(final: Path, unfinished: Path, content: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+def _held_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without those that are whole here and sharded on other ranks: a frozen tie, of whose stages one trains nothing."""
+    sharded = {name for name, tensor in tensors.items() if hasattr(getattr(tensor, "part", tensor), "to_local")}
+    anywhere = {name for names in gathered(sharded) for name in names}
+    return {name: tensor for name, tensor in tensors.items() if name in sharded or name not in anywhere}
+
+
+def _see(unfinished: Path) -> None:
+    if not unfinished.is_dir():
+        raise CheckpointError(f"rank {here()} does not see {unfinished}: checkpoints need a folder that all ranks share")
+
+
+def _write(final: Path, unfinished: Path, text: str, content: dict[str, Any], group: dist.ProcessGroup | None) -> None:
     """Write the files of all ranks, and give the whole its name."""
     writer = FileSystemWriter(unfinished)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     job = dist.is_initialized()
-    with _explained(f"{final} could not be written"):
+    with _explained(lambda: f"{final} could not be written, with {room(unfinished)}", "saving a checkpoint"):
         state_dict_saver.save(content, storage_writer=writer, planner=planner, process_group=group, no_dist=not job)
-    together(lambda: _finish(final, unfinished) if here() == 0 else None, group)
+    own = together(lambda: checksums(unfinished, here()), group)
+    files = {name: value for each in gathered(own, group) for name, value in each.items()}
+    together(lambda: finish(final, unfinished, text, files) if here() == 0 else None, group)
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
@@ -162,7 +162,9 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
 
     Raises:
         CheckpointError: there is no whole checkpoint, or it does not fit: a key is missing, or there is one too many, or a
-            shape is another; on the first rank, the others end. Then the model is as it was, unless files are damaged.
+            shape is another; a file is not what was written; it was of another kind of optimizer, or a newer version. On the
+            first rank, the others end. Then the model is as it was.
+        RanksError: ranks were given different checkpoints; or one of them is lost.
 
     Example:
         >>> import tempfile
@@ -172,85 +174,23 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
     """
     folder = Path(folder)
     kept = together(lambda: Kept(model, optimizer))
-    about, found = together(lambda: _read(folder))
-    options = about.get("optimizer")
-    lines = gathered(kept.faults(found, options))
+    about, found = together(lambda: read(folder, RANDOM))
+    agree({"the checkpoint": f"step {about.get('step', 0)}, in {folder}"})
+    lines = gathered(kept.faults(found, about))
     needed = {name for names in gathered(list(kept.tensors())) for name in names}
     excess = [f"{name.removeprefix(MODEL)} is not in the model" for name in found.state_dict_metadata if _excess(name, needed)]
     together(lambda: _refuse(folder, list(dict.fromkeys([line for each in lines for line in each] + excess))))
+    together(partial(_refuse_damage, gathered(damage(folder, about.get(FILES, {}), here(), len(lines)))))
     states = together(lambda: kept.empty_states(found))
     random = random_states(here()) if optimizer is not None and about.get("ranks") == len(lines) else {}
     random = {name: state for name, state in random.items() if name in found.state_dict_metadata}
     content = {**kept.tensors(), **states, **random}
-    with _explained(f"{folder} could not be read"):
+    with _explained(lambda: f"{folder} could not be read", "loading a checkpoint"):
         state_dict_loader.load(content, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized())
-    together(lambda: kept.give({name: content[name] for name in states}, options))
+    together(lambda: kept.give({name: content[name] for name in states}, about))
     if optimizer is not None and about:
         go_on({name: content[name] for name in random}, about["seed"], about["step"], here())
     return Progress(about.get("step", 0), about.get("extra"))
-
-
-def latest(folder: str | Path) -> Path | None:
-    """The whole checkpoint of the highest step in a run's folder; ``None`` if there is none.
-
-    Example:
-        >>> latest("no/such/folder") is None
-        True
-    """
-    found = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    whole = [path for path in found if (path / ".metadata").exists()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
-
-
-def _prepare(final: Path, unfinished: Path, about: dict[str, Any]) -> None:
-    """Make the folder, with all in it that is no tensor, and remove what was never finished."""
-    if final.exists():
-        raise CheckpointError(f"{final} is there already, and a checkpoint is never overwritten: choose another folder or step")
-    try:
-        text = json.dumps(about, indent=1)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"extra, or an option of the optimizer, is not JSON: {error}. Pass numbers, strings, lists and dicts"
-        ) from error
-    try:
-        for left in final.parent.glob("step-*.unfinished"):
-            shutil.rmtree(left)
-        unfinished.mkdir(parents=True)
-        with open(unfinished / ABOUT, "w") as file:
-            file.write(text)
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise CheckpointError(f"{unfinished} could not be written: {error}") from error
-
-
-def _see(unfinished: Path) -> None:
-    if not unfinished.is_dir():
-        raise CheckpointError(f"rank {here()} does not see {unfinished}: checkpoints need a folder that all ranks share")
-
-
-def _finish(final: Path, unfinished: Path) -> None:
-    """Give a checkpoint its name, so that it has it after a loss of power, too."""
-    for path in (unfinished, final.parent):
-        if path == final.parent:
-            unfinished.rename(final)
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], Metadata]:
-    if not (folder / ".metadata").exists():
-        whole = latest(folder)
-        raise CheckpointError(
-            f"{folder} is no whole checkpoint" + (f"; do you mean {whole}?" if whole else ": it has no file .metadata")
-        )
-    try:
-        about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).exists() else {}
-        return about, FileSystemReader(folder).read_metadata()
-    except Exception as error:  # a damaged index may raise anything
-        raise CheckpointError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _excess(name: str, needed: set[str]) -> bool:
@@ -260,6 +200,11 @@ def _excess(name: str, needed: set[str]) -> bool:
 def _refuse(folder: Path, lines: list[str]) -> None:
     if lines:
         raise CheckpointError("\n  ".join([f"{folder} does not fit the model:", *first_lines(lines)]))
+
+
+def _refuse_damage(said: list[str]) -> None:
+    if any(said):
+        raise CheckpointError(next(filter(None, said)))
 
 
 def _warn_of_differences(kept: Kept) -> None:
@@ -285,15 +230,18 @@ def _warn_of_differences(kept: Kept) -> None:
 
 
 @contextmanager
-def _explained(doing: str) -> Iterator[None]:
+def _explained(failed: Callable[[], str], doing: str) -> Iterator[None]:
     """Raise what torch's checkpoints raise, which `except Exception` would not catch, as an error of ours.
 
     Raises:
         CheckpointError: on the first rank; the others end.
+        RanksError: another rank is lost.
     """
     try:
         with ExitStack() as block:
-            if not dist.is_initialized():  # no thread of a job is to lose warnings, for this is for all of them
+            if dist.is_initialized():
+                block.enter_context(told(None, doing))
+            else:  # no thread of a job is to lose warnings, for this is for all of them
                 block.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             yield
@@ -301,4 +249,4 @@ def _explained(doing: str) -> Iterator[None]:
         rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
         if here():
             raise SystemExit(1) from None
-        raise CheckpointError(f"{doing}. Rank {rank}: {type(cause).__name__}: {cause}") from cause
+        raise CheckpointError(f"{failed()}. Rank {rank}: {type(cause).__name__}: {cause}") from cause

@@ -25,6 +25,9 @@ from partitioner.distributed.ties import Tie
 from partitioner.errors import InputError
 from partitioner.model.state import all_state
 
+IDLE = "_idle"
+"""The name of what a copy has that would have no parameter."""
+
 
 class Ranked(nn.Module):
     """What one rank holds of a model: its parameters and buffers, under the model's own keys. `Step` runs it.
@@ -74,7 +77,17 @@ class Ranked(nn.Module):
         memo |= {id(each): nn.Parameter(each.detach().clone(), each.requires_grad) for each in self.parameters()}
         memo[id(self)] = made = self.__new__(type(self))
         made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        if not any(True for _ in made.named_parameters()):  # torch's averages ask the module around this one, and fail on none
+            made.register_parameter(IDLE, made.idle[0])
         return made
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(prefix + IDLE, None)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        known = state_dict if IDLE not in self._parameters else {**state_dict, prefix + IDLE: self.idle[0]}
+        super()._load_from_state_dict(known, prefix, *rest)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not for users.

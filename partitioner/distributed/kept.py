@@ -11,7 +11,7 @@ No name says which rank held a thing: any other layout finds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,10 @@ class Kept:
         optimizer: of parameters of that model.
         saving: whether it is to be written.
         copied: whether what is given are copies, which training does not change; in host memory, where they are not sharded.
+
+    Attributes:
+        keys: of each tensor here, by its identity.
+        parts: by key, of what ranks of a tensor axis have a part each: its key in the model, and who knows which part.
     """
 
     model: nn.Module
@@ -44,6 +48,7 @@ class Kept:
     copied: bool = False
     saving: bool = False
     keys: Mapping[int, tuple[str, ...]] = field(init=False)
+    parts: Mapping[str, tuple[str, Shards]] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.saving and (key := stale(self.model)):
@@ -55,6 +60,12 @@ class Kept:
         for key, tensor in self._own():
             keys[id(tensor)] = (*keys.get(id(tensor), ()), key)
         self.keys = keys
+        self.parts = {
+            f"{name}.{key}" if name else key: (key, ranked.shards)
+            for name, ranked in _ranked(self.model)
+            if ranked.shards is not None
+            for key in ranked.shards.forms
+        }
         foreign = sum(id(parameter) not in keys for _, parameter in self._trained())
         if foreign:
             raise CheckpointError(
@@ -70,7 +81,7 @@ class Kept:
 
     def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
         """The optimizer's parameters, but for what a rank has that holds none."""
-        idle = {id(each) for each in self.model.idle} if isinstance(self.model, Ranked) else set()
+        idle = {id(each) for _, ranked in _ranked(self.model) for each in ranked.idle}
         for group in self.optimizer.param_groups if self.optimizer else ():
             for parameter in group["params"]:
                 if id(parameter) not in idle:
@@ -78,21 +89,13 @@ class Kept:
 
     def _portion(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as part of a whole, where ranks of a tensor axis share that."""
-        tensor = self._copy(tensor)
-        return tensor if self._shards is None else self._shards.portion(key, tensor)
+        own, shards = self.parts.get(key, (key, None))
+        return self._copy(tensor) if shards is None else shards.portion(own, self._copy(tensor))
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self.copied:
             return tensor
         return tensor.clone() if hasattr(tensor, "to_local") else tensor.to("cpu", copy=True)
-
-    @property
-    def _shards(self) -> Shards | None:
-        return self.model.shards if isinstance(self.model, Ranked) else None
-
-    def _is_part(self, key: str) -> bool:
-        """Whether ranks of a tensor axis have a part each of what is under a key."""
-        return self._shards is not None and key in self._shards.forms
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's, by name."""
@@ -103,7 +106,7 @@ class Kept:
         return {
             MODEL + key: tensor.detach()
             for key, tensor in self._own()
-            if isinstance(tensor, nn.Parameter) and not hasattr(tensor, "to_local") and not self._is_part(key)
+            if isinstance(tensor, nn.Parameter) and not hasattr(tensor, "to_local") and key not in self.parts
         }
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -117,14 +120,29 @@ class Kept:
             if isinstance(value, torch.Tensor)
         }
 
-    def options(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer knows of each parameter that is no tensor, by key: ``{"group": ..., "state": ...}``."""
+    def said(self) -> dict[str, Any]:
+        """What the optimizer knows that is no tensor; `merged` makes one of what all ranks say.
+
+        Its kind; of each parameter, by key, ``{"group": ..., "state": ...}``; and the options of each group, with whether
+        this rank has any of its parameters.
+        """
+        if self.optimizer is None:
+            return {"kind": "", "optimizer": {}, "groups": []}
         return {
-            self.keys[id(parameter)][0]: {
-                "group": {name: _plain(value) for name, value in group.items() if name != "params"},
-                "state": {name: value for name, value in self._state(parameter).items() if not isinstance(value, torch.Tensor)},
-            }
-            for group, parameter in self._trained()
+            "kind": type(self.optimizer).__name__,
+            "optimizer": {
+                self.keys[id(parameter)][0]: {
+                    "group": _options(group),
+                    "state": {
+                        name: value for name, value in self._state(parameter).items() if not isinstance(value, torch.Tensor)
+                    },
+                }
+                for group, parameter in self._trained()
+            },
+            "groups": [
+                (any(id(each) in self.keys for each in group["params"]), _options(group))
+                for group in self.optimizer.param_groups
+            ],
         }
 
     def _state(self, parameter: nn.Parameter) -> Mapping[str, Any]:
@@ -132,9 +150,9 @@ class Kept:
         state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})
         return state
 
-    def faults(self, found: Metadata, options: Mapping[str, Any] | None) -> list[str]:
+    def faults(self, found: Metadata, about: Mapping[str, Any]) -> list[str]:
         """What this rank holds and a checkpoint does not have, or has in another shape."""
-        lines = []
+        lines, options = [], about.get("optimizer")
         for name, tensor in self.tensors().items():
             meta, key = found.state_dict_metadata.get(name), name.removeprefix(MODEL)
             if not isinstance(meta, TensorStorageMetadata):
@@ -147,10 +165,20 @@ class Kept:
             return lines
         if options == {} or (options is None and not any(name.startswith(STATE) for name in found.state_dict_metadata)):
             return [*lines, "no optimizer was saved"]
+        lines += self._other_kind(about)
         for _, parameter in self._trained():
             if options is not None and not any(key in options for key in self.keys[id(parameter)]):
                 lines.append(f"{self.keys[id(parameter)][0]} is missing in the optimizer that was saved")
         return lines
+
+    def _other_kind(self, about: Mapping[str, Any]) -> list[str]:
+        """An optimizer whose states mean something else: it has other options, and so another class than that of a name."""
+        saved, now = about.get("kind"), type(self.optimizer).__name__
+        known = {name for options in about.get("groups", ()) for name in options}
+        wanted = set(self.optimizer.defaults) if self.optimizer is not None else set()
+        if not saved or saved == now or wanted <= known:
+            return []
+        return [f"the optimizer that was saved is {saved}, and this one is {now}; without it: load(folder, model)"]
 
     def empty_states(self, found: Metadata) -> dict[str, torch.Tensor]:
         """Room for what a checkpoint knows of this rank's parameters, by the name that it has there.
@@ -167,7 +195,7 @@ class Kept:
             parameter, dtype = here[key], meta.properties.dtype
             if meta.size == self._portion(key, parameter.detach()).shape:
                 room[name] = self._portion(key, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
-            elif (hasattr(parameter, "to_local") or self._is_part(key)) and meta.size:
+            elif (hasattr(parameter, "to_local") or key in self.parts) and meta.size:
                 raise CheckpointError(
                     f"{word} of {key} has shape {tuple(meta.size)}, and the parameter {tuple(parameter.shape)}: it cannot be "
                     "sharded alike; take wrap: ddp"
@@ -176,7 +204,7 @@ class Kept:
                 room[name] = torch.zeros(meta.size, dtype=dtype, device=parameter.device if meta.size else "cpu")
         return room
 
-    def give(self, states: Mapping[str, torch.Tensor], options: Mapping[str, Any] | None) -> None:
+    def give(self, states: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
         """Hand the optimizer what was loaded.
 
         Raises:
@@ -184,7 +212,7 @@ class Kept:
         """
         if self.optimizer is None:
             return
-        own = self.optimizer.state_dict()
+        own, options = self.optimizer.state_dict(), about.get("optimizer")
         by_key: dict[str, dict[str, Any]] = {}
         for name, tensor in states.items():
             key, _, word = name.removeprefix(STATE).rpartition(".")
@@ -197,12 +225,15 @@ class Kept:
             values = dict(by_key.get(known, {})) | ((options or {}).get(known, {}).get("state", {}))
             if values:
                 state[number[id(parameter)]] = values
-        groups = own["param_groups"] if options is None else self._groups(own["param_groups"], options)
+        groups = own["param_groups"] if options is None else self._groups(own["param_groups"], options, about.get("groups", ()))
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def _groups(self, own: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _groups(
+        self, own: list[dict[str, Any]], options: Mapping[str, Any], saved: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The groups with the options that their parameters had; of one without parameters here, those at its place."""
         groups = []
-        for group, now in zip(own, self.optimizer.param_groups if self.optimizer else (), strict=True):
+        for number, (group, now) in enumerate(zip(own, self.optimizer.param_groups if self.optimizer else (), strict=True)):
             keys = [
                 next(key for key in self.keys[id(each)] if key in options) for each in now["params"] if id(each) in self.keys
             ]
@@ -213,9 +244,37 @@ class Kept:
                             f"{keys[0]} and {key} are in one group of the optimizer, and were saved with different {name}: "
                             f"{options[keys[0]]['group'].get(name)} and {value}. Make the groups that there were"
                         )
-            saved = options[keys[0]]["group"] if keys else {}
-            groups.append(group | {name: _like(group.get(name), value) for name, value in saved.items()})
+            there = saved[number] if len(saved) == len(own) else {}
+            found = options[keys[0]]["group"] if keys else there
+            groups.append(group | {name: _like(group.get(name), value) for name, value in found.items()})
         return groups
+
+
+def merged(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the ranks say of their parts of one optimizer, as one: a group's options are those of a rank that has some of it."""
+    groups: list[tuple[bool, Any]] = []
+    for each in said:
+        for number, (holds, options) in enumerate(each["groups"]):
+            if number == len(groups):
+                groups.append((holds, options))
+            elif holds and not groups[number][0]:
+                groups[number] = holds, options
+    return {
+        "ranks": len(said),
+        "kind": next((each["kind"] for each in said if each["kind"]), ""),
+        "optimizer": {key: value for each in reversed(said) for key, value in each["optimizer"].items()},
+        "groups": [options for _, options in groups],
+    }
+
+
+def _ranked(model: nn.Module) -> Iterator[tuple[str, Ranked]]:
+    """The parts of ranks in a module, by name: itself, or what an average of weights has inside."""
+    return ((name, each) for name, each in model.named_modules() if isinstance(each, Ranked))
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's, as JSON can say them; which parameters it has is another thing on each rank."""
+    return {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _numbers(groups: Iterable[Mapping[str, Any]]) -> Iterator[int]:

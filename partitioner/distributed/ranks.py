@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from partitioner.distributed.board import board
+from partitioner.distributed.board import board, fault_of
 from partitioner.errors import PartitionerError, RanksError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
@@ -202,7 +202,7 @@ def agree(facts: Mapping[str, str]) -> None:
 def told_by_first(value: T | None) -> T:
     """What the first rank decided, on every rank: measured seconds would differ from rank to rank."""
     said: list[T | None] = [value]
-    with told(None, "asking the first rank what it decided"):
+    with told(None, "waiting for what the first rank decides"):
         dist.broadcast_object_list(said, src=0)
     assert said[0] is not None
     return said[0]
@@ -218,9 +218,16 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     if not dist.is_initialized():
         return [value]
     said: list[T] = [value] * dist.get_world_size()
-    with told(None, "asking the others what they were asked"):
+    with told(None, "agreeing with the others"):
         dist.all_gather_object(said, value, group=group)
+    all_go_on()
     return said
+
+
+def all_go_on() -> None:
+    """Whatever this rank said of a failure does not hold any more: all ranks have come to the same point since."""
+    with suppress(RuntimeError):
+        board().take_back()
 
 
 @contextmanager
@@ -233,13 +240,14 @@ def told(ranks: Ranks | None, doing: str) -> Iterator[None]:
     """
     try:
         yield
+    except RanksError:
+        raise  # said by what is done inside of this
     except Exception as error:
         where = f"{ranks.name if ranks else f'rank {dist.get_rank()}'}, {doing}"
         causes = _causes(error)
         if any(map(_is_lost_connection, causes)):
             raise RanksError(f"{where}: another rank is lost, end the job. {_why_lost(where)}") from error
-        lines = str(causes[-1]).strip().splitlines()
-        fault = f"{type(causes[-1]).__name__}: {lines[0] if lines else ''}"
+        fault = fault_of(causes[-1])
         if _said_before(where, fault, wait=isinstance(error, PartitionerError)):
             time.sleep(LEAD)
             raise SystemExit(1) from None

@@ -22,7 +22,7 @@ from torch import nn
 from partitioner.distributed.batches import Batches
 from partitioner.distributed.loss import Loss
 from partitioner.distributed.norms import scale_gradients, total_norm
-from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.ranks import Ranks, all_go_on, told
 from partitioner.distributed.reached import doubtful
 from partitioner.distributed.stale import train_begins
 from partitioner.distributed.tensor.shards import Shards
@@ -117,7 +117,8 @@ class Step:
             for each in without:
                 if not self.doubtful[each] & bits:
                     each.grad = None
-            return loss
+        all_go_on()
+        return loss
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None

@@ -34,7 +34,7 @@ from partitioner.distributed.optimizers import refuse_old_parameters, refuse_par
 from partitioner.distributed.outlook import distributed_in, settled
 from partitioner.distributed.part import Part, Stage
 from partitioner.distributed.planfile import read_job
-from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
 from partitioner.distributed.rerun import run_of
 from partitioner.distributed.schedules import Kind, kind_of, schedule
 from partitioner.distributed.state import State, state_of, warn_of_copies
@@ -206,9 +206,10 @@ def stages(
     modules, state = _modules(model, found, whole, asked, batches, weights, training=training)
     holders = {key: [kind.holder(each, asked.mesh.pipeline) for each in users] for key, users in found.cut.ties.items()}
     ties = ties_of(ranks, holders)
-    start_alike(modules, ties, ranks, state)
-    warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
-    wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
+    with told(ranks, "sharing the model out"):
+        start_alike(modules, ties, ranks, state)
+        warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
+        wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
     made = [_stage(module, part, found, ranks) for module, part in zip(wrapped, found.parts, strict=True)]
     held = held_of(model, found.cut, numbers, modules, found.shards, ranks.device)
     batches.watch = Watch(model, found.example, held, modules, traceable=weights is None)

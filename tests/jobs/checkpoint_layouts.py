@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_net import batch, build, loss_of, momentum_of, optimizer_of
+from checkpoint_net import batch, build, freeze, loss_of, momentum_of, optimizer_of
+from torch.optim.swa_utils import AveragedModel
 
-from partitioner.distributed import load, parallelize, save
+from partitioner.distributed import latest, load, parallelize, save
 from partitioner.errors import PartitionerError
 
 
@@ -22,7 +23,8 @@ def run(asked: dict[str, Any]) -> list[float]:
     """One run: from step ``begin`` or the checkpoint ``load`` to step ``end``, saved in ``folder`` at the steps ``save``."""
     spec = {"distributed": {"mesh": asked["mesh"], "microbatches": 4, "wrap": asked.get("wrap", "ddp"), "timeout": 60}}
     rows = 16 // asked["mesh"].get("data", 1)
-    model, step = parallelize(build(asked.get("dropout", 0.0)), batch(0)[0][:rows], spec, loss_of)
+    whole = build(asked.get("dropout", 0.0))
+    model, step = parallelize(freeze(whole) if asked.get("frozen") else whole, batch(0)[0][:rows], spec, loss_of)
     make = momentum_of if asked.get("momentum") else optimizer_of
     optimizer = make(model, asked.get("rate", 1e-2))
     begin = 0
@@ -30,16 +32,22 @@ def run(asked: dict[str, Any]) -> list[float]:
         begin, extra = load(asked["load"], model, optimizer)
         begin = asked.get("begin", begin)
         assert extra == asked.get("extra"), extra
+    average = AveragedModel(model)
+    if "average" in asked and latest(asked["average"]):
+        load(Path(asked["average"]) / Path(asked["load"]).name, average)
     mine = slice(step.ranks.data * rows, (step.ranks.data + 1) * rows)
     losses, saving = [], None
     for number in range(begin, asked["end"] + 1):
         if number in asked.get("save", ()):
             saving = save(asked["folder"], model, optimizer, number, extra={"best": 0.5}, asynchronous=True)
+            if "average" in asked:
+                save(asked["average"], average, step=number)
         if number < asked["end"]:
             ids, target = batch(number)
             losses.append(step((ids[mine], target[mine])).item())
             optimizer.step()
             optimizer.zero_grad()
+            average.update_parameters(model)
     if saving is not None:
         assert saving.result().name == f"step-{asked['save'][-1]}" and saving.done()
     return losses

@@ -33,6 +33,13 @@ def build(dropout: float = 0.0, width: int = WIDTH) -> Net:
     return Net(dropout, width)
 
 
+def freeze(model: Net) -> Net:
+    """What the first of two stages has trains nothing, and a tie is in both."""
+    for parameter in (*model.embedding.parameters(), *model.layers.parameters()):
+        parameter.requires_grad_(False)
+    return model
+
+
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(output.flatten(0, 1), target.flatten())
 
@@ -52,8 +59,8 @@ def optimizer_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
 
 
 def momentum_of(model: nn.Module, rate: float = 1e-2) -> torch.optim.Optimizer:
-    """Of another kind: its state is there from the first step, and no count."""
-    return torch.optim.SGD(model.parameters(), lr=rate * 10, momentum=0.9, nesterov=True)
+    """Of another kind: its state is there from the first step, and no count; and it knows the names of what it holds."""
+    return torch.optim.SGD(model.named_parameters(), lr=rate * 10, momentum=0.9, nesterov=True)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:

@@ -1,6 +1,7 @@
-"""fail.py HOW WHERE RANK SPEC: a job of which one rank fails, as asked for, and writes when.
+"""fail.py HOW WHERE RANK SPEC FOLDER: a job of which one rank fails, as asked for, and writes when.
 
-HOW is raise, kill, stop, hang, leave or none; WHERE is start, forward, backward or clip; in a step it is the third.
+HOW is raise, kill, stop, hang, leave or none; WHERE is start, forward, backward, clip, or saving: while a checkpoint is written
+beside a step. In a step it is the third.
 Started by torchrun, or as processes that know of each other from environment variables alone.
 """
 
@@ -17,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partitioner.distributed import parallelize
+from partitioner.distributed import parallelize, save
 
-HOW, WHERE, RANK, SPEC = sys.argv[1:]
+HOW, WHERE, RANK, SPEC, FOLDER = sys.argv[1:]
 ARMED = False
 
 
@@ -85,6 +86,9 @@ def main() -> None:
     print("made", flush=True)
     for number in range(4):
         ARMED = number == 2
+        if ARMED and WHERE == "saving":
+            save(FOLDER, model, step=number, asynchronous=True)
+            fail("saving")
         step((x, x))
         fail("clip")
         step.clip_grad_norm_(1.0)

@@ -1,0 +1,161 @@
+"""The folder of a checkpoint: it has its name once it is whole, and is read only if it is as it was written.
+
+run/step-300.unfinished/    a job died while it wrote this; the next save removes it
+run/step-200/               whole: what `latest` gives
+    .metadata               torch's index of the tensors, and
+    __0_0.distcp            each rank's tensors
+    about.json              the rest: what `FORMAT` it has, step, options, and a checksum of each file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+
+from partitioner.errors import CheckpointError
+
+ABOUT, FORMAT, FILES = "about.json", 1, "files"
+
+CHUNK = 1 << 24
+"""Bytes of a file that are in memory at once for its checksum."""
+
+About = Mapping[str, Any]
+"""What a checkpoint holds that is no tensor; empty for one that torch wrote by itself."""
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The whole checkpoint of the highest step in a run's folder; ``None`` if there is none.
+
+    Example:
+        >>> latest("no/such/folder") is None
+        True
+    """
+    found = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    whole = [path for path in found if (path / ".metadata").exists()]
+    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
+
+def prepare(final: Path, unfinished: Path, about: About) -> str:
+    """Make the folder, and remove what was never finished.
+
+    Returns:
+        What `finish` writes, as it is now.
+
+    Raises:
+        CheckpointError: it is there already, or cannot be written.
+    """
+    if final.exists():
+        raise CheckpointError(f"{final} is there already, and a checkpoint is never overwritten: choose another folder or step")
+    try:
+        text = json.dumps({"format": FORMAT, **about})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"extra, or an option of the optimizer, is not JSON: {error}. Pass numbers, strings, lists and dicts"
+        ) from error
+    try:
+        for left in final.parent.glob("step-*.unfinished"):
+            shutil.rmtree(left)
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{unfinished} could not be written: {error}") from error
+    return text
+
+
+def checksums(unfinished: Path, rank: int) -> dict[str, int]:
+    """Those of the files that a rank has written, by name."""
+    return {path.name: _checksum(path) for path in sorted(unfinished.glob(f"__{rank}_*"))}
+
+
+def finish(final: Path, unfinished: Path, text: str, files: Mapping[str, int]) -> None:
+    """Give a checkpoint its name, so that it has it after a loss of power, too.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        with open(unfinished / ABOUT, "w") as file:
+            json.dump({**json.loads(text), FILES: files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        for path in (unfinished, final.parent):
+            if path == final.parent:
+                unfinished.rename(final)
+            number = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+    except OSError as error:
+        raise CheckpointError(f"{final} could not be written, with {room(unfinished)}: {error}") from error
+
+
+def read(folder: Path, ours: str) -> tuple[About, Metadata]:
+    """What a checkpoint has besides tensors, and which tensors it has.
+
+    Args:
+        folder: the checkpoint.
+        ours: how names of tensors begin that `save` alone writes.
+
+    Raises:
+        CheckpointError: it is not whole, damaged, or of a version that is newer than this one.
+    """
+    if not (folder / ".metadata").exists():
+        whole = latest(folder)
+        raise CheckpointError(
+            f"{folder} is no whole checkpoint" + (f"; do you mean {whole}?" if whole else ": it has no file .metadata")
+        )
+    try:
+        about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).exists() else {}
+        found = FileSystemReader(folder).read_metadata()
+    except Exception as error:  # a damaged index may raise anything
+        raise CheckpointError(f"{folder} is damaged: {type(error).__name__}: {error}. {_earlier(folder)}") from error
+    about = about if isinstance(about, dict) else {}
+    written = about.get("format", 0)  # versions that wrote none had the first
+    if not isinstance(written, int) or written > FORMAT:
+        raise CheckpointError(
+            f"{folder} has format {written}, and this version reads up to {FORMAT}: install the one that wrote it"
+        )
+    if "step" not in about and any(name.startswith(ours) for name in found.state_dict_metadata):
+        raise CheckpointError(f"{folder} is damaged: {ABOUT}, which has its step and options, is gone. {_earlier(folder)}")
+    return about, found
+
+
+def room(folder: Path) -> str:
+    """How much room there is, for torch says of a full disk that a position is unexpected."""
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:.1f} MiB free there"
+    except OSError as error:
+        return f"its folder gone: {error}"
+
+
+def damage(folder: Path, files: Mapping[str, int], rank: int, ranks: int) -> str:
+    """A file that is not as it was written, if there is one: torch loads whatever bytes are there. Each rank looks at some."""
+    for name in sorted(files)[rank::ranks]:
+        try:
+            if _checksum(folder / name) != files[name]:
+                return f"{folder} is damaged: {name} is not what was written. {_earlier(folder)}"
+        except OSError as error:
+            return f"{folder} could not be read: {error}. {_earlier(folder)}"
+    return ""
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            found = zlib.crc32(chunk, found)
+    return found
+
+
+def _earlier(folder: Path) -> str:
+    others = [path.name for path in folder.parent.glob("step-*") if path != folder and (path / ".metadata").exists()]
+    return f"Others in its folder: {', '.join(sorted(others))}" if others else "There is no other in its folder"
