@@ -77,3 +77,55 @@ def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:
             expected, actual = function(x)[1], model(x)[1]
             assert type(actual) is type(expected)
             assert_same(list(expected), list(actual))
+
+
+class Two(torch.autograd.Function):
+    """Two results. A gradient that nobody asks for is none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor | None, other: Tensor | None) -> Any:
+        return one * 3 if other is None else other
+
+
+class Wrong(torch.autograd.Function):
+    """Its backward gives too much, in number or in size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Any:
+        return (torch.ones(5), None) if ctx.size else (given, None, given)
+
+
+def test_a_backward_is_given_no_zeros_that_it_has_not_asked_for_and_fails_as_in_eager() -> None:
+    """A function with ``set_materialize_grads(False)`` had other gradients, and gradients too many were dropped.
+
+    And the history of a result had another name than in eager, which it shows when it is printed.
+    """
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: Two.apply(x)[0],
+        lambda x: Wrong.apply(x, 0),
+        lambda x: Wrong.apply(x, 1),
+    ]
+    for function in functions:
+        found = [_gradient(call) for call in (function, partition(Calls(function), ["cpu"]))]
+        assert found[0] == found[1]
+
+
+def _gradient(call: Callable[[Tensor], Tensor]) -> str:
+    """The gradient of the call, or why there is none, and what the result shows."""
+    x = torch.ones(2, requires_grad=True)
+    result = call(x)
+    try:
+        result.sum().backward()
+    except RuntimeError as error:
+        return f"{result!r} {error}"
+    return f"{result!r} {x.grad!r}"

@@ -200,7 +200,7 @@ def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Itera
     THREAD.ours = True
     HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
     HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed, HERE.now, HERE.answers = {}, {}, answered_now(), {}
+    HERE.builtins, HERE.dressed, HERE.now, HERE.answers, HERE.functions = {}, {}, answered_now(), {}, []
     HERE.whole, HERE.counts, HERE.inference = whole, whole and counts(root), torch.is_inference_mode_enabled()
     limit, refused = sys.getrecursionlimit(), hooks_refused()
     sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own

@@ -5,6 +5,10 @@ looks into lists and layers, too, and where no argument wants a gradient it trac
 layer or a closure holds would have gradients that it has not in eager. There forward is traced without gradients, as it runs,
 and an argument that is given back as it came is another tensor, as torch makes one. Lists that are given back end the graph.
 
+To Dynamo every result has a gradient, and it drops gradients that backward gives too many, and adds what is missing: a function
+that asks for no zeros in their place (``set_materialize_grads(False)``) and has several results, and a backward of which torch
+would make an error, end the graph.
+
 A backward that is marked with `torch.autograd.function.once_differentiable` is traced without gradients, where the mark says
 nothing: it is kept. And Dynamo makes an instance of such a function, of which torch itself warns: where warnings are errors,
 nothing could be traced.
@@ -35,7 +39,11 @@ MARK = once_differentiable(lambda ctx: None).__code__
 def _call_apply(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     given = [each for each in (each.realize() for each in (*args, *kwargs.values())) if each.is_tensor()]
     if torch.is_grad_enabled() and any(each.requires_grad is not False for each in given):
-        return plain(self, tx, args, kwargs)
+        HERE.functions.append(self.fn_cls.__name__)
+        try:
+            return plain(self, tx, args, kwargs)
+        finally:
+            HERE.functions.pop()
     mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
     mode.enter(tx)
     result = plain(self, tx, args, kwargs)
@@ -58,10 +66,25 @@ def _prepare(plain: Callable[..., Any], self: Any, tx: Any, ctx: Any, name: str,
 @amends(AutogradFunctionApplyVariable, "call_function")
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     result = plain(self, tx, args, kwargs)
-    if getattr(self.bwd_fn, "__code__", None) is MARK:
-        *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
-        call.kwargs = {**call.kwargs, "once": True}
+    *_, call = tx.output.current_tracer.graph.find_nodes(op="call_function", target=autograd_function_apply)
+    once, names = getattr(self.bwd_fn, "__code__", None) is MARK, HERE.functions
+    call.kwargs = {**call.kwargs, **({"once": True} if once else {}), **({"name": names[-1]} if names else {})}
     return result
+
+
+@amends(AutogradFunctionApplyVariable, "trace_forward_graph")
+def _trace_forward(plain: Callable[..., Any], self: Any, tx: Any, ctx: Any, *args: Any) -> Any:
+    traced = plain(self, tx, ctx, *args)
+    zeros = tx.output.side_effects.store_attr_mutations.get(ctx, {}).get("materialize_grads")
+    if zeros is not None and len(_parts(traced[1])) > 1 and not zeros.as_python_constant():
+        raise Unsupported("an autograd function with several results asks for no zeros in the place of their gradients")
+    return traced
+
+
+@amends(AutogradFunctionApplyVariable, "rewire_bwd_graph_outputs")
+def _rewire(plain: Callable[..., Any], self: Any, inner: Any, given: Any, graph: Any, outer: Any, args: Sequence[Any]) -> Any:
+    _refuse_wrong([each.realize() for each in _parts(given.realize())], len(args))
+    return plain(self, inner, given, graph, outer, args)
 
 
 @amends(Function, "__init__")
@@ -75,6 +98,14 @@ def _tracked(result: Any) -> Any:
     if any(issubclass(part.python_type(), list | dict) for part in _parts(result)):
         raise Unsupported("an autograd function gives a list or dictionary, in which torch tracks no tensor")
     return result
+
+
+def _refuse_wrong(gradients: Sequence[Any], wanted: int) -> None:
+    """Of what backward gives torch takes tensors and ``None``, one for each argument; more of them if they are ``None``."""
+    more = gradients[wanted:]
+    known = all(each.is_tensor() or each.is_constant_none() for each in gradients)
+    if len(gradients) < wanted or not known or not all(each.is_constant_none() for each in more):
+        raise Unsupported(f"the backward of an autograd function gives other than {wanted} gradients")
 
 
 def _apart(tx: Any, result: Any, given: set[Any]) -> Any:

@@ -30,6 +30,7 @@ class Here(threading.local):
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
         dressed: names of tuples, texts and numbers that have attributes.
+        functions: names of the autograd functions that are being traced, the inner ones last.
         now: answers to questions about the process where the frame begins, and ``answers`` to those that it asks.
     """
 
@@ -44,6 +45,7 @@ class Here(threading.local):
     compared: dict[tuple[str, str], None]
     builtins: dict[int, tuple[dict[str, Any], set[str]]]
     dressed: dict[str, None]
+    functions: list[str]
     now: Mapping[Callable[[], Any], Any]
     answers: dict[Callable[[], Any], Any]
 
@@ -51,6 +53,7 @@ class Here(threading.local):
         self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
         self.whole, self.counts, self.inference = False, False, False
         self.compared, self.builtins, self.dressed, self.now, self.answers = {}, {}, {}, {}, {}
+        self.functions = []
 
 
 HERE = Here()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Bodies:
     written: frozenset[int]
 
 
-def own_function(forward: Body, backward: Body, *args: Any, once: bool = False, **options: Any) -> Any:
+def own_function(forward: Body, backward: Body, *args: Any, once: bool = False, name: str = "_Own", **options: Any) -> Any:
     """Call a function with a backward of its own.
 
     Args:
@@ -45,6 +46,7 @@ def own_function(forward: Body, backward: Body, *args: Any, once: bool = False, 
         backward: Dynamo's body of its backward.
         args: the function's arguments.
         once: whether backward was marked with `torch.autograd.function.once_differentiable`.
+        name: the function's, for torch names its history after it.
         options: Dynamo's.
 
     Returns:
@@ -56,7 +58,7 @@ def own_function(forward: Body, backward: Body, *args: Any, once: bool = False, 
         return autograd_function_apply(forward, backward, *args, **options)
     names = ("saved_for_backward_idx", "non_differentiable_idx", "dirty_idx")
     bodies = Bodies(forward, backward, *(frozenset(options.get(name, ())) for name in names))
-    return (_Once if once else _Own).apply(bodies, *args)  # type: ignore[no-untyped-call]
+    return _named(name, once).apply(bodies, *args)
 
 
 class _Own(torch.autograd.Function):
@@ -85,6 +87,12 @@ class _Once(_Own):
     """A function whose gradients have no gradients."""
 
     backward = staticmethod(once_differentiable(_Own.backward))  # type: ignore[assignment]
+
+
+@cache
+def _named(name: str, once: bool) -> Any:
+    """The class of functions of that name."""
+    return type(name, (_Once if once else _Own,), {})
 
 
 def _chosen(results: Any, numbers: frozenset[int]) -> Sequence[Any]:
