@@ -13,12 +13,13 @@ from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
+import pytest
 import torch
 from lanes import assert_same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partitioner import partition
+from partitioner import TraceError, partition
 from partitioner.model.quiet import quiet
 from programs import Calls
 
@@ -129,3 +130,10 @@ def _gradient(call: Callable[[Tensor], Tensor]) -> str:
     except RuntimeError as error:
         return f"{result!r} {error}"
     return f"{result!r} {x.grad!r}"
+
+
+def test_a_tracer_that_is_turned_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a `KeyError` of a number."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with pytest.raises(TraceError, match=r"TORCHDYNAMO_DISABLE=1 .* unset it"):
+        partition(Calls(torch.relu), ["cpu"], example_inputs=torch.ones(2))

@@ -29,6 +29,7 @@ from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch.distributions import Distribution
 
+from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
@@ -140,6 +141,10 @@ class Compiled:
 
     def _new_backend(self) -> _Backend:
         """A backend for the process as it is now."""
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+            raise TraceError(
+                "TORCHDYNAMO_DISABLE=1 in the environment turns torch's tracer off, with which models are seen; unset it"
+            )
         backend = _Backend(self)
         with amended(eval_frame.TorchPatcher, patch=_patched):
             context: Any = torch._dynamo.optimize(backend, nopython=self.whole)
