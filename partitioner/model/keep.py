@@ -34,7 +34,7 @@ from partitioner.model.classes import (
 from partitioner.model.containers import CONTAINERS, items_of, methods_of_container, refill
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
 from partitioner.model.process import process_undo
-from partitioner.model.quiet import unheard
+from partitioner.model.quiet import quiet
 from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
 
 LARGEST = 2**28
@@ -76,7 +76,7 @@ def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iter
     kept.look(module, arguments)
     undo = process_undo()
     try:
-        with unheard():
+        with quiet():
             yield changed
     finally:
         undo()

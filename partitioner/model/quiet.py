@@ -1,12 +1,12 @@
 """Nothing is heard of runs that the user did not ask for: tracing, comparing, measuring.
 
 Whatever an op, or the model, warns of is said when the user calls it, as often as eager says it. So meanwhile this thread and
-the lanes show no warning, and torch does not count those that it gives once in a process as given.
+the lanes show no warning, and torch does not count those that it gives once in a process as given. What the model prints
+meanwhile is printed: `sys.stdout` is everybody's, and whoever redirects it on another thread would be undone.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -69,39 +69,3 @@ def quiet() -> Iterator[None]:
         HERE.blocks -= 1
         if _FILTER in filters:
             filters.remove(_FILTER)
-
-
-class _Silent:
-    """A stream to which this thread writes nothing; what else is asked of it, and what others write, is the stream's own."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        """How much would have been written."""
-        return len(text) if _is_quiet() else self.stream.write(text)
-
-    def writelines(self, lines: Any) -> None:
-        """Likewise."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-@contextmanager
-def unheard() -> Iterator[None]:
-    """A quiet block in which what this thread prints is not printed: partition() runs the model, and it was not called.
-
-    Example:
-        >>> with unheard():
-        ...     print("not yet")
-    """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream and _Silent(stream) for stream in before)
-    try:
-        with quiet():
-            yield
-    finally:
-        sys.stdout, sys.stderr = before
