@@ -138,6 +138,7 @@ def test_a_plan_is_simulated_with_measured_seconds() -> None:
 # The script -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_quick_table(capsys: pytest.CaptureFixture[str]) -> None:
     speed.main(["--quick", "--rounds", "1"])
     shown = capsys.readouterr().out
