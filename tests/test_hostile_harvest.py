@@ -6,9 +6,10 @@ What they showed is told here in the smallest form.
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from typing import Any
 
@@ -48,19 +49,20 @@ def test_what_a_model_says_is_said_when_it_is_called_and_as_often_as_in_eager() 
         assert [_said(lambda: made[-1](x)) for _ in range(2)] == expected
 
 
-def test_a_warning_that_torch_gives_once_is_kept_for_the_call() -> None:
-    """`partition` ran the model first, so that the call that the user makes was not warned any more."""
-    always: list[bool] = []
-
-    def looks(x: Tensor) -> Tensor:
-        always.append(torch.is_warn_always_enabled())
-        return x + 1
-
-    partition(Calls(looks), ["cpu"], example_inputs=torch.ones(3, 4))(torch.ones(3, 4))
-    looks(torch.ones(3, 4))
-    assert always == [False, False], "what partition() did to the list is taken back; torch says such things in calls, once"
-    with quiet():
-        assert torch.is_warn_always_enabled(), "and does not count what it says meanwhile"
+def test_who_is_quiet_is_one_thread_and_an_interrupt_ends_it() -> None:
+    """What other threads warn of is heard; a block that is left by an error leaves nothing behind."""
+    before = list(warnings.filters)
+    with suppress(KeyboardInterrupt), quiet():
+        raise KeyboardInterrupt
+    assert list(warnings.filters) == before
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with quiet():
+            warnings.warn("not heard", stacklevel=1)
+            other = threading.Thread(target=lambda: warnings.warn("heard", stacklevel=1))
+            other.start()
+            other.join()
+    assert [str(each.message) for each in caught] == ["heard"]
 
 
 def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:

@@ -1,8 +1,8 @@
 """Nothing is heard of runs that the user did not ask for: tracing, comparing, measuring.
 
 Whatever an op, or the model, warns of is said when the user calls it, as often as eager says it. So meanwhile this thread and
-the lanes show no warning, and torch does not count those that it gives once in a process as given. What the model prints
-meanwhile is printed: `sys.stdout` is everybody's, and whoever redirects it on another thread would be undone.
+the lanes show no warning. What the model prints meanwhile is printed: `sys.stdout` is everybody's, and whoever redirects it on
+another thread would be undone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
 
 
 class Note(RuntimeWarning):
@@ -57,15 +54,12 @@ def quiet() -> Iterator[None]:
         >>> with quiet():
         ...     warnings.warn("once more")
     """
-    always = torch.is_warn_always_enabled()
-    filters: list[Any] = warnings.filters  # type: ignore[assignment]
-    filters.insert(0, _FILTER)
-    HERE.blocks += 1
-    torch.set_warn_always(True)
+    before, filters = HERE.blocks, warnings.filters
     try:
+        HERE.blocks = before + 1
+        filters.insert(0, _FILTER)  # type: ignore[attr-defined]
         yield
     finally:
-        torch.set_warn_always(always)
-        HERE.blocks -= 1
+        HERE.blocks = before
         if _FILTER in filters:
-            filters.remove(_FILTER)
+            filters.remove(_FILTER)  # type: ignore[attr-defined]
