@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_what_is_damaged_or_newer_is_refused_and_nothing_is_loaded(tmp_path: Pat
         with pytest.raises(CheckpointError, match=says):
             load(folder, model)
         assert (model.norm.weight == 1).all(), name
+
+
+def test_what_was_never_finished_is_named_in_the_place_of_nothing(tmp_path: Path) -> None:
+    """A job died between torch's index and the checkpoint's name: "others in its folder" sent the user there."""
+    for step in (9, 10):
+        folder = save(tmp_path, build(), step=step)
+    shutil.copytree(folder, tmp_path / "step-11.unfinished")
+    (folder / "about.json").unlink()
+    with pytest.raises(CheckpointError, match=r"Others in its folder: step-9$"):
+        load(folder, build())
 
 
 def test_a_group_without_parameters_on_a_rank_has_its_options(tmp_path: Path) -> None:

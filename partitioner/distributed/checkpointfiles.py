@@ -39,9 +39,14 @@ def latest(folder: str | Path) -> Path | None:
         >>> latest("no/such/folder") is None
         True
     """
-    found = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return next(reversed(_whole(Path(folder))), None)
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The whole checkpoints in a run's folder, by step."""
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
     whole = [path for path in found if (path / ".metadata").exists()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    return sorted(whole, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def prepare(final: Path, unfinished: Path, about: About) -> str:
@@ -157,5 +162,5 @@ def _checksum(path: Path) -> int:
 
 
 def _earlier(folder: Path) -> str:
-    others = [path.name for path in folder.parent.glob("step-*") if path != folder and (path / ".metadata").exists()]
-    return f"Others in its folder: {', '.join(sorted(others))}" if others else "There is no other in its folder"
+    others = [path.name for path in _whole(folder.parent) if path != folder]
+    return f"Others in its folder: {', '.join(others)}" if others else "There is no other in its folder"
