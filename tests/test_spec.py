@@ -242,7 +242,7 @@ def test_a_wrong_override_is_a_fault_of_its_field() -> None:
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("a.yaml", "policy: single\npolicy: by_level", 'the key "policy" is written 2 times'),
         ("a.yaml", "--- {}\n--- {}", "expected a single document"),
-        ("a.yaml", "[" * 1500, "nested too deeply"),
+        ("a.yaml", "[" * 5000, "nested too deeply"),
         ("a.yaml", "a: &a [*a]", "aliases stand for more than"),
         ("a.json", "{", "not valid JSON"),
         ("a.json", '{"policy": "a", "policy": "b"}', 'the key "policy" is written 2 times'),
