@@ -121,10 +121,10 @@ def partition(
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
             that one, the fastest with lanes and the serial one with compiled tasks, too, and with ``backward="lanes"`` in
             training. On several devices plans that want state elsewhere read copies, if memory caps leave room, and the kept
-            plan's state moves at the end. ``None``: on lanes of one device, where there is an example and nobody says how to
-            plan, the plan has to be faster than the serial ones; more are run where the prediction may be wrong, short calls
-            with ``compile_tasks="torchscript"`` too. Graphs are run, on copies of what they write, and, with ``check``, a short
-            forward: calls no larger are made as they are if that is faster. ``False``: it is predicted.
+            plan's state moves at the end. ``None``: on one device, where there is an example and nobody says how to plan, lanes
+            have to be faster than the serial plans; more are run where the prediction may be wrong, and short calls, on one
+            lane too, with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and, with ``check``, a
+            short forward: calls no larger are made as they are if that is faster. ``False``: it is predicted.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -175,7 +175,7 @@ def partition(
         programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
     copy_context().run(_prepare, programs, call, document, check)
-    if tune or (tune is None and programs.on_one and len(machine.lanes) > 1 and not is_insisted_on(document)):
+    if tune or (tune is None and programs.on_one and not is_insisted_on(document)):
         programs = copy_context().run(_tuned, programs, call, document, tune, check, origin)
     return parallel_of(programs)
 

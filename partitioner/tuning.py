@@ -116,10 +116,12 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         ``spec`` itself and nothing, if there is nothing to choose from, or the graphs cannot be run on stand-ins.
     """
     plan = programs.plan
-    if plan is None:
+    alike = not tune and len(programs.machine.lanes) == 1  # plans that differ in nothing but how ops are called
+    if plan is None or (alike and (plan.makespan or 0.0) > FAR * SHORT):
         return spec, (), None
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
-    wanted = (CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED) | {asked: ASKED}
+    wanted = {} if alike else CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
+    wanted = wanted | {asked: ASKED}
     args, kwargs = call.fill(call.tensors)
     with state_kept(programs.original, args, kwargs):
         graphs = programs.graphs_of(args, kwargs)
@@ -130,7 +132,7 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
     race = _Race(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(race.accelerators):
         race.run(wanted)
-        if not tune and race.is_far_off():
+        if not (tune or alike) and race.is_far_off():
             race.run(wanted | CANDIDATES)
         if programs.machine.lanes[0].kind == "cpu" and not spec.says_how:
             race.refine(tune)

@@ -75,7 +75,7 @@ def test_the_plan_that_wins_takes_the_place_of_the_first_one(monkeypatch: pytest
     traced = []
     tracing = flow.graph_of
     monkeypatch.setattr(flow, "graph_of", lambda *args, **kwargs: traced.append(1) or tracing(*args, **kwargs))
-    for model, graphs in ((Sleepers(0.006), 1), (Between(0.003), 2)):
+    for model, graphs in ((Sleepers(0.02), 1), (Between(0.01), 2)):
         traced.clear()
         eager, found = copy.deepcopy(model.eval()), partition(model.eval(), LANES, example_inputs=X, tune=True)
         assert len(traced) == graphs
@@ -172,6 +172,9 @@ def test_short_calls_are_tried_without_python_between_ops(monkeypatch: pytest.Mo
     found = partition(model, LANES, example_inputs=x)
     assert "compiled: 10 of 10 ops" in str(found)
     assert torch.equal(found(x), model(x))
+    single = partition(model, ["cpu"], example_inputs=x)
+    assert {each.name for each in single._partitioner_programs.tried} == {"serial", "serial, scripted"}
+    assert torch.equal(single(x), model(x))
     asked = partition(model, LANES, example_inputs=x, backward="autograd")
     assert not any("scripted" in each.name for each in asked._partitioner_programs.tried), "how it runs has been said"
 
