@@ -282,8 +282,9 @@ class _Race:
         return min(names, key=lambda name: self.seconds[name] * (1 if name == SERIAL else MATTERS))
 
     def tried(self) -> tuple[Tried, ...]:
-        """All that ran."""
-        return tuple(Tried(name, self._predicted(name), each) for name, each in self.seconds.items())
+        """All that ran, first of all what is kept."""
+        names = dict.fromkeys((self.best(), *self.seconds))
+        return tuple(Tried(name, self._predicted(name), self.seconds[name]) for name in names)
 
 
 def _all(runs: Sequence[Callable[[], None]]) -> None:

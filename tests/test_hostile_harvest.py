@@ -6,6 +6,9 @@ What they showed is told here in the smallest form.
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable
@@ -20,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partitioner import TraceError, partition
-from partitioner.model.quiet import quiet
+from partitioner.model.quiet import quiet, stand_first
 from programs import Calls
 
 
 def _said(call: Callable[[], object]) -> list[str]:
-    """The warnings of a call, all of them, and what it prints."""
+    """The warnings of a call, all of them, and what it prints, where no filter was put before ours."""
     with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()) as printed:
         warnings.simplefilter("always")
+        stand_first()
         call()
     return [*(str(each.message) for each in caught), printed.getvalue()]
 
@@ -50,19 +54,42 @@ def test_what_a_model_says_is_said_when_it_is_called_and_as_often_as_in_eager() 
 
 
 def test_who_is_quiet_is_one_thread_and_an_interrupt_ends_it() -> None:
-    """What other threads warn of is heard; a block that is left by an error leaves nothing behind."""
-    before = list(warnings.filters)
-    with suppress(KeyboardInterrupt), quiet():
-        raise KeyboardInterrupt
-    assert list(warnings.filters) == before
+    """What other threads warn of is heard; a block that is left by an error leaves nothing behind. Filters stay as they are: a
+    model that read them was traced with one more than there were.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        stand_first()
+        before = list(warnings.filters)
+        with suppress(KeyboardInterrupt), quiet():
+            raise KeyboardInterrupt
+        warnings.warn("heard again", stacklevel=1)
         with quiet():
             warnings.warn("not heard", stacklevel=1)
             other = threading.Thread(target=lambda: warnings.warn("heard", stacklevel=1))
             other.start()
             other.join()
-    assert [str(each.message) for each in caught] == ["heard"]
+            assert list(warnings.filters) == before
+    assert [str(each.message) for each in caught] == ["heard again", "heard"]
+
+
+def test_who_is_not_asked_for_is_quiet_in_a_process_as_it_comes() -> None:
+    """The filter stands before Python's own from the import on."""
+    code = """
+        import torch
+        from partitioner import partition
+
+        class Soft(torch.nn.Module):
+            def forward(self, x):
+                return torch.nn.functional.softmax(x)
+
+        soft = partition(Soft(), ["cpu:0", "cpu:1"], example_inputs=torch.ones(2, 2))
+        print("made", flush=True)
+        soft(torch.ones(2, 2))
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    before, after = ran.stdout.split("made")
+    assert "Implicit dimension" not in before and after.count("Implicit dimension") == 1, ran.stdout
 
 
 def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:

@@ -1,8 +1,11 @@
 """Nothing is heard of runs that the user did not ask for: tracing, comparing, measuring.
 
 Whatever an op, or the model, warns of is said when the user calls it, as often as eager says it. So meanwhile this thread and
-the lanes show no warning. What the model prints meanwhile is printed: `sys.stdout` is everybody's, and whoever redirects it on
-another thread would be undone.
+the lanes show no warning. A filter says so, which is put first among Python's own when this is imported, and is never moved: a
+model may read what filters there are, and so may other threads. One that somebody puts before it has the first word.
+
+What the model prints meanwhile is printed: `sys.stdout` is everybody's, and whoever redirects it on another thread would be
+undone.
 """
 
 from __future__ import annotations
@@ -12,18 +15,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+QUIET: set[int] = set()
+"""The threads that are to show no warnings, by their numbers."""
+
 
 class Note(RuntimeWarning):
     """A warning of this package's own, which is shown whoever runs the model."""
-
-
-class _Quiet(threading.local):
-    """In how many blocks this thread is."""
-
-    blocks = 0
-
-
-HERE = _Quiet()
 
 
 class _OnThisThread(type):
@@ -41,25 +38,31 @@ _FILTER = ("ignore", None, _Unasked, None, 0)
 
 
 def _is_quiet() -> bool:
-    return HERE.blocks > 0 or threading.current_thread().name.startswith("partitioner lane")
+    return bool(QUIET) and (threading.get_ident() in QUIET or threading.current_thread().name.startswith("partitioner lane"))
+
+
+def stand_first() -> None:
+    """Put the filter first. That is done by hand: told of it, Python would forget which warnings it has shown."""
+    if _FILTER not in warnings.filters:
+        warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which this thread shows no warnings.
-
-    The filter is put in its place by hand: told of it, Python would forget which warnings it has shown.
+    """A block in which this thread shows no warnings, and nor does a lane.
 
     Example:
         >>> with quiet():
         ...     warnings.warn("once more")
     """
-    before, filters = HERE.blocks, warnings.filters
+    thread = threading.get_ident()
+    outermost = thread not in QUIET
     try:
-        HERE.blocks = before + 1
-        filters.insert(0, _FILTER)  # type: ignore[attr-defined]
+        QUIET.add(thread)
         yield
     finally:
-        HERE.blocks = before
-        if _FILTER in filters:
-            filters.remove(_FILTER)  # type: ignore[attr-defined]
+        if outermost:
+            QUIET.discard(thread)
+
+
+stand_first()

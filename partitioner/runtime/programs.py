@@ -71,7 +71,7 @@ class Programs:
         place: puts the model's state where it belongs, given an example call; ``None`` once it is there.
         provisional: a plan to look at until the first call.
         given: methods that the module was given in the place of its class's, by name.
-        tried: the plans that were run on the examples before one was chosen.
+        tried: the plans that were run on the examples before one was chosen, which comes first.
         alone: elements in the arguments of a call up to which the model runs as it is, for it was measured to be faster.
     """
 

@@ -25,7 +25,7 @@ def summary(
         plan: the one that stands for all of it.
         pieces: the programs of the call that ran last; of all calls, if none has run.
         graphs: how many of them that call had.
-        tried: the plans that were run on the examples.
+        tried: the plans that were run on the examples, first of all the one that is kept.
         failures: why frames run as they are.
         alone: elements of the arguments up to which a call runs as it is; -1 for none.
     """
@@ -37,7 +37,8 @@ def summary(
         lines.append(f"  one of {graphs} graphs, with Python between them, which goes on after:" if graphs > 1 else GOES_ON)
         lines += (f"    {reason}" for reason in breaks)
     if tried:
-        lines.append(f"  the fastest on the examples of: {', '.join(map(str, tried))}")
+        kept, *others = tried
+        lines.append(f"  kept, as measured on the examples: {kept}; beside {', '.join(map(str, others))}")
     if alone >= 0:
         lines.append("  calls no larger than the example run as they are, because the model itself was measured to be faster")
     graphed = [executable for executable, _ in pieces if isinstance(executable, Graphed)]
