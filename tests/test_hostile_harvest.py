@@ -87,9 +87,10 @@ def test_who_is_not_asked_for_is_quiet_in_a_process_as_it_comes() -> None:
         print("made", flush=True)
         soft(torch.ones(2, 2))
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    before, after = ran.stdout.split("made")
-    assert "Implicit dimension" not in before and after.count("Implicit dimension") == 1, ran.stdout
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    said = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+    before, after = said.split("made")
+    assert "Implicit dimension" not in before and after.count("Implicit dimension") == 1, said
 
 
 def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:
