@@ -46,6 +46,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "tuning": {
         "backends.compiled",
+        "backends.race",
         "backends.training",
         "compile",
         "planner.policies",
