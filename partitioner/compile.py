@@ -88,7 +88,8 @@ def made_of(plan: Plan, spec: Spec) -> Made:
 
 def executable_of(plan: Plan, spec: Spec) -> Executable:
     """What runs a plan on lanes of one device."""
-    return with_graphs(with_backward(with_compiled(emit(plan, spec), spec), spec), spec)
+    executable = with_backward(with_compiled(emit(plan, spec), spec), spec)
+    return Graphed(executable) if spec.cuda_graphs else executable
 
 
 def admission(plan: Plan) -> Admission | None:
@@ -136,7 +137,7 @@ def make_plan(
         plans.append(plan_of(traced, machine, spec))
     if not plans:
         return without_graphs(plan_of(view_of(module), machine, spec))
-    first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
+    first = max(plans, key=lambda plan: plan.in_a_row)
     notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
 
@@ -238,15 +239,6 @@ def with_compiled(executable: Executable, spec: Spec) -> Executable:
     if spec.compile_tasks is None or not isinstance(executable, Threads):
         return executable
     return Compiled(executable, COMPILERS[spec.compile_tasks], fused)
-
-
-def with_graphs(executable: Executable, spec: Spec) -> Executable:
-    """Captured as CUDA graphs, if that is asked for.
-
-    Raises:
-        CaptureError: the program cannot be captured.
-    """
-    return Graphed(executable) if spec.cuda_graphs else executable
 
 
 def replayed(

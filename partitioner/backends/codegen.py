@@ -190,12 +190,9 @@ class _Host:
                 self.lines.add(f"S.wait({event}, {lane})")
             case Free(lane=lane, value=value):
                 self._free(lane, value)
-        self._to_slots(outputs_of(item))
-
-    def _to_slots(self, values: tuple[str, ...]) -> None:
-        for value in values:
-            if value in self.context.slots:
-                self.lines.add(f"S.slots[{self.context.slots[value]}] = {variable(value)}")
+        for made in outputs_of(item):
+            if made in self.context.slots:
+                self.lines.add(f"S.slots[{self.context.slots[made]}] = {variable(made)}")
 
     def _use(self, lane: int) -> None:
         """Make an accelerator lane's stream current, unless it is."""

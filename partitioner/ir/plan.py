@@ -60,6 +60,11 @@ class Plan:
     makespan: float | None = None
     memory: Memory | None = None
 
+    @property
+    def in_a_row(self) -> float:
+        """Seconds of all ops, one after the other, on one lane of the first device."""
+        return self.costs.time(self.costs.ops, self.machine.devices[0])
+
     def __str__(self) -> str:
         parts = (self.graph, self.costs, self.tasks, self.placement, self.program)
         return "\n\n".join(map(str, parts))

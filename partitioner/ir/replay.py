@@ -68,11 +68,6 @@ class Replay:
         self.gradients: defaultdict[str, list[_Gradient]] = defaultdict(list)
         self.trained: set[int] = set()
 
-    def __iter__(self) -> Iterator[Change]:
-        yield from self.forward()
-        if self.memory.training:
-            yield from self.backward()
-
     # Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self) -> Iterator[Change]:

@@ -224,7 +224,7 @@ class Programs:
     @property
     def shown(self) -> Piece | None:
         """The piece that stands for the call that ran last: the one that is expected to take longest."""
-        return max(self.latest.pieces or self.pieces, key=lambda piece: _seconds(piece.plan), default=None)
+        return max(self.latest.pieces or self.pieces, key=lambda piece: piece.plan.in_a_row, default=None)
 
     @property
     def plan(self) -> Plan | None:
@@ -234,10 +234,6 @@ class Programs:
 
 def _stop(_piece: Piece, _arguments: Sequence[Any]) -> None:
     raise Planned
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.costs.time(plan.costs.ops, plan.machine.devices[0])
 
 
 def elements(values: Iterable[Any]) -> float:
