@@ -30,7 +30,7 @@ def view_of(model: nn.Module) -> Traced:
     Raises:
         TraceError: torch.fx cannot see it.
     """
-    return view_graph(capture_symbolic(model), model)
+    return view_graph(*capture_symbolic(model), model)
 
 
 def graph_of(model: nn.Module, found: Found, **options: Any) -> Traced:
