@@ -209,7 +209,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
-        self.pieces.append(Piece.of(found, self.make, self.latest))
+        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.caught))
         return self.pieces[-1]
 
     def summary(self) -> str:
