@@ -15,7 +15,7 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ from partitioner.planner.replay import Replayed
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
 from partitioner.profile.profiled import profiled
-from partitioner.runtime.admission import Admission
+from partitioner.runtime.admission import if_it_fits
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import asked_for, pinned
@@ -92,12 +92,12 @@ def executable_of(plan: Plan, spec: Spec) -> Executable:
     return Graphed(executable) if spec.cuda_graphs else executable
 
 
-def admission(plan: Plan) -> Admission | None:
+def admission(plan: Plan) -> Callable[[Sequence[Any]], None] | None:
     """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
         return None
-    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
+    return if_it_fits(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
 
 
 def make_plan(

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
-from partitioner.model.call import Planned
+from partitioner.model.call import Planned, end_here
 from partitioner.model.overriding import has_own_rules
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
@@ -176,7 +176,7 @@ class Programs:
 
     def trace_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the programs of a call up to its first graph, and run nothing."""
-        self._watched(_stop, args, kwargs)
+        self._watched(end_here, args, kwargs)
 
     def graphs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Piece, Sequence[Any]]]:
         """The graphs of a call with their arguments. If there is Python between graphs, the call is run."""
@@ -230,10 +230,6 @@ class Programs:
     def plan(self) -> Plan | None:
         """The plan to show."""
         return self.provisional if self.shown is None else self.shown.plan
-
-
-def _stop(_piece: Piece, _arguments: Sequence[Any]) -> None:
-    raise Planned
 
 
 def elements(values: Iterable[Any]) -> float:
