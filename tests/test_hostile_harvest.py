@@ -184,6 +184,20 @@ def test_a_condition_of_torch_cond_takes_tensors_alone() -> None:
         assert _result(either, x, *case) == _result(model, x, *case)
 
 
+def test_what_is_made_under_inference_mode_has_no_gradient_whoever_enables_them() -> None:
+    """The tracer leaves inference mode, where gradients that forward enables are some: it said that the tensor has one."""
+
+    def asks(x: Tensor) -> tuple[Tensor, bool]:
+        with torch.enable_grad():
+            y = x * torch.ones(2, requires_grad=True)
+        return y, y.requires_grad
+
+    x, model = torch.ones(2), partition(Calls(asks), ["cpu"])
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert _result(asks, x) == _result(model, x)
+
+
 def _result(call: Callable[..., Any], *args: Any) -> str:
     """What a call gives or raises."""
     try:

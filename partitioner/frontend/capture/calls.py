@@ -5,6 +5,8 @@
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
+- Whether a tensor has a gradient, asked under inference mode of one that was made with gradients enabled: it has none, and
+  Dynamo, which leaves that mode while it traces, says that it has.
 - `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
   asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
   would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
@@ -69,6 +71,13 @@ def _enter(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     if HERE.inference:
         raise Unsupported("torch.func differentiates under inference mode")
     return plain(self, *arguments)
+
+
+@amends(TensorVariable, "method_attr_requires_grad")
+def _requires_grad(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    if HERE.inference and self.requires_grad and self.source is None:
+        raise Unsupported("a tensor is asked for its gradient under inference mode")
+    return plain(self, tx)
 
 
 @amends(TorchInGraphFunctionVariable, "call_function")
