@@ -31,6 +31,7 @@ from torch.utils import deterministic
 
 from partitioner.model.containers import refill
 from partitioner.model.modes import device_types, flushes
+from partitioner.model.recursion import recursion_limit
 
 Option = tuple[Callable[[], Any], Callable[[Any], object]]
 """How it is asked for, and how it is set."""
@@ -86,7 +87,7 @@ def _options() -> Iterator[Option]:
 
 
 def _of_python() -> Iterator[Option]:
-    yield sys.getrecursionlimit, sys.setrecursionlimit
+    yield recursion_limit, sys.setrecursionlimit
     yield sys.getswitchinterval, sys.setswitchinterval
     yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
     yield gc.isenabled, lambda then: gc.enable() if then else gc.disable()

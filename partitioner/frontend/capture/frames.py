@@ -47,6 +47,7 @@ from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.quiet import Note, quiet
+from partitioner.model.recursion import deeper
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -67,9 +68,6 @@ SETTINGS: Mapping[str, Any] = {
     "optimize_ddp": False,
     "fail_on_recompile_limit_hit": False,
 }
-
-DEEP = 10_000
-"""Python's recursion limit while a frame is traced."""
 
 MOST = 64
 """Programs that one code may have. What makes more of them has a constant that differs in every call."""
@@ -203,20 +201,17 @@ class Convert:
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
     """While a frame is traced: Dynamo does what is amended, torch's loggers keep silent here, all fakes lie on one device."""
-    before, others = dict(vars(HERE)), THREAD.ours
-    THREAD.ours = True
-    scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
-    paths, counted = _modules_in(frame, root), whole and counts(root)
-    vars(HERE).update(vars(Here(paths, frame.f_code, True, whole, counted, inference, scope, now=answered_now())))
-    limit, refused = sys.getrecursionlimit(), hooks_refused()
-    sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
+    before, others, refused = dict(vars(HERE)), THREAD.ours, hooks_refused()
     try:
-        with quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
+        THREAD.ours = True
+        scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
+        paths, counted = _modules_in(frame, root), whole and counts(root)
+        vars(HERE).update(vars(Here(paths, frame.f_code, True, whole, counted, inference, scope, now=answered_now())))
+        with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)
         THREAD.ours = others
-        sys.setrecursionlimit(limit)
         refuse_hooks(refused)  # Dynamo has torch refuse them as the model does, and forgets that if it fails there
 
 
