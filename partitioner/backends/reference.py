@@ -74,5 +74,6 @@ class Reference:
         args, kwargs = fill(
             (raw_args, raw_kwargs), lambda source: local[str(source.target) if source.op == "get_attr" else source.name]
         )
+        kind = "call_method" if isinstance(target, str) else "call_function"
         with in_mode(self.plan.graph.by_name[node.name].mode):
-            return call_target(target, args, kwargs)
+            return call_target(kind, target, args, kwargs)

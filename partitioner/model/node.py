@@ -34,9 +34,11 @@ def target_name(node: torch.fx.Node) -> str:
 
 def call_node(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What a torch.fx call of a function, or of a method of its first argument, gives."""
-    return call_target(node.target, args, kwargs)
+    return call_target(node.op, node.target, args, kwargs)
 
 
-def call_target(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """As `call_node`, with the target given: a function, or the name of a method."""
-    return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
+def call_target(kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """As `call_node`, with the target given."""
+    if kind == "call_method":
+        return getattr(args[0], str(target))(*args[1:], **kwargs)
+    return target(*args, **kwargs)
