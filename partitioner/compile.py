@@ -15,7 +15,7 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ from partitioner.planner.replay import Replayed
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
 from partitioner.profile.profiled import profiled
-from partitioner.runtime.admission import Admission
+from partitioner.runtime.admission import if_it_fits
 from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import asked_for, pinned
@@ -88,15 +88,16 @@ def made_of(plan: Plan, spec: Spec) -> Made:
 
 def executable_of(plan: Plan, spec: Spec) -> Executable:
     """What runs a plan on lanes of one device."""
-    return with_graphs(with_backward(with_compiled(emit(plan, spec), spec), spec), spec)
+    executable = with_backward(with_compiled(emit(plan, spec), spec), spec)
+    return Graphed(executable) if spec.cuda_graphs else executable
 
 
-def admission(plan: Plan) -> Admission | None:
+def admission(plan: Plan) -> Callable[[Sequence[Any]], None] | None:
     """What holds calls of other sizes against the machine's memory caps; ``None`` if it has none, or sizes are fixed."""
     sizes = Sizes.of(plan.graph) if caps(plan.machine) else None
     if sizes is None or not sizes.sources:
         return None
-    return Admission(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
+    return if_it_fits(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
 
 
 def make_plan(
@@ -136,7 +137,7 @@ def make_plan(
         plans.append(plan_of(traced, machine, spec))
     if not plans:
         return without_graphs(plan_of(view_of(module), machine, spec))
-    first = max(plans, key=lambda plan: plan.costs.time(plan.costs.ops, machine.devices[0]))
+    first = max(plans, key=lambda plan: plan.in_a_row)
     notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
 
@@ -238,15 +239,6 @@ def with_compiled(executable: Executable, spec: Spec) -> Executable:
     if spec.compile_tasks is None or not isinstance(executable, Threads):
         return executable
     return Compiled(executable, COMPILERS[spec.compile_tasks], fused)
-
-
-def with_graphs(executable: Executable, spec: Spec) -> Executable:
-    """Captured as CUDA graphs, if that is asked for.
-
-    Raises:
-        CaptureError: the program cannot be captured.
-    """
-    return Graphed(executable) if spec.cuda_graphs else executable
 
 
 def replayed(

@@ -282,7 +282,8 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
         with state_kept(model), on_examples(model):
             programs.trace_only(*call.fill(call.tensors))
     if not programs.pieces and programs.provisional is None:
-        programs.provisional = _empty(programs, spec)
+        plan = _provisional(model, programs.machine, spec)  # it has no ops, or none that can be traced
+        programs.provisional = None if plan is None else without_graphs(plan, programs.forward.reasons.values())
 
 
 def _hold(programs: Programs, call: Call) -> None:
@@ -296,12 +297,6 @@ def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check, state=state)
     with torch.inference_mode(False):
         move_state({**state, **all_state(programs.original)}, state_devices(plan), programs.machine.lanes[0].torch_device)
-
-
-def _empty(programs: Programs, spec: Spec) -> Plan | None:
-    """The plan of a model of which no graph was found: it has no ops, or none that can be traced."""
-    plan = _provisional(programs.original, programs.machine, spec)
-    return None if plan is None else without_graphs(plan, programs.forward.reasons.values())
 
 
 def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:

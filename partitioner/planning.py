@@ -18,7 +18,7 @@ from typing import Any
 
 from partitioner.ir.answer import Answer
 from partitioner.ir.problem import Objective
-from partitioner.ir.units import parse_duration
+from partitioner.ir.units import DURATION
 from partitioner.ir.words import one_of
 from partitioner.planner.policies import POLICIES, OrSerial, Policy, decided, policy_of
 from partitioner.spec.entries import Faults, collector_off
@@ -67,7 +67,7 @@ def plan(
         3.0
     """
     faults = Faults("the arguments of plan")
-    limit = faults.read("time_limit", time_limit, parse_duration, TIME_LIMIT)
+    limit = faults.read("time_limit", time_limit, DURATION.parse, TIME_LIMIT)
     faults.flag("contiguous", contiguous)
     faults.check()
     aim = one_of("objective", objective, OBJECTIVES)

@@ -13,7 +13,7 @@ from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import build_graph
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.ir.words import refuse_mistaken
-from partitioner.runtime.pieces import Latest, Made, Piece
+from partitioner.runtime.pieces import Latest, Piece
 from partitioner.spec.discover import asked_for
 
 
@@ -46,11 +46,8 @@ def torch_backend(
         raise SpecError(f"the model lies on {here}, the lanes are on {there}; partition(model, devices) places state")
 
     refuse_unmade(document, machine)
-
-    def make(found: Found) -> Made:
-        return made_of(plan_of(build_graph(found, "GraphModule", {}, ()), machine, document), document)
-
-    return Piece.of(Found(module, tuple(inputs)), make, Latest())
+    traced = build_graph(Found(module, tuple(inputs)), "GraphModule", {}, ())
+    return Piece.of(made_of(plan_of(traced, machine, document), document), inputs, Latest())
 
 
 _OPTIONS = ("devices", "spec", "policy", "backend", "compile_tasks", "pins", "colocate", "grain")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.compiled import Compiled
+from partitioner.backends.race import MATTERS, measured
 from partitioner.backends.training import Training
 from partitioner.compile import executable_of, for_this_call, planned_again
 from partitioner.errors import SpecError
@@ -36,7 +37,6 @@ from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
 from partitioner.runtime.programs import Programs, elements
 from partitioner.runtime.standins import Spares, can_be_repeated, repeatable
-from partitioner.runtime.tuning import measured
 from partitioner.spec.spec import Spec
 
 Choices = dict[str, Any]
@@ -46,9 +46,6 @@ ASKED: Choices = {}
 """What was asked for, as it is."""
 
 SERIAL = "serial"
-MATTERS = 1.05
-"""How much faster than the serial plan another one must be measured to be, or than its programs the model as it is."""
-
 BESIDE: dict[str, Choices] = {
     SERIAL: {"policy": Single()},
     "serial, a lane's threads": {"policy": Single(narrow=True)},

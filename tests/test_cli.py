@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import partitioner
-from partitioner.cli import console
+from partitioner.cli import commands, console
 from partitioner.cli import main as cli
 
 MODEL = """
@@ -139,7 +139,7 @@ def test_help_names_every_format_and_policy() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """At the top of these files, only typer and what they share may be imported."""
-    for module in (cli, console):
+    for module in (cli, commands, console):
         body = ast.parse(Path(str(module.__file__)).read_text()).body
         names = {name for node in body if isinstance(node, ast.ImportFrom) for name in [node.module or ""]}
         names |= {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
@@ -147,7 +147,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert outside <= {
             "typer",
             "typer.core",
-            *(f"partitioner.cli.{name}" for name in ("console", "calibrate", "plan", "diff")),
+            *(f"partitioner.cli.{name}" for name in ("console", "commands")),
             "partitioner.errors",
         }
 

@@ -13,7 +13,7 @@ import torch
 
 from partitioner.errors import SpecError
 from partitioner.ir.machine import Link, Machine
-from partitioner.ir.units import parse_bandwidth, parse_duration, parse_flops
+from partitioner.ir.units import BANDWIDTH, DURATION, FLOPS
 from partitioner.spec import devices
 from partitioner.spec import discover as module
 from partitioner.spec.discover import build_machine, discover, find_device, missing_devices
@@ -227,11 +227,11 @@ def test_what_is_assumed_is_written_down() -> None:
         row = re.search(rf"^\| {name} \| (.*) \|$", text, re.MULTILINE)
         assert row is not None
         flops, bandwidth, overhead, handoff = row[1].split(" | ")
-        assert (parse_flops(flops), parse_bandwidth(bandwidth)) == (device.flops, device.bandwidth)
-        assert (parse_duration(overhead), parse_duration(handoff)) == (device.overhead, device.handoff)
+        assert (FLOPS.parse(flops), BANDWIDTH.parse(bandwidth)) == (device.flops, device.bandwidth)
+        assert (DURATION.parse(overhead), DURATION.parse(handoff)) == (device.overhead, device.handoff)
     links = re.search(r"Links carry (\S+ \S+) after (\S+ \S+) between accelerators, and (\S+ \S+) after (\S+ \S+) to", text)
     assert links is not None
-    figures = [parse_bandwidth(links[1]), parse_duration(links[2]), parse_bandwidth(links[3]), parse_duration(links[4])]
+    figures = [BANDWIDTH.parse(links[1]), DURATION.parse(links[2]), BANDWIDTH.parse(links[3]), DURATION.parse(links[4])]
     assert figures == [each for link in (module.PEER_LINK, module.HOST_LINK) for each in (link.bandwidth, link.latency)]
     assert f"of which {module.USABLE_MEMORY} may be planned with" in text
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from io import StringIO
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partitioner import TraceError, partition
+from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet, stand_first
+from partitioner.model.recursion import deeper
 from programs import Calls
 
 
@@ -165,3 +168,66 @@ def test_a_tracer_that_is_turned_off_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     with pytest.raises(TraceError, match=r"TORCHDYNAMO_DISABLE=1 .* unset it"):
         partition(Calls(torch.relu), ["cpu"], example_inputs=torch.ones(2))
+
+
+def test_the_recursion_limit_is_the_users_after_an_interrupt_and_whoever_puts_options_back() -> None:
+    """It stayed at 10,000: after an interrupt before the ``try``, and where one thread traced while another kept options."""
+    before, tracer = sys.getrecursionlimit(), sys.gettrace()
+    for line in range(5):  # those up to its `yield`
+        sys.settrace(_interrupting(line))
+        with suppress(KeyboardInterrupt), deeper():
+            pass
+        sys.settrace(tracer)
+        assert sys.getrecursionlimit() == before
+    with deeper():
+        undo = process_undo()
+        assert sys.getrecursionlimit() > before
+    undo()
+    assert sys.getrecursionlimit() == before
+
+
+def _interrupting(line: int) -> Callable[..., Any]:
+    """For `sys.settrace`: an interrupt before so many lines of what makes the limit another one have run."""
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == deeper.__name__ and event == "line" and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_a_condition_of_torch_cond_takes_tensors_alone() -> None:
+    """Numbers, texts and ``None`` went to the branches, and a condition of ``None`` was false, where torch raises."""
+
+    def either(x: Tensor, condition: Any, other: Any) -> Any:
+        return torch.cond(condition, lambda a, b: a * 2, lambda a, b: a + 1, (x, other))
+
+    x = torch.ones(3, 2)
+    cases = [(True, 3), (x.sum() > 0, 3), (x > 0, x), (None, x)]
+    model = partition(Calls(either), ["cpu"])
+    for case in cases:
+        assert _result(either, x, *case) == _result(model, x, *case)
+
+
+def test_what_is_made_under_inference_mode_has_no_gradient_whoever_enables_them() -> None:
+    """The tracer leaves inference mode, where gradients that forward enables are some: it said that the tensor has one."""
+
+    def asks(x: Tensor) -> tuple[Tensor, bool]:
+        with torch.enable_grad():
+            y = x * torch.ones(2, requires_grad=True)
+        return y, y.requires_grad
+
+    x, model = torch.ones(2), partition(Calls(asks), ["cpu"])
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert _result(asks, x) == _result(model, x)
+
+
+def _result(call: Callable[..., Any], *args: Any) -> str:
+    """What a call gives or raises."""
+    try:
+        return repr(call(*args))
+    except RuntimeError as error:
+        return f"{type(error).__name__} {error}"

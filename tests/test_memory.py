@@ -27,11 +27,13 @@ from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Free, Program, outputs_of
+from partitioner.lower.memory import explained
 from partitioner.lower.room import peak_of
 from partitioner.lower.verify import verify_memory, verify_plan
 from partitioner.planner.assigned import placed
 from partitioner.planner.memory import demands
 from partitioner.planner.policies.fit import Fit
+from partitioner.report.inspect import inspect
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec, load_spec
 from programs import Lowered, lowered_programs
@@ -331,7 +333,9 @@ def test_the_largest_batch_is_the_largest(training: bool) -> None:
     totals = [next(iter(footprints(planned(model, torch.randn(batch, 128), training, "sgd_momentum")).values())).total
               for batch in (most, most + 1)]  # fmt: skip
     assert totals[0] <= cap < totals[1]
-    assert largest_batch(replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),)))) == 0
+    assert f"The largest batch that fits is predicted to be {most}." in inspect(capped).summary.notes
+    tiny = replace(plan, machine=Machine((Device("cpu", "cpu", memory=1000),)))
+    assert largest_batch(tiny) == 0 and list(explained(tiny))[-1] == "No batch is small enough for this plan."
 
 
 @given(integers(0, 5000), integers(1, 60), integers(0, 40), integers(2, 300))

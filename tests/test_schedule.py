@@ -60,6 +60,8 @@ def test_every_value_lies_where_it_is_made(lowered: Lowered) -> None:
             assert (value.bytes, value.storages) == (known.bytes, known.storages)
         else:
             assert value.torch_device == lanes[readers[value.name].lane if value.name in readers else 0].torch_device
+            meta = lowered.graph.metas[value.name]
+            assert (value.bytes, value.storages) == (0 if meta is None else meta.bytes, (value.name,))
 
 
 def test_the_same_order_each_time() -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from partitioner import SpecError, partition, tuning
 from partitioner import compile as flow
-from partitioner.runtime.tuning import measured
-from partitioner.tuning import MATTERS
+from partitioner.backends.race import MATTERS, measured
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

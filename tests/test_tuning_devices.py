@@ -35,7 +35,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world for each test, in which stand-ins lie where they should."""
     with pretending(monkeypatch) as made:
         monkeypatch.setattr(standins, "_copied", put)
-        monkeypatch.setattr(standins, "_leaf", _there)
+        monkeypatch.setattr(standins, "stand_in", _there)
         monkeypatch.setattr(standins, "_another", _there)
         yield made
         assert made.faults() == []

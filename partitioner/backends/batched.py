@@ -10,16 +10,15 @@ costs more than its bytes, and large ones lose. Results are equal to rounding: o
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
+from partitioner.backends.race import gradients, stand_in
 from partitioner.model.call import memory
 from partitioner.model.node import target_name
 
@@ -39,10 +38,6 @@ CHANNELWISE = frozenset(
 CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 LAYERS = CONVOLUTIONS | {"linear", "batch_norm"}
 """What makes a tensor of its own, of which autograd keeps nothing."""
-
-ROUNDS = 9
-MATTERS = 1.05
-"""How much faster ops that were put together must be measured to be."""
 
 Key = tuple[object, ...]
 """What ops must have in common to become one."""
@@ -79,22 +74,12 @@ def _outside(module: GraphModule, arguments: Sequence[Any]) -> tuple[object, ...
     That is, which of them and of the arguments lie in one memory, strides, and which arguments have a gradient from each: one
     that has none stays without, where zeros would make an optimizer move it.
     """
-    leaves = _leaves(arguments)
+    leaves = [stand_in(value) for value in arguments]
     results, wanted = tree_leaves(module(*leaves)), [leaf for leaf in leaves if leaf.requires_grad]
     where = memory([*leaves, *results])
-    reached = [_gradients([each], wanted) if each.requires_grad else () for each in results]
+    reached = [gradients([each], wanted, keep=True) if each.requires_grad else () for each in results]
     first = [where.index(each) for each in where]
     return first, [each.stride() for each in results], [[one is not None for one in each] for each in reached]
-
-
-def _leaves(arguments: Sequence[Any]) -> list[Any]:
-    """What stands for arguments where gradients are asked for."""
-    return [value.detach().requires_grad_(value.requires_grad) for value in arguments]
-
-
-def _gradients(roots: Sequence[Any], wanted: Sequence[Any]) -> Sequence[Any]:
-    ones = [torch.ones_like(root) for root in roots]
-    return torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
 
 
 def _out_of_place(module: GraphModule) -> GraphModule:
@@ -107,31 +92,6 @@ def _out_of_place(module: GraphModule) -> GraphModule:
             if len(source.users) == 1 and target_name(source) in LAYERS:
                 node.kwargs = {**node.kwargs, "inplace": False}
     return GraphModule({}, graph, type(module).__name__)
-
-
-def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether one function clearly takes less time than another that computes the same: run in turns on some values.
-
-    Where gradients are recorded a run has a backward, from leaves that stand for the arguments.
-    """
-    leaves = _leaves(arguments)
-    samples: dict[Callable[..., Any], list[float]] = {one: [], other: []}
-    for _ in range(1 + ROUNDS):
-        for function, seconds in samples.items():
-            start = time.perf_counter()
-            _run(function, leaves)
-            seconds.append(time.perf_counter() - start)
-    ours, theirs = (statistics.median(seconds[1:]) for seconds in samples.values())
-    return ours * MATTERS < theirs
-
-
-def _run(function: Callable[..., Any], leaves: Sequence[Any]) -> None:
-    found = tree_leaves(function(*leaves))
-    roots, wanted = [each for each in found if each.requires_grad], [each for each in leaves if each.requires_grad]
-    if roots and wanted:
-        _gradients(roots, wanted)
-    if found and found[0].device.type != "cpu":
-        torch.accelerator.synchronize(found[0].device)
 
 
 class _Values(Interpreter):

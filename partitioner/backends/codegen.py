@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -191,12 +190,9 @@ class _Host:
                 self.lines.add(f"S.wait({event}, {lane})")
             case Free(lane=lane, value=value):
                 self._free(lane, value)
-        self._to_slots(outputs_of(item))
-
-    def _to_slots(self, values: tuple[str, ...]) -> None:
-        for value in values:
-            if value in self.context.slots:
-                self.lines.add(f"S.slots[{self.context.slots[value]}] = {variable(value)}")
+        for made in outputs_of(item):
+            if made in self.context.slots:
+                self.lines.add(f"S.slots[{self.context.slots[made]}] = {variable(made)}")
 
     def _use(self, lane: int) -> None:
         """Make an accelerator lane's stream current, unless it is."""
@@ -222,8 +218,9 @@ class _Host:
             self._call(self.context.compiled[item.task], item)
             return
         local = {original(name): self.context.reference(name, self.host) for name in item.reads}
-        gone = self._temporaries(item)
-        for op in self.context.ops(item.task):
+        ops = self.context.ops(item.task)
+        gone = self.context.plan.graph.last_uses(ops, item.writes)
+        for op in ops:
             local[op] = variable(op)
             known = self.context.plan.graph.by_name[op]
             self._mode(known.mode)
@@ -232,7 +229,7 @@ class _Host:
             self.lines.add(f"{local[op]} = {text}{f'  # {known.where}' if known.where else ''}", known)
             self._hand_over(op, local)
             if gone[op] or parts:
-                self.lines.add(f"del {', '.join([*gone[op], *parts.values()])}")
+                self.lines.add(f"del {', '.join([*map(variable, gone[op]), *parts.values()])}")
 
     def _call(self, body: Body, item: Run) -> None:
         """Call a task as one function."""
@@ -270,20 +267,6 @@ class _Host:
         for name in item.reads:
             if self.program.by_name[name].torch_device and self.context.lane_of.get(name, 0) != item.lane:
                 self.lines.add(f"S.keep({self.context.reference(name, self.host)}, {item.lane})")
-
-    def _temporaries(self, item: Run) -> Mapping[str, list[str]]:
-        """For each op of a task, the temporaries that nothing after it uses."""
-        ops = self.context.ops(item.task)
-        own = set(ops) - set(item.writes)
-        last: dict[str, str] = {}
-        for op in ops:
-            for name in (op, *(source.name for source in self.context.nodes[op].all_input_nodes)):
-                if name in own:
-                    last[name] = op
-        gone: defaultdict[str, list[str]] = defaultdict(list)
-        for name, op in last.items():
-            gone[op].append(variable(name))
-        return gone
 
     def _free(self, lane: int, value: str) -> None:
         if value in self.context.slots:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.batched import is_faster
 from partitioner.backends.bodies import LEAST_OPS, Compiler, Refused, bodies_of, uncompiled
 from partitioner.backends.joined import Joined, joined
+from partitioner.backends.race import is_faster
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.plan import Plan

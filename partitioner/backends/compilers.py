@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.batched import is_faster, put_together
+from partitioner.backends.batched import put_together
 from partitioner.backends.bodies import CompileError, Compiler
+from partitioner.backends.race import is_faster
 
 PLUMBING = frozenset(
     f"prim::{name}" for name in "Constant ListConstruct TupleConstruct ListUnpack TupleUnpack NumToTensor".split()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 from partitioner.backends.bodies import Body
 from partitioner.backends.names import Names, variable
@@ -13,6 +13,8 @@ from partitioner.ir.gradient import Backward, Gradient
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
 from partitioner.ir.segment import wide_tasks
+
+Part = tuple[str, str, int | None]
 
 
 class Context:
@@ -44,8 +46,7 @@ class Context:
         self.narrow = self._narrow()
         self.shared_cpu = max(hosts) > 0 or self.narrow > 1
         self.short = not any(self.alone.values()) and all(lane.kind == "cpu" for lane in self.program.lanes)
-        self.parts = _parts(backward)
-        self.handed_over = _handed_over(backward)
+        self.parts, self.handed_over = self._passing(() if backward is None else backward.gradients)
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
 
     def _alone(self) -> dict[int, bool]:
@@ -64,6 +65,19 @@ class Context:
             return 1
         device = self.plan.machine.device_of(*used)
         return device.lanes if device.cores > device.threads_per_lane else 1
+
+    def _passing(self, gradients: Sequence[Gradient]) -> tuple[Mapping[str, list[Part]], Mapping[str, list[Gradient]]]:
+        """By op, while gradients are recorded: what it reads of other segments, and what it makes that others read.
+
+        Of what is read: the name of the term, the value, and the number of the tensor in it.
+        """
+        parts: defaultdict[str, list[Part]] = defaultdict(list)
+        handed_over: defaultdict[str, list[Gradient]] = defaultdict(list)
+        for gradient in gradients:
+            handed_over[gradient.maker].append(gradient)
+            for part in gradient.parts:
+                parts[part.op].append((gradient.term(part), part.value, part.leaf))
+        return dict(parts), dict(handed_over)
 
     def _event_lanes(self) -> dict[int, set[int]]:
         lanes: defaultdict[int, set[int]] = defaultdict(set)
@@ -120,25 +134,3 @@ class Context:
     def ops(self, task: str) -> tuple[str, ...]:
         """The ops of a task."""
         return self.plan.tasks.by_name[task].ops
-
-
-def _parts(backward: Backward | None) -> dict[str, list[tuple[str, str, int | None]]]:
-    """By op, what it reads of other segments while gradients are recorded: name of the term, value, number of the tensor."""
-    found: defaultdict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
-    for gradient in _gradients(backward):
-        for part in gradient.parts:
-            found[part.op].append((gradient.term(part), part.value, part.leaf))
-    return dict(found)
-
-
-def _handed_over(backward: Backward | None) -> dict[str, list[Gradient]]:
-    """By op, the tensors that it makes and other segments or the caller read."""
-    found: defaultdict[str, list[Gradient]] = defaultdict(list)
-    for gradient in _gradients(backward):
-        if gradient.maker:
-            found[gradient.maker].append(gradient)
-    return dict(found)
-
-
-def _gradients(backward: Backward | None) -> Iterator[Gradient]:
-    yield from () if backward is None else backward.gradients

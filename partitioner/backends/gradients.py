@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from partitioner.backends.nodes import results
 from partitioner.backends.reference import Reference
 from partitioner.ir.gradient import Gradient, Part
-from partitioner.ir.plan import Plan
 from partitioner.model.node import fill
 
 AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -48,7 +47,7 @@ class Observer(Reference):
         graph = self.plan.graph
         values = {**self.bodies, **dict(zip(graph.arguments, arguments, strict=True))}
         notes = self.notes = Notes({name: values[name] for name in graph.arguments})
-        last = _last_uses(self.plan)
+        last = graph.last_uses([op.name for op in graph.ops], graph.outputs)
         for op in graph.ops:
             node = graph.nodes[op.name]
             reads = {source.name: values[source.name] for source in node.all_input_nodes if source.op != "get_attr"}
@@ -62,16 +61,6 @@ class Observer(Reference):
         found = list(fill(results(graph), lambda node: values[node.name]))
         notes.returned(found, {name: values[name] for name in graph.arguments})
         return found
-
-
-def _last_uses(plan: Plan) -> Mapping[str, list[str]]:
-    """The results of ops that are not used after an op, by its name."""
-    known, returned = plan.graph.by_name, set(plan.graph.outputs)
-    last = {name: op.name for op in plan.graph.ops for name in (op.name, *op.inputs) if name in known and name not in returned}
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name, op in last.items():
-        found[op].append(name)
-    return found
 
 
 @dataclass

@@ -19,7 +19,6 @@ Only programs are joined whose tasks are all functions and write nothing: what f
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,7 @@ from partitioner.backends.nodes import results
 from partitioner.backends.openmp import rest
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Program, Record, Run, Wait
+from partitioner.ir.segment import Segment, segments
 from partitioner.model.modes import flushes, threads
 
 _HOME = os.getpid()
@@ -118,40 +118,18 @@ def _can_join(plan: Plan, bodies: Mapping[str, Body]) -> bool:
 
 
 def _jobs(program: Program, bodies: Mapping[str, Body]) -> list[_Job]:
-    """The jobs of a program, in an order in which they can run."""
-    groups: list[tuple[int, list[str], list[int]]] = []
-    latest: dict[int, int] = {}  # the last job of a lane
-    recorded: dict[int, int] = {}
-    waited: defaultdict[int, list[int]] = defaultdict(list)
-    open_: set[int] = set()  # lanes whose last job goes on
-    for item in program.instructions:
-        match item:
-            case Run(task=task, lane=lane) if lane in open_:
-                groups[latest[lane]][1].append(task)
-            case Run(task=task, lane=lane):
-                own = [latest[lane]] if lane in latest else []
-                latest[lane] = len(groups)
-                groups.append((lane, [task], [*own, *waited.pop(lane, [])]))
-                open_.add(lane)
-            case Record(lane=lane, event=event):
-                open_.discard(lane)
-                if lane in latest:
-                    recorded[event] = latest[lane]
-            case Wait(lane=lane, event=event):
-                open_.discard(lane)
-                if event in recorded:
-                    waited[lane].append(recorded[event])
-    caller = min(lane for lane, *_ in groups)
+    """The jobs of a program, in an order in which they can run: its segments."""
+    found = segments(program)
+    caller = min(segment.lane for segment in found)
     return [
-        _job(number, lane, caller, {task: bodies[task] for task in tasks}, after)
-        for number, (lane, tasks, after) in enumerate(groups)
+        _job(number, segment, caller, {task: bodies[task] for task in segment.tasks}) for number, segment in enumerate(found)
     ]
 
 
-def _job(number: int, lane: int, caller: int, bodies: Mapping[str, Body], after: Sequence[int]) -> _Job:
+def _job(number: int, segment: Segment, caller: int, bodies: Mapping[str, Body]) -> _Job:
     makes = [name for body in bodies.values() for name in body.outputs]
     reads = dict.fromkeys(name for body in bodies.values() for name in body.inputs if name not in makes)
-    return _Job(number, lane if reads else caller, bodies, tuple(dict.fromkeys(after)), tuple(reads), tuple(makes))
+    return _Job(number, segment.lane if reads else caller, bodies, segment.after, tuple(reads), tuple(makes))
 
 
 class _Text:

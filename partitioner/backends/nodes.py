@@ -51,8 +51,6 @@ def retarget(node: torch.fx.Node, device: str | None) -> tuple[Any, tuple[Any, .
         args = tuple(here if _is_device(arg, text and n == 1) else arg for n, arg in enumerate(args))
     if kwargs.get("device") is not None or (here.type != "cpu" and makes_from_nothing(node, args)):
         kwargs["device"] = here
-    if target is torch.ops.aten.view.default and here.type != "cpu":
-        target = torch.ops.aten.reshape.default  # export saw the CPU's strides; attention, for one, has others elsewhere
     return target, args, kwargs
 
 

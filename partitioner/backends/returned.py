@@ -9,33 +9,22 @@ It is left as eager leaves it. What no op that autograd records has written keep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from partitioner.model.storage import version_of
 
+Mark = tuple[Any, int]
+"""What writing changes of a tensor: the node that autograd has for it, and how often it was written; -1 if nobody counts."""
 
-@dataclass(frozen=True)
-class Mark:
-    """What writing changes of a tensor.
 
-    Args:
-        history: the node that autograd has for it.
-        version: how often it was written; -1 for one that does not count.
-    """
-
-    history: Any
-    version: int
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Mark:
-        """The mark of a tensor at this moment. Autograd makes nodes anew for written views, not for the base."""
-        with torch._C.DisableTorchFunctionSubclass():
-            base = tensor._base if tensor._is_view() else tensor
-            assert base is not None
-            return Mark(base.grad_fn, version_of(tensor))
+def _mark(tensor: torch.Tensor) -> Mark:
+    """The mark of a tensor at this moment. Autograd makes nodes anew for written views, not for the base."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = tensor._base if tensor._is_view() else tensor
+        assert base is not None
+        return base.grad_fn, version_of(tensor)
 
 
 def marked(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -> dict[int, Mark]:
@@ -46,7 +35,7 @@ def marked(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -
         moved: the arguments as the program has them.
         written: positions of those that it may write.
     """
-    return {position: Mark.of(moved[position]) for position in written if moved[position] is not given[position]}
+    return {position: _mark(moved[position]) for position in written if moved[position] is not given[position]}
 
 
 def write_back(given: Sequence[Any], moved: Sequence[Any], marks: Mapping[int, Mark]) -> None:
@@ -62,11 +51,11 @@ def write_back(given: Sequence[Any], moved: Sequence[Any], marks: Mapping[int, M
 
 
 def _bring_back(given: torch.Tensor, moved: torch.Tensor, before: Mark) -> None:
-    now = Mark.of(moved)
-    if now.history is not before.history:
+    (history, version), (old_history, old_version) = _mark(moved), before
+    if history is not old_history:
         with torch.enable_grad():
             given.copy_(moved)
         return
-    counts = now.version != before.version or moved.is_inference()
+    counts = version != old_version or moved.is_inference()
     with torch.no_grad(), torch.inference_mode(given.is_inference()):
         (given.detach() if counts else given.data).copy_(moved)

@@ -60,17 +60,12 @@ def has_hidden_modes() -> bool:
         or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or in_a_lane()
+        or getattr(HERE, "occupied", False)
     )
 
 
 HERE = threading.local()
 """``occupied``: whether this thread runs a lane of a call that has workers. ``modes``: what a worker is under, if known."""
-
-
-def in_a_lane() -> bool:
-    """Whether this thread runs a lane of a call that has workers: they may be waiting for it."""
-    return bool(getattr(HERE, "occupied", False))
 
 
 class Worker:

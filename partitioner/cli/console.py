@@ -73,6 +73,11 @@ def working(doing: str) -> Iterator[None]:
             yield
 
 
+def names_in(options: list[str] | None) -> list[str] | None:
+    """The names in an option that may be given several times, with commas in it; ``None`` if it was not given."""
+    return [name.strip() for names in options or () for name in names.split(",")] or None
+
+
 def write(text: str, output: str | None = None) -> None:
     """Write a report to stdout or to a file.
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from partitioner.cli.calibrate import calibrate_command
-from partitioner.cli.console import USAGE, Debug, Output, complain, guarded, terminal, working, write
-from partitioner.cli.diff import diff_command
-from partitioner.cli.plan import plan_command
+from partitioner.cli.commands import calibrate_command, diff_command, plan_command
+from partitioner.cli.console import USAGE, Debug, Output, complain, guarded, names_in, terminal, working, write
 
 if TYPE_CHECKING:
     from partitioner.ir.plan import Plan
@@ -170,7 +168,7 @@ def _plan(
     with working("importing torch"):
         from partitioner.cli.target import load_target
         from partitioner.driver import planned
-    names = [name.strip() for names in devices or () for name in names.split(",")] or None
+    names = names_in(devices)
     with working(f"loading {target}"):
         found = load_target(target, inputs or ())
     with working(f"planning {found.name}"):

@@ -18,7 +18,7 @@ from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.machine import Machine
-from partitioner.model.call import Call, Planned
+from partitioner.model.call import Call, Planned, end_here
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
@@ -30,7 +30,7 @@ def view_of(model: nn.Module) -> Traced:
     Raises:
         TraceError: torch.fx cannot see it.
     """
-    return view_graph(capture_symbolic(model), model)
+    return view_graph(*capture_symbolic(model), model)
 
 
 def graph_of(model: nn.Module, found: Found, **options: Any) -> Traced:
@@ -96,7 +96,7 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
         traced = graph_of(model, found, apart=whole)
         graphs.append((traced, found))
-        return (lambda *arguments: interpret(traced.graph, arguments)) if runs else _stop
+        return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 
     method = compiled(model, receive, whole=whole)
     if runs:
@@ -108,10 +108,6 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
     if not graphs and method.reasons:
         raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.reasons.values())}")
     return graphs
-
-
-def _stop(*_arguments: Any) -> Sequence[Any]:
-    raise Planned
 
 
 def hold_against_eager(

@@ -11,14 +11,17 @@ modules that are called twice need no rule of their own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 ANY = "*"
 CAST = "cast of "
 RNG = "rng"
 LATER = "rng in backward"
 SENT = "sent between ranks"
+
+Name = TypeVar("Name", bound=Hashable)
 
 TOKENS = frozenset({ANY, RNG, LATER, SENT})
 """Resources that are no storage: everything, the random generator, the generator as it will be used in backward, and the order
@@ -67,7 +70,7 @@ def merged(accesses: Iterable[Access]) -> tuple[Access, ...]:
     return tuple(Access(resource, write) for resource, write in sorted(modes(accesses).items()))
 
 
-def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[str, str]]:
+def hazards(program: Iterable[tuple[Name, Sequence[Access]]]) -> Iterator[tuple[Name, Name]]:
     """The pairs that the one hazard rule orders, for ``(name, accesses)`` in program order.
 
     Pairs that follow from others are left out: a write is ordered after the reads since the last write and after that
@@ -78,14 +81,14 @@ def hazards(program: Iterable[tuple[str, Sequence[Access]]]) -> Iterator[tuple[s
         >>> list(hazards([("a", [w]), ("b", [r]), ("c", [r]), ("d", [w])]))
         [('a', 'b'), ('a', 'c'), ('a', 'd'), ('b', 'd'), ('c', 'd')]
     """
-    writer: dict[str, str] = {}
-    readers: defaultdict[str, list[str]] = defaultdict(list)
-    fence = ""
-    since_fence: list[str] = []
+    writer: dict[str, Name] = {}
+    readers: defaultdict[str, list[Name]] = defaultdict(list)
+    fence: Name | None = None
+    since_fence: list[Name] = []
     for name, accesses in program:
-        before: dict[str, None] = {}
+        before: dict[Name, None] = {}
         touched = modes(accesses)
-        if fence:
+        if fence is not None:
             before[fence] = None
         if ANY in touched:
             before.update(dict.fromkeys(since_fence))

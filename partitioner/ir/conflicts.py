@@ -14,10 +14,8 @@ from partitioner.ir.program import Copy, Free, Program, Run, Value
 
 def conflicts(program: Program) -> Iterator[tuple[int, int]]:
     """Pairs of Runs and Copies, by index, that must keep their order. Events and Frees touch nothing, not even `ANY`."""
-    named = (
-        (str(index), program.accesses(item)) for index, item in enumerate(program.instructions) if isinstance(item, Run | Copy)
-    )
-    return ((int(earlier), int(later)) for earlier, later in hazards(named))
+    items = enumerate(program.instructions)
+    return hazards((index, program.accesses(item)) for index, item in items if isinstance(item, Run | Copy))
 
 
 def issued_in_order(program: Program, earlier: int, later: int) -> bool:

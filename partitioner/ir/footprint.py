@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from partitioner.ir.memory import Memory
-from partitioner.ir.plan import Plan, resident_bytes, state_devices
+from partitioner.ir.plan import Plan, each_once, resident_bytes
 from partitioner.ir.replay import Change, Replay
 from partitioner.ir.units import format_size
 
@@ -125,13 +125,9 @@ def footprints(plan: Plan) -> dict[str, Footprint]:
 
 def _standing(plan: Plan, memory: Memory) -> Iterator[Change]:
     """What is there before the call: state, what the optimizer keeps, and the caller's inputs."""
-    counted: set[int] = set()
-    for name, device in state_devices(plan).items():
-        weight = memory.state.get(name)
-        if weight is not None and weight.storage not in counted:
-            counted.add(weight.storage)
-            yield Change("", device, "parameters" if weight.parameter else "buffers", name, weight.bytes)
-            yield Change("", device, "optimizer", f"{memory.optimizer.name} of {name}", weight.optimizer)
+    for device, name, weight in each_once(plan, memory.state):
+        yield Change("", device, "parameters" if weight.parameter else "buffers", name, weight.bytes)
+        yield Change("", device, "optimizer", f"{memory.optimizer.name} of {name}", weight.optimizer)
     seen: set[int] = set()
     for name in plan.program.inputs:
         device = plan.program.by_name[name].torch_device
@@ -144,12 +140,12 @@ def _standing(plan: Plan, memory: Memory) -> Iterator[Change]:
 def _training(plan: Plan, memory: Memory, replay: Replay) -> Iterator[Change]:
     """Backward, and the step after it."""
     yield from replay.backward()
-    trained: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for name, device in state_devices(plan).items():
-        if name in memory.state and memory.state[name].gradient:
-            trained[device][memory.state[name].storage] = memory.state[name].gradient
+    trained: defaultdict[str, list[int]] = defaultdict(list)
+    for device, _, weight in each_once(plan, memory.state):
+        if weight.gradient:
+            trained[device].append(weight.gradient)
     for device, sizes in trained.items():
-        size = memory.optimizer.stepping(list(sizes.values()), together=not device.startswith("cpu"))
+        size = memory.optimizer.stepping(sizes, together=not device.startswith("cpu"))
         yield Change("the optimizer's step", device, "workspace", memory.optimizer.name, size)
 
 
@@ -235,11 +231,9 @@ def _alone(plan: Plan, memory: Memory, least: list[int], name: str) -> int:
 
 def standing_bytes(plan: Plan) -> dict[str, int]:
     """Bytes that policies reckon with on each torch device: state, with its gradients and what the optimizer keeps."""
-    found: Counter[str] = Counter()
-    memory = plan.memory
-    if memory is None:
+    if plan.memory is None:
         return resident_bytes(plan)
-    placed = {name: device for name, device in state_devices(plan).items() if name in memory.state}
-    for weight, device in {memory.state[name].storage: (memory.state[name], place) for name, place in placed.items()}.values():
+    found: Counter[str] = Counter()
+    for device, _, weight in each_once(plan, plan.memory.state):
         found[device] += weight.total
     return dict(found)

@@ -9,6 +9,7 @@ graph Toy
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -235,6 +236,15 @@ class Graph:
         dag.add_nodes_from(op.name for op in self.ops)
         dag.add_edges_from((source, target, {"kind": kind}) for (source, target), kind in self.edges.items())
         return dag
+
+    def last_uses(self, ops: Sequence[str], kept: Collection[str]) -> dict[str, list[str]]:
+        """For each of some ops, in program order: what they make that nothing after it among them uses, but what is kept."""
+        own = set(ops).difference(kept)
+        last = {name: op for op in ops for name in (op, *self.by_name[op].inputs) if name in own}
+        found: dict[str, list[str]] = {op: [] for op in ops}
+        for name, op in last.items():
+            found[op].append(name)
+        return found
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import unquote
 
 from partitioner.errors import PartitionerError
@@ -37,41 +35,29 @@ def parse(text: str) -> Program:
     """
     if not isinstance(text, str) or text.split(maxsplit=1)[:1] != ["program"]:
         raise PartitionerError("not a printed program, which begins with `program <name>`; a model's file ends in .py")
-    name, found = "", {word: list[Any]() for word in (*_DECLARATIONS, "instruction")}
+    name, lanes, values = "", list[Lane](), list[Value]()
+    inputs, outputs, instructions = list[str](), list[str](), list[Instruction]()
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words:
-            continue
         try:
-            if words[0] == "program":
-                name = _plain(words[1])
-            elif words[0] in _DECLARATIONS:
-                found[words[0]].append(_DECLARATIONS[words[0]](len(found[words[0]]), words[1:]))
-            else:
-                found["instruction"].append(_instruction(words))
+            match line.split():
+                case []:
+                    pass
+                case ["program", word, *_]:
+                    name = _plain(word)
+                case ["lane", place, lane, device] if int(place) == len(lanes):
+                    lanes.append(Lane(_plain(lane), _plain(lane).rpartition("/")[0], _plain(device)))
+                case ["value", value, device, size, *storages]:
+                    values.append(Value(_plain(value), _plain(device), int(size), tuple(map(_plain, storages))))
+                case ["input", value]:
+                    inputs.append(_plain(value))
+                case ["output", value]:
+                    outputs.append(_plain(value))
+                case words:
+                    instructions.append(_instruction(words))
         except (IndexError, KeyError, ValueError) as error:
             raise PartitionerError(f"line {number} of the program is not understood: {line.strip()!r}") from error
-    return Program(name, *map(tuple, found.values()))
+    return Program(name, tuple(lanes), tuple(values), tuple(inputs), tuple(outputs), tuple(instructions))
 
-
-def _lane(position: int, words: list[str]) -> Lane:
-    number, name, device = words
-    if int(number) != position:
-        raise ValueError("lanes are numbered from 0, in order")
-    return Lane(_plain(name), _plain(name).rpartition("/")[0], _plain(device))
-
-
-def _value(_: int, words: list[str]) -> Value:
-    return Value(_plain(words[0]), _plain(words[1]), int(words[2]), tuple(map(_plain, words[3:])))
-
-
-def _name(_: int, words: list[str]) -> str:
-    (name,) = words
-    return _plain(name)
-
-
-_DECLARATIONS: dict[str, Callable[[int, list[str]], object]] = {"lane": _lane, "value": _value, "input": _name, "output": _name}
-"""What a declaration of each kind says, given how many of its kind came before; in the order in which a `Program` has them."""
 
 _RUN = re.compile(r"(\S+) \((.*?)\) -> \((.*?)\) ?(.*)")
 

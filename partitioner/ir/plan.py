@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine
-from partitioner.ir.memory import Memory
+from partitioner.ir.memory import Memory, Weight
 from partitioner.ir.program import Program
 from partitioner.ir.task import TaskGraph
 from partitioner.ir.units import format_duration
 from partitioner.ir.words import few
+
+Entry = TypeVar("Entry", StateMeta, Weight)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Plan:
     serial: float | None = None
     makespan: float | None = None
     memory: Memory | None = None
+
+    @property
+    def in_a_row(self) -> float:
+        """Seconds of all ops, one after the other, on one lane of the first device."""
+        return self.costs.time(self.costs.ops, self.machine.devices[0])
 
     def __str__(self) -> str:
         parts = (self.graph, self.costs, self.tasks, self.placement, self.program)
@@ -100,13 +108,19 @@ class Plan:
 
 def resident_bytes(plan: Plan) -> dict[str, int]:
     """Bytes of parameters, buffers and constants on each torch device; tied ones count once."""
-    total: defaultdict[str, int] = defaultdict(int)
+    total: Counter[str] = Counter()
+    for device, _, entry in each_once(plan, plan.state):
+        total[device] += entry.kept
+    return dict(total)
+
+
+def each_once(plan: Plan, table: Mapping[str, Entry]) -> Iterator[tuple[str, str, Entry]]:
+    """Torch device, name and entry of the state of a plan that a table knows; of those in one storage, the first."""
     counted: set[int] = set()
     for name, device in state_devices(plan).items():
-        if name in plan.state and plan.state[name].storage not in counted:
-            counted.add(plan.state[name].storage)
-            total[device] += plan.state[name].kept
-    return dict(total)
+        if name in table and table[name].storage not in counted:
+            counted.add(table[name].storage)
+            yield device, name, table[name]
 
 
 def state_devices(plan: Plan) -> dict[str, str]:

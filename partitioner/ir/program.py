@@ -63,7 +63,8 @@ class Run:
 
     def __str__(self) -> str:
         arrow = f"({', '.join(map(_word, self.reads))}) -> ({', '.join(map(_word, self.writes))})"
-        return " ".join([f"{self.lane} run {_word(self.task)} {arrow}", *(_access(a) for a in self.touches)])
+        touches = (f"{'w' if each.write else 'r'}:{_word(each.resource)}" for each in self.touches)
+        return " ".join([f"{self.lane} run {_word(self.task)} {arrow}", *touches])
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,11 @@ class Program:
         """
         match instruction:
             case Run(reads=reads, writes=writes, touches=touches):
-                return (*map(_value_read, reads), *map(_value_write, writes), *touches)
+                return (*[Access(f"%{name}") for name in reads], *[Access(f"%{name}", True) for name in writes], *touches)
             case Copy(source=source, target=target):
                 storages = self.by_name[source].storages
                 made = (Access(storage, True) for storage in self.by_name[target].storages)
-                return (_value_read(source), *map(Access, storages), _value_write(target), *made)
+                return (Access(f"%{source}"), *map(Access, storages), Access(f"%{target}", True), *made)
         return ()
 
     def __str__(self) -> str:
@@ -177,21 +178,9 @@ class Program:
         return "\n".join(lines)
 
 
-def _value_read(name: str) -> Access:
-    return Access(f"%{name}")
-
-
-def _value_write(name: str) -> Access:
-    return Access(f"%{name}", write=True)
-
-
 EMPTY = "''"
 
 
 def _word(text: str) -> str:
     """One word without blanks, commas or parentheses; two quotes stand for the empty word."""
     return quote(text, safe="@.:/*_[]$<>-") if text else EMPTY
-
-
-def _access(access: Access) -> str:
-    return f"{'w' if access.write else 'r'}:{_word(access.resource)}"

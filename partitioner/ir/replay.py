@@ -68,11 +68,6 @@ class Replay:
         self.gradients: defaultdict[str, list[_Gradient]] = defaultdict(list)
         self.trained: set[int] = set()
 
-    def __iter__(self) -> Iterator[Change]:
-        yield from self.forward()
-        if self.memory.training:
-            yield from self.backward()
-
     # Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self) -> Iterator[Change]:
@@ -88,7 +83,8 @@ class Replay:
 
     def _run(self, item: Run, device: str) -> Iterator[Change]:
         ops = self.tasks.by_name[item.task].ops
-        for op, gone in zip(ops, self._temporaries(ops, item.writes), strict=True):
+        gone = self.tasks.graph.last_uses(ops, item.writes)  # the task's own, which nobody outside uses
+        for op in ops:
             self.device[op] = device
             facts = self.memory.ops[op]
             keys = [self._key(number, device) for number in facts.results if self._is_ours(number, device)]
@@ -97,20 +93,8 @@ class Replay:
             yield from self._save(op, facts, device)
             yield Change(op, device, "workspace", op, facts.workspace)
             yield Change(op, device, "workspace", op, -facts.workspace)
-            for name in gone:
+            for name in gone[op]:
                 yield from self._drop(op, self.held.pop(name))
-
-    def _temporaries(self, ops: tuple[str, ...], written: Iterable[str]) -> list[list[str]]:
-        """For each op of a task, the values of the task that nothing after it in the task uses, and nobody outside."""
-        inside, last = set(ops) - set(written), {}
-        for number, op in enumerate(ops):
-            for name in (op, *self.tasks.graph.by_name[op].inputs):
-                if name in inside:
-                    last[name] = number
-        gone: list[list[str]] = [[] for _ in ops]
-        for name, number in last.items():
-            gone[number].append(name)
-        return gone
 
     def _copy(self, item: Copy, device: str) -> Iterator[Change]:
         key: Key = (device, item.target)

@@ -26,12 +26,14 @@ class Segment:
         lane: the number of their lane.
         tasks: in the order in which they run.
         wide: whether each of them has all threads of its device.
+        after: the numbers of the segments that it comes after: the one before on its lane, and those for which that waits.
     """
 
     name: str
     lane: int
     tasks: tuple[str, ...]
     wide: bool = False
+    after: tuple[int, ...] = ()
 
 
 def segments(program: Program, wide: Collection[str] = ()) -> tuple[Segment, ...]:
@@ -45,23 +47,32 @@ def segments(program: Program, wide: Collection[str] = ()) -> tuple[Segment, ...
         >>> from partitioner.ir.machine import Lane
         >>> lanes = (Lane("cpu/0", "cpu", "cpu"), Lane("cpu/1", "cpu", "cpu"))
         >>> items = (Run(0, "a", (), ()), Record(0, 0), Wait(1, 0), Run(1, "b", (), ()), Run(0, "c", (), ()))
-        >>> [one.tasks for one in segments(Program("Toy", lanes, (), (), (), items))]
-        [('a',), ('b',), ('c',)]
+        >>> [(one.tasks, one.after) for one in segments(Program("Toy", lanes, (), (), (), items))]
+        [(('a',), ()), (('b',), (0,)), (('c',), (0,))]
     """
     open_: dict[int, int] = {}
-    found: defaultdict[int, list[str]] = defaultdict(list)
-    lane_of: list[int] = []
+    latest: dict[int, int] = {}
+    recorded: dict[int, int] = {}
+    waited: defaultdict[int, list[int]] = defaultdict(list)
+    found: list[tuple[int, list[str], list[int]]] = []
     for item in program.instructions:
-        if isinstance(item, Record | Wait | Copy):
-            open_.pop(item.lane, None)
-        elif isinstance(item, Run):
+        if isinstance(item, Run):
             number = open_.get(item.lane)
-            if number is None or (found[number][-1] in wide) != (item.task in wide):
-                number = open_[item.lane] = len(lane_of)
-                lane_of.append(item.lane)
-            found[number].append(item.task)
+            if number is not None and (found[number][1][-1] in wide) == (item.task in wide):
+                found[number][1].append(item.task)
+            else:
+                before = [latest[item.lane]] if item.lane in latest else []
+                latest[item.lane] = open_[item.lane] = len(found)
+                found.append((item.lane, [item.task], [*before, *waited.pop(item.lane, ())]))
+        elif isinstance(item, Record | Wait | Copy):
+            open_.pop(item.lane, None)
+            if isinstance(item, Record) and item.lane in latest:
+                recorded[item.event] = latest[item.lane]
+            elif isinstance(item, Wait) and item.event in recorded:
+                waited[item.lane].append(recorded[item.event])
     return tuple(
-        Segment(f"s{number}", lane, tuple(found[number]), found[number][0] in wide) for number, lane in enumerate(lane_of)
+        Segment(f"s{number}", lane, tuple(tasks), tasks[0] in wide, tuple(dict.fromkeys(after)))
+        for number, (lane, tasks, after) in enumerate(found)
     )
 
 

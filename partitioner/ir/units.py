@@ -43,12 +43,19 @@ class Quantity:
         names = "|".join(sorted({**self.units, **self.aliases}))
         return rf"^\s*{NUMBER}\s*(?:{names})?\s*$"
 
-    def parse(self, value: object) -> Fraction:
-        """``value`` in the base unit, exactly.
+    def parse(self, value: object) -> float:
+        """``value`` in the base unit.
 
         Raises:
             SpecError: it is no number and no text of this kind, it is negative, or it is not finite.
+
+        >>> BANDWIDTH.parse("64GB/s"), DURATION.parse("10us"), FLOPS.parse("10TFLOP/s")
+        (64000000000.0, 1e-05, 10000000000000.0)
         """
+        return float(self.exactly(value))
+
+    def exactly(self, value: object) -> Fraction:
+        """As :meth:`parse`, without rounding."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             number = Fraction(value) if isinstance(value, int) or math.isfinite(value) else None
         else:
@@ -94,34 +101,7 @@ def parse_size(value: object) -> int:
     >>> parse_size("16GiB"), parse_size("16GB"), parse_size(4096)
     (17179869184, 16000000000, 4096)
     """
-    return math.floor(SIZE.parse(value))
-
-
-def parse_bandwidth(value: object) -> float:
-    """Bytes per second in ``value``, as `Quantity.parse` reads it.
-
-    >>> parse_bandwidth("64GB/s")
-    64000000000.0
-    """
-    return float(BANDWIDTH.parse(value))
-
-
-def parse_duration(value: object) -> float:
-    """Seconds in ``value``, as `Quantity.parse` reads it.
-
-    >>> parse_duration("10us")
-    1e-05
-    """
-    return float(DURATION.parse(value))
-
-
-def parse_flops(value: object) -> float:
-    """FLOP/s in ``value``, as `Quantity.parse` reads it.
-
-    >>> parse_flops("10TFLOP/s")
-    10000000000000.0
-    """
-    return float(FLOPS.parse(value))
+    return math.floor(SIZE.exactly(value))
 
 
 def quote(value: object) -> str:

@@ -57,13 +57,8 @@ class _Copies:
             value = self.values[name]
             storages = sorted(there for storage in value.storages for there in self._there(storage, device, seen))
             self.values[name] = Value(name, value.torch_device, value.bytes, tuple(dict.fromkeys(storages)))
-        yield Run(
-            instruction.lane,
-            instruction.task,
-            tuple(reads),
-            instruction.writes,
-            self._renamed(instruction.touches, device, seen),
-        )
+        touched = (Access(there, one.write) for one in instruction.touches for there in self._there(one.resource, device, seen))
+        yield replace(instruction, reads=tuple(reads), touches=merged(touched))
 
     def _made(self, name: str) -> tuple[int, int]:
         """What is there first is copied first: arguments of the call, then what was issued first."""
@@ -74,6 +69,3 @@ class _Copies:
         """What ``storage`` is called by a Run on ``device`` that reads values with the storages ``seen``."""
         copies = {copy for copy in seen if storage in self.stands_for.get(copy, ())}
         return copies | {storage} if self.home.get(storage, device) == device else copies or {storage}
-
-    def _renamed(self, touches: tuple[Access, ...], device: str, seen: set[str]) -> tuple[Access, ...]:
-        return merged(Access(each, one.write) for one in touches for each in self._there(one.resource, device, seen))

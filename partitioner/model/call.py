@@ -120,6 +120,11 @@ class Planned(BaseException):
     """Ends a call that was made to be traced and not to be run."""
 
 
+def end_here(*_arguments: Any) -> Any:
+    """Stands in the place of a program in such a call."""
+    raise Planned
+
+
 def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
     """The call of forward that the example inputs make, or ``None`` if there are none.
 

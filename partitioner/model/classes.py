@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partialmethod
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
@@ -14,6 +14,7 @@ from partitioner.model.functions import is_users, names_in, users_function, wrap
 
 _METHODS = (FunctionType, staticmethod, classmethod, property, cached_property, partialmethod)
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_OURS = ("_abc_impl", "_partitioner_programs")
 _MISSING = object()
 _ASKING = frozenset({"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"})
 
@@ -74,14 +75,8 @@ def data_of(owner: type) -> dict[str, Any]:
         >>> data_of(Bag)
         {'count': 0, 'items': []}
     """
-    return dict(_data(owner))
-
-
-def _data(owner: type) -> Iterator[tuple[str, Any]]:
-    for name, value in list(vars(owner).items()):
-        private = name.startswith("__") or name in ("_abc_impl", "_partitioner_programs")
-        if not private and not isinstance(value, _METHODS) and not isinstance(value, _SLOTS):
-            yield name, value
+    found = {name: value for name, value in list(vars(owner).items()) if not isinstance(value, (*_METHODS, *_SLOTS))}
+    return {name: value for name, value in found.items() if not name.startswith("__") and name not in _OURS}
 
 
 def data_undo(owner: type) -> Callable[[], None]:

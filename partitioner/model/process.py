@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
@@ -29,7 +29,9 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as modules
 from torch.utils import deterministic
 
+from partitioner.model.containers import refill
 from partitioner.model.modes import device_types, flushes
+from partitioner.model.recursion import recursion_limit
 
 Option = tuple[Callable[[], Any], Callable[[Any], object]]
 """How it is asked for, and how it is set."""
@@ -85,7 +87,7 @@ def _options() -> Iterator[Option]:
 
 
 def _of_python() -> Iterator[Option]:
-    yield sys.getrecursionlimit, sys.setrecursionlimit
+    yield recursion_limit, sys.setrecursionlimit
     yield sys.getswitchinterval, sys.setswitchinterval
     yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
     yield gc.isenabled, lambda then: gc.enable() if then else gc.disable()
@@ -93,11 +95,11 @@ def _of_python() -> Iterator[Option]:
     yield os.getcwd, os.chdir
     yield partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     yield lambda: logging.root.manager.disable, logging.disable
-    yield partial(list, sys.path), partial(_refill, sys.path)
-    yield partial(list, sys.argv), partial(_refill, sys.argv)
+    yield partial(list, sys.path), partial(refill, sys.path)
+    yield partial(list, sys.argv), partial(refill, sys.argv)
     yield lambda: dict(os.environ), _set_environment
     yield _decimal, _set_decimal
-    yield partial(dict, vars(builtins)), partial(_set_all, vars(builtins))
+    yield partial(dict, vars(builtins)), partial(refill, vars(builtins))
     for name in ("excepthook", "displayhook", "stdin", "stdout", "stderr"):
         yield partial(getattr, sys, name), partial(setattr, sys, name)
     if threading.current_thread() is threading.main_thread():
@@ -135,19 +137,9 @@ def _of_torch() -> Iterator[Option]:
     for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
         yield getattr(torch.__future__, f"get_{name}"), getattr(torch.__future__, f"set_{name}")
     printing = vars(torch._tensor_str.PRINT_OPTS)
-    yield partial(dict, printing), partial(_set_all, printing)
+    yield partial(dict, printing), partial(refill, printing)
     for hooks in [held for name, held in vars(modules).items() if name.startswith("_global_") and isinstance(held, dict)]:
-        yield partial(dict, hooks), partial(_set_all, hooks)
-
-
-def _refill(held: list[Any], then: Sequence[Any]) -> None:
-    held[:] = then
-
-
-def _set_all(held: dict[str, Any], then: dict[str, Any]) -> None:
-    for name in held.keys() - then.keys():
-        del held[name]
-    held.update(then)
+        yield partial(dict, hooks), partial(refill, hooks)
 
 
 def _set_environment(then: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from io import BytesIO, StringIO
 from typing import Any
 
@@ -28,23 +28,17 @@ def state_undo(value: Any) -> Callable[[], object]:
     """Puts back the state of one of `STATEFUL`."""
     match value:
         case random.Random():
-            state = value.getstate()
-            return lambda: value.setstate(state)
+            return partial(value.setstate, value.getstate())
         case np.random.Generator():
-            now = value.bit_generator.state
-            return lambda: setattr(value.bit_generator, "state", now)
+            return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
         case np.random.RandomState():
-            drawn = value.get_state()
-            return lambda: value.set_state(drawn)
+            return partial(value.set_state, value.get_state())
         case torch.Generator():
-            tensor = value.get_state()
-            return lambda: value.set_state(tensor)
-        case np.ndarray():
-            numbers = value.copy() if value.flags.writeable else None
-            return lambda: None if numbers is None else np.copyto(value, numbers)
+            return partial(value.set_state, value.get_state())
+        case np.ndarray() if value.flags.writeable:
+            return partial(np.copyto, value, value.copy())
         case bytearray() | array():
-            items: Any = value[:]
-            return lambda: value.__setitem__(slice(None), items)
+            return partial(value.__setitem__, slice(None), value[:])
         case BytesIO() | StringIO() if not value.closed:
             return stream_undo(value)
         case _CACHE() if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too

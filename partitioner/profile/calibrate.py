@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from partitioner.ir.machine import Device, Machine
+from partitioner.ir.machine import Device, Link, Machine
 from partitioner.model.modes import threads
 from partitioner.profile.clock import DISTURBED, Disturbed, time_of
 from partitioner.profile.handoff import Handoff, between_streams, between_threads
@@ -54,16 +54,6 @@ class DeviceFigures:
 
 
 @dataclass(frozen=True)
-class LinkFigures:
-    """Bytes/s and seconds before the first byte of copies from one device to another."""
-
-    source: str
-    target: str
-    bandwidth: float
-    latency: float
-
-
-@dataclass(frozen=True)
 class Calibration:
     """What was measured of a machine; as text, a spec in YAML.
 
@@ -74,7 +64,7 @@ class Calibration:
     """
 
     devices: tuple[DeviceFigures, ...]
-    links: tuple[LinkFigures, ...]
+    links: tuple[Link, ...]
     disturbed: float = 0.0
 
     def __str__(self) -> str:
@@ -97,8 +87,8 @@ def calibrate(machine: Machine) -> Calibration:
 def _device(device: Device) -> DeviceFigures:
     place = device.torch_device
     with torch.inference_mode(), threads(1):
-        rates, bandwidths = _rates(place), _bandwidths(place)
-        overhead = _overhead(place)
+        rates = {name: flops / time_of(call, place).seconds for name, call, flops in _work(place)}
+        bandwidths, overhead = _bandwidths(place), _overhead(place)
         handoff = between_threads() if device.kind == "cpu" else between_streams(torch.device(place))
     measured = replace(
         device,
@@ -122,10 +112,6 @@ def _work(place: str) -> Iterator[tuple[str, Callable[[], object], int]]:
     image, weight = torch.rand(batch, 64, 56, 56, device=place), torch.rand(64, 64, 3, 3, device=place)
     flops = 2 * batch * 64 * 64 * 9 * 56 * 56
     yield f"3 x 3 convolution of {batch} x 64 x 56 x 56", lambda: torch.conv2d(image, weight, padding=1), flops
-
-
-def _rates(place: str) -> dict[str, float]:
-    return {name: flops / time_of(call, place).seconds for name, call, flops in _work(place)}
 
 
 def _bandwidths(place: str) -> dict[int, float]:
@@ -182,7 +168,7 @@ def _speedups(most: int) -> dict[str, float]:
     return found
 
 
-def _link(source: Device, target: Device) -> LinkFigures:
+def _link(source: Device, target: Device) -> Link:
     """Copies as a program makes them: of ordinary memory, one at a time."""
     here, there = torch.device(source.torch_device), torch.device(target.torch_device)
 
@@ -202,7 +188,7 @@ def _link(source: Device, target: Device) -> LinkFigures:
         return statistics.median(found[1:])
 
     latency = seconds(4)
-    return LinkFigures(source.name, target.name, _LARGE_COPY / max(seconds(_LARGE_COPY) - latency, 1e-9), latency)
+    return Link(source.name, target.name, _LARGE_COPY / max(seconds(_LARGE_COPY) - latency, 1e-9), latency)
 
 
 # As a spec ------------------------------------------------------------------------------------------------------------

@@ -75,10 +75,9 @@ def _of_program(one: SavedProgram, other: SavedProgram) -> list[str]:
     lines = _few(graph_differences(one, other, SIDES))
     tasks = [{row.ops: row for row in program.tasks} for program in (one, other)]
     shared = [row for row in one.tasks if row.ops in tasks[1]]
-    lines += _few(f"task {row.name} [{', '.join(row.ops)}] is only {SIDES[0]}" for row in one.tasks if row.ops not in tasks[1])
-    lines += _few(
-        f"task {row.name} [{', '.join(row.ops)}] is only {SIDES[1]}" for row in other.tasks if row.ops not in tasks[0]
-    )
+    for side, mine, there in zip(SIDES, (one, other), reversed(tasks), strict=True):
+        alone = (row for row in mine.tasks if row.ops not in there)
+        lines += _few(f"task {row.name} [{', '.join(row.ops)}] is only {side}" for row in alone)
     lines += _moves(shared, tasks[1])
     lines += _order(shared, [row for row in other.tasks if row.ops in tasks[0]])
     lines += _few(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 
 from partitioner.ir.batch import largest_batch
 from partitioner.ir.dag import levels, quotient
@@ -265,12 +266,7 @@ def common_path(paths: Sequence[str]) -> str:
     >>> common_path(["stem.conv", "stem.bn", "stem"]), common_path(["left", "right"]), common_path(["head"])
     ('stem', '', 'head')
     """
-    shared = []
-    for parts in zip(*(path.split(".") for path in paths), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared)
+    return ".".join(commonprefix([path.split(".") for path in paths]))  # noqa: RUF071 - of lists of words
 
 
 def _ratio(one: float, other: float) -> float:

@@ -8,39 +8,35 @@ from typing import Any
 
 from partitioner.errors import PlacementError
 
+Numbers = tuple[int, ...]
 
-class Admission:
-    """Lets a call run if it fits the machine. A graph with open dimensions is planned with numbers of one call.
+
+def if_it_fits(
+    numbers: Callable[[Sequence[Any]], Numbers], check: Callable[[Numbers], None], only_grow: bool
+) -> Callable[[Sequence[Any]], None]:
+    """What raises unless a call fits the machine. A graph with open dimensions is planned with numbers of one call.
 
     Args:
         numbers: the sizes of a call that were left open.
         check: raises a PlacementError if a call of such sizes does not fit.
         only_grow: whether what fits at some sizes fits at all smaller ones.
     """
+    fitting: set[Numbers] = set()
 
-    def __init__(
-        self,
-        numbers: Callable[[Sequence[Any]], tuple[int, ...]],
-        check: Callable[[tuple[int, ...]], None],
-        only_grow: bool,
-    ) -> None:
-        self.numbers, self.check, self.only_grow = numbers, check, only_grow
-        self.fitting: set[tuple[int, ...]] = set()
+    def is_covered(wanted: Numbers) -> bool:
+        return any(all(number <= most for number, most in zip(wanted, known, strict=True)) for known in fitting)
 
-    def __call__(self, arguments: Sequence[Any]) -> None:
-        """Raise unless the call fits."""
-        wanted = self.numbers(arguments)
-        if wanted in self.fitting or (self.only_grow and any(map(_covers(wanted), self.fitting))):
+    def admit(arguments: Sequence[Any]) -> None:
+        wanted = numbers(arguments)
+        if wanted in fitting or (only_grow and is_covered(wanted)):
             return
-        if self.only_grow:  # sizes that grow from call to call are checked ahead, up to powers of two
+        if only_grow:  # sizes that grow from call to call are checked ahead, up to powers of two
             ahead = tuple(1 << (number - 1).bit_length() for number in wanted)
             with suppress(PlacementError):
-                self.check(ahead)
-                self.fitting.add(ahead)
+                check(ahead)
+                fitting.add(ahead)
                 return
-        self.check(wanted)
-        self.fitting.add(wanted)
+        check(wanted)
+        fitting.add(wanted)
 
-
-def _covers(wanted: tuple[int, ...]) -> Callable[[tuple[int, ...]], bool]:
-    return lambda known: all(number <= most for number, most in zip(wanted, known, strict=True))
+    return admit

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,21 +51,14 @@ def _ways(model: nn.Module, path: str, owner: nn.Module) -> list[Callable[[], ob
 
 def _after(owner: nn.Module, names: list[str], compute: Callable[[], object], filling: int) -> dict[str, torch.Tensor]:
     """What a run leaves in the buffers, which held ``filling`` everywhere before."""
-    before = dict(owner._buffers)
+    held: dict[str, Any] = owner._buffers
+    before = dict(held)
     try:
         for name in names:
-            old = before[name]
-            assert old is not None
-            owner._buffers[name] = torch.full(old.shape, filling, dtype=old.dtype, device="cpu")
+            held[name] = torch.full(before[name].shape, filling, dtype=before[name].dtype, device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):  # it is the model's code, tried out
             compute()
-        return {name: _held(owner, name) for name in names}
+        return {name: held[name] for name in names}
     finally:
-        owner._buffers.clear()
-        owner._buffers.update(before)
-
-
-def _held(owner: nn.Module, name: str) -> torch.Tensor:
-    value = owner._buffers[name]
-    assert value is not None
-    return value
+        held.clear()
+        held.update(before)

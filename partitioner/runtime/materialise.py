@@ -99,7 +99,8 @@ def materialise(
     wanted = [slot for slot in slots if only is None or any(name in only for name in slot.names)]
     found = dict(_read({slot: sources[slot] for slot in wanted if slot in sources}, part))
     _fill(model, {id(slot.tensor): found[slot] if slot in found else made[slot.names[0]] for slot in wanted})
-    _move_rest(model, places, default)
+    rest = {name: tensor for name, tensor in all_state(model).items() if not tensor.is_meta}
+    move_state(rest, places, default)
 
 
 def _slots(model: nn.Module, devices: Mapping[str, str], default: str) -> Iterator[Slot]:
@@ -196,8 +197,3 @@ def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     made = type(tensor)(values, requires_grad=tensor.requires_grad)
     made.__dict__.update(tensor.__dict__)
     return made
-
-
-def _move_rest(model: nn.Module, devices: Mapping[str, str], default: str) -> None:
-    """What had values already goes to its device, too."""
-    move_state({name: tensor for name, tensor in all_state(model).items() if not tensor.is_meta}, devices, default)

@@ -209,21 +209,16 @@ def _leave_lanes(made: type[Parallel], other: type, programs: Programs) -> None:
     if other is made._partitioner_class:
         return
     kind = type(programs.original)
-    if not issubclass(other, made) and not programs.on_one:
-        raise PlacementError(_cannot_change(kind))
-    for name in [name for name, value in vars(made).items() if isinstance(value, Method) and issubclass(other, made)]:
-        setattr(other, name, getattr(kind, name) if programs.on_one else _refusing(kind))
 
-
-def _cannot_change(kind: type) -> str:
-    return f"{kind.__name__} was given another class, and its state lies on several devices; do that before partition()"
-
-
-def _refusing(kind: type) -> Callable[..., Any]:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise PlacementError(_cannot_change(kind))
+        raise PlacementError(
+            f"{kind.__name__} was given another class, and its state lies on several devices; do that before partition()"
+        )
 
-    return refuse
+    if not issubclass(other, made) and not programs.on_one:
+        refuse()
+    for name in [name for name, value in vars(made).items() if isinstance(value, Method) and issubclass(other, made)]:
+        setattr(other, name, getattr(kind, name) if programs.on_one else refuse)
 
 
 def _slots(owner: type) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from partitioner.backends import Executable
 from partitioner.ir.access import TOKENS
@@ -14,22 +14,6 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
 from partitioner.model.modes import take_over
-
-
-class Found(Protocol):
-    """A graph that the tracer found: its placeholders' values, and why it ends."""
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """The values of its placeholders."""
-
-    @property
-    def reason(self) -> str:
-        """Why it ends, if Python goes on after it."""
-
-    @property
-    def caught(self) -> bool:
-        """Whether the call begins with it, and the model may catch what it raises."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +95,15 @@ class Piece:
     latest: Latest
 
     @staticmethod
-    def of(found: Found, make: Make, latest: Latest) -> Piece:
-        """The piece of a graph that was found."""
-        made = make(found)
+    def of(made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", caught: bool = False) -> Piece:
+        """The piece of a graph that was found, for the values of its placeholders.
+
+        Whether it is ``caught`` is whether the call begins with it, and the model may catch what it raises.
+        """
         graph = made.executable.plan.graph
         written = graph.written_arguments
-        shared = sharing(found.inputs, written)
-        again = found.caught and not written and not graph.written & TOKENS
-        return Piece(made.executable, made, written, shared, found.reason, again, latest)
+        again = caught and not written and not graph.written & TOKENS
+        return Piece(made.executable, made, written, sharing(inputs, written), reason, again, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:

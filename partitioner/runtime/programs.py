@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
-from partitioner.model.call import Planned
+from partitioner.model.call import Planned, end_here
 from partitioner.model.overriding import has_own_rules
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
@@ -176,7 +176,7 @@ class Programs:
 
     def trace_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the programs of a call up to its first graph, and run nothing."""
-        self._watched(_stop, args, kwargs)
+        self._watched(end_here, args, kwargs)
 
     def graphs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Piece, Sequence[Any]]]:
         """The graphs of a call with their arguments. If there is Python between graphs, the call is run."""
@@ -209,7 +209,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
-        self.pieces.append(Piece.of(found, self.make, self.latest))
+        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.caught))
         return self.pieces[-1]
 
     def summary(self) -> str:
@@ -224,20 +224,12 @@ class Programs:
     @property
     def shown(self) -> Piece | None:
         """The piece that stands for the call that ran last: the one that is expected to take longest."""
-        return max(self.latest.pieces or self.pieces, key=lambda piece: _seconds(piece.plan), default=None)
+        return max(self.latest.pieces or self.pieces, key=lambda piece: piece.plan.in_a_row, default=None)
 
     @property
     def plan(self) -> Plan | None:
         """The plan to show."""
         return self.provisional if self.shown is None else self.shown.plan
-
-
-def _stop(_piece: Piece, _arguments: Sequence[Any]) -> None:
-    raise Planned
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.costs.time(plan.costs.ops, plan.machine.devices[0])
 
 
 def elements(values: Iterable[Any]) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from partitioner.backends import Executable
 from partitioner.backends.bodies import is_torchs
+from partitioner.backends.race import run_through, stand_in
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY
 from partitioner.ir.footprint import footprints
@@ -61,24 +62,18 @@ def repeatable(piece: Piece, executable: Executable, arguments: Sequence[Any], b
         arguments: of a call.
         backward: whether a backward from all results belongs to it.
     """
-    leaves = [_leaf(value) for value in arguments]
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves = [stand_in(value) for value in arguments]
 
     def run() -> None:
         given = list(leaves)
         for position in piece.written:
             given[position] = _another(leaves[position])
-        results = executable(given)
-        roots = [each for each in results if isinstance(each, Tensor) and each.requires_grad] if backward else []
-        if roots and wanted:
-            torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+        if backward:
+            run_through(lambda *_: executable(given), leaves)
+        else:
+            executable(given)
 
     return run
-
-
-def _leaf(value: Any) -> Any:
-    """What stands for an argument: the same memory, with no history and no hooks."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
 def _another(value: Any) -> Any:

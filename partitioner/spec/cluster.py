@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from partitioner.errors import SpecError
 from partitioner.ir.cluster import Cluster
-from partitioner.ir.machine import Device, Link
-from partitioner.spec.discover import HOST_LINK, PEER_LINK
-from partitioner.spec.distributed import DistributedSpec, RankLinkSpec
+from partitioner.ir.machine import Device
+from partitioner.spec.discover import HOST_LINK, PEER_LINK, link_of
+from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.hardware import HARDWARE, NETWORKS, link_between
 from partitioner.spec.spec import Spec
 
@@ -41,8 +41,11 @@ def build_cluster(spec: Spec, asked: DistributedSpec, device: Device) -> Cluster
         raise SpecError(f"{ranks} ranks do not divide among {hosts} hosts; change one of them")
     sheet = next((HARDWARE[entry.hardware] for entry in spec.devices[:1] if entry.hardware), None)
     base = HOST_LINK if device.kind == "cpu" else PEER_LINK
-    within = _link(replace(base, source="rank", target="same host"), asked.links.within, link_between(sheet, sheet))
-    between = _link(replace(base, source="rank", target="other host"), asked.links.between, None)
+    links = (("same host", asked.links.within, link_between(sheet, sheet)), ("other host", asked.links.between, None))
+    within, between = (
+        link_of(replace(base, source="rank", target=target), said, NETWORKS[said.network].reached if said.network else reached)
+        for target, said, reached in links
+    )
     return Cluster(ranks, ranks // hosts, within, between)
 
 
@@ -66,15 +69,3 @@ def _hosts_of_job(ranks: int) -> int:
     """As many as torchrun has started ``ranks`` on; one in a program that is no job."""
     each = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     return ranks // each if each and ranks % each == 0 and str(ranks) == os.environ.get("WORLD_SIZE") else 1
-
-
-def _link(base: Link, asked: RankLinkSpec, sheet: float | None) -> Link:
-    bandwidth = asked.bandwidth or (NETWORKS[asked.network].reached if asked.network else sheet)
-    given = {"bandwidth": bandwidth, "latency": asked.latency}
-    return Link(
-        base.source,
-        base.target,
-        base.bandwidth if bandwidth is None else bandwidth,
-        base.latency if asked.latency is None else asked.latency,
-        assumed=tuple(name for name, figure in given.items() if figure is None),
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -149,57 +150,47 @@ def _chosen(spec: Spec, devices: Sequence[str | torch.device]) -> list[DeviceSpe
 
 
 def _device(entry: DeviceSpec) -> Device:
-    base, named = _assumed(entry), {} if entry.flops is not None else _rates(entry)
+    """What an entry says, else the data sheet of hardware that is named, else what is assumed of its like.
+
+    A CPU's lanes share its cores: as many as torch may use for one op in this process. And float32 runs on tensor cores only
+    where this process allows it.
+    """
     sheet = HARDWARE.get(entry.hardware or "")
-    known = {name for name in FIGURES if getattr(entry, name) is not None} | ({"flops", "bandwidth"} if sheet else set())
-    moved = REACHED["bandwidth"] * sheet.bandwidth if sheet else base.bandwidth
-    rates = {"flops": entry.flops or named.get("float32", base.flops), "bandwidth": entry.bandwidth or moved}
-    return Device(
+    rates = sheet.reached(tf32=torch.get_float32_matmul_precision() != "highest") if sheet and entry.flops is None else {}
+    named = {"flops": rates.get("float32"), "bandwidth": REACHED["bandwidth"] * sheet.bandwidth} if sheet else {}
+    figures = {name: named.get(name) if getattr(entry, name) is None else getattr(entry, name) for name in FIGURES}
+    known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
+    base = replace(CPU_CORE, cores=torch.get_num_threads()) if entry.device == "cpu" else ACCELERATOR
+    made = replace(
+        base,
         name=entry.name,
         torch_device=entry.device,
         lanes=entry.lanes,
         memory=entry.memory if entry.memory is not None else _usable_memory(entry.device, sheet),
-        flops=rates["flops"] * entry.speed,
-        bandwidth=rates["bandwidth"] * entry.speed,
-        overhead=base.overhead if entry.overhead is None else entry.overhead,
-        handoff=base.handoff if entry.handoff is None else entry.handoff,
-        cores=base.cores,
         assumed=tuple(name for name in FIGURES if name not in known),
-        rates=tuple((dtype, rate * entry.speed) for dtype, rate in named.items()),
+        rates=tuple((dtype, rate * entry.speed) for dtype, rate in rates.items()),
+        **known,
     )
-
-
-def _rates(entry: DeviceSpec) -> dict[str, float]:
-    """FLOP/s by dtype of hardware that is named; float32 on tensor cores only where this process allows it."""
-    sheet = HARDWARE.get(entry.hardware or "")
-    return sheet.reached(tf32=torch.get_float32_matmul_precision() != "highest") if sheet else {}
-
-
-def _assumed(entry: DeviceSpec) -> Device:
-    """A CPU's lanes share its cores: as many as torch may use for one op in this process."""
-    if entry.device != "cpu":
-        return ACCELERATOR
-    return replace(CPU_CORE, cores=torch.get_num_threads())
+    return replace(made, flops=made.flops * entry.speed, bandwidth=made.bandwidth * entry.speed)
 
 
 def _links(spec: Spec, machine: Machine, entries: Sequence[DeviceSpec]) -> tuple[Link, ...]:
     written = {_ends(machine, link): link for link in spec.links}
     sheets = {entry.name: HARDWARE.get(entry.hardware or "") or (_HOST if entry.device == "cpu" else None) for entry in entries}
     links = []
-    for source in machine.devices:
-        for target in machine.devices:
-            if source is not target:
-                base = HOST_LINK if "cpu" in (source.kind, target.kind) else PEER_LINK
-                sheet = link_between(sheets[source.name], sheets[target.name])
-                links.append(_link(base, source.name, target.name, written.get((source.name, target.name)), sheet))
+    for source, target in permutations(machine.devices, 2):
+        base = HOST_LINK if "cpu" in (source.kind, target.kind) else PEER_LINK
+        said, sheet = written.get((source.name, target.name)), link_between(sheets[source.name], sheets[target.name])
+        links.append(link_of(replace(base, source=source.name, target=target.name), said, sheet))
     return tuple(links)
 
 
-def _link(base: Link, source: str, target: str, entry: LinkSpec | None, sheet: float | None) -> Link:
-    figures = {name: getattr(entry, name, None) for name in ("bandwidth", "latency")}
+def link_of(base: Link, said: object, sheet: float | None) -> Link:
+    """A link with what a spec says of it, else the bandwidth of data sheets; the figures of ``base`` are assumed."""
+    figures = {name: getattr(said, name, None) for name in ("bandwidth", "latency")}
     figures["bandwidth"] = figures["bandwidth"] or sheet
     known = {name: figure for name, figure in figures.items() if figure is not None}
-    return replace(base, source=source, target=target, **known, assumed=tuple(name for name in figures if name not in known))
+    return replace(base, **known, assumed=tuple(name for name in figures if name not in known))
 
 
 def _ends(machine: Machine, link: LinkSpec) -> tuple[str | None, str | None]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from partitioner.errors import SpecError
 from partitioner.ir.problem import Channel, Processor
-from partitioner.ir.units import SIZE, parse_bandwidth, parse_duration, quote
+from partitioner.ir.units import BANDWIDTH, DURATION, SIZE, quote
 from partitioner.ir.words import hint
 from partitioner.spec.document import read_document
 from partitioner.spec.entries import Faults, below
@@ -103,7 +103,7 @@ def _devices(entries: list[object], faults: Faults) -> tuple[tuple[str, ...], tu
         name = faults.text(f"{path}.name", entry["name"], _DEVICE["name"]) if "name" in entry else None
         kind = faults.text(f"{path}.kind", entry["kind"], _DEVICE["kind"]) if "kind" in entry else None
         memory, host = entry.get("memory"), entry.get("host_link")
-        cap = inf if memory is None else faults.read(f"{path}.memory", memory, lambda size: float(SIZE.parse(size)), inf)
+        cap = inf if memory is None else faults.read(f"{path}.memory", memory, SIZE.parse, inf)
         if name in found:
             faults.add(f"{path}.name", f"{quote(name)} is the name of another device; choose another")
         elif name is not None:
@@ -149,12 +149,12 @@ def _channel(path: str, entry: Mapping[str, object], name: str, ends: tuple[int,
     """What carries values at the ``bandwidth`` and ``latency`` of an entry."""
     bandwidth, latency = entry.get("bandwidth", 1), entry.get("latency")  # one that is missing is a fault already
     rate = faults.read(below(path, "bandwidth"), bandwidth, _parse_rate, 1.0)
-    before = 0.0 if latency is None else faults.read(below(path, "latency"), latency, parse_duration, 0.0)
+    before = 0.0 if latency is None else faults.read(below(path, "latency"), latency, DURATION.parse, 0.0)
     return Channel(name, rate, before, ends)
 
 
 def _parse_rate(value: object) -> float:
-    rate = parse_bandwidth(value)
+    rate = BANDWIDTH.parse(value)
     if rate < LEAST_BANDWIDTH:
         raise SpecError(f"{quote(value)} carries nothing; a bandwidth is at least {LEAST_BANDWIDTH:g} bytes/s")
     return rate

@@ -166,7 +166,7 @@ def _number(value: Any, quantity: Quantity, task: int, keys: tuple[str, ...], fa
     path = f"tasks[{task}]"
     for key in keys:
         path = below(path, key)
-    return faults.read(path, value, lambda given: float(quantity.parse(given)), 0.0)
+    return faults.read(path, value, quantity.parse, 0.0)
 
 
 def _groups(numbers: Sequence[int], rows: list[Row], faults: Faults) -> list[int]:

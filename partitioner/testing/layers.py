@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partitioner.testing.writer import MAX_WIDTH, Value, Writer, kind
+from partitioner.testing.writer import MAX_WIDTH, Value, Writer, kind, spelled
 
 
 def _linear(w: Writer, a: Value, slot: int) -> str:
@@ -41,12 +41,8 @@ def tied(w: Writer, choice: int, a: Value) -> None:
     w.new(f"{module}({a})", (w.recipe.width,))
 
 
-@kind("any")
-def scale(w: Writer, choice: int, a: Value) -> None:
-    """A parameter of the root itself."""
-    parameter = w.attribute(f"scale{choice % 2}", "nn.Parameter(torch.rand(1) + 0.5)")
-    w.saves(a)
-    w.new(f"{a} * {parameter}", a.shape)
+# A parameter of the root itself.
+spelled("scale", "any", "{a} * {held}", holds=("scale{slot}", "nn.Parameter(torch.rand(1) + 0.5)"), saves="a")
 
 
 @kind("image")
@@ -58,22 +54,11 @@ def conv(w: Writer, choice: int, a: Value) -> None:
     w.new(f"{module}({a})", (width, *a.shape[1:]))
 
 
-@kind("any")
-def norm(w: Writer, choice: int, a: Value) -> None:
-    """Batch norm: in training mode it writes running statistics and a counter, and its op's schema does not say so."""
-    rank = 2 if len(a.shape) == 3 else 1
-    channels = a.shape[0]
-    module = w.attribute(f"norm{rank}d_{channels}_{choice % 2}", f"nn.BatchNorm{rank}d({channels})")
-    w.saves(a)
-    w.new(f"{module}({a})", a.shape)
+# Batch norm: in training mode it writes running statistics and a counter, and its op's schema does not say so.
+spelled("norm", "any", "{held}({a})", holds=("norm{dims}_{n}_{slot}", "nn.BatchNorm{dims}({n})"), saves="a")
 
-
-@kind("vector")
-def layer_norm(w: Writer, choice: int, a: Value) -> None:
-    """A norm without running statistics."""
-    module = w.attribute(f"layer_norm_{a.shape[0]}", f"nn.LayerNorm({a.shape[0]})")
-    w.saves(a)
-    w.new(f"{module}({a})", a.shape)
+# A norm without running statistics.
+spelled("layer_norm", "vector", "{held}({a})", holds=("layer_norm_{n}", "nn.LayerNorm({n})"), saves="a")
 
 
 @kind("vector")
@@ -83,26 +68,12 @@ def embedding(w: Writer, choice: int, a: Value) -> None:
     w.new(f"{module}({a}.argmax(1))", (w.recipe.width,))
 
 
-@kind("vector")
-def block(w: Writer, choice: int, a: Value) -> None:
-    """A nested module of our own, with an in-place activation and a skip inside."""
-    module = w.attribute(f"block_{a.shape[0]}_{choice % 2}", f"Block({a.shape[0]})")
-    w.saves(a)
-    w.new(f"{module}({a})", a.shape)
+# A nested module of our own, with an in-place activation and a skip inside.
+spelled("block", "vector", "{held}({a})", holds=("block_{n}_{slot}", "Block({n})"), saves="a")
 
+# torch's own containers, nested: two layers, an in-place activation and dropout.
+_LAYERS = "nn.Sequential(nn.Linear({n}, {n}), nn.ReLU(inplace=True), nn.Dropout(0.25), nn.Linear({n}, {n}))"
+spelled("sequential", "vector", "{held}({a})", holds=("sequential_{n}", _LAYERS), saves="a")
 
-@kind("vector")
-def sequential(w: Writer, choice: int, a: Value) -> None:
-    """torch's own containers, nested: two layers, an in-place activation and dropout."""
-    n = a.shape[0]
-    layers = f"nn.Sequential(nn.Linear({n}, {n}), nn.ReLU(inplace=True), nn.Dropout(0.25), nn.Linear({n}, {n}))"
-    module = w.attribute(f"sequential_{n}", layers)
-    w.saves(a)
-    w.new(f"{module}({a})", a.shape)
-
-
-@kind("any")
-def recorder(w: Writer, choice: int, a: Value) -> None:
-    """A nested module that keeps a running mean of what passed through it."""
-    module = w.attribute(f"recorder{choice % 2}", "Recorder()")
-    w.new(f"{module}({a})", a.shape)
+# A nested module that keeps a running mean of what passed through it.
+spelled("recorder", "any", "{held}({a})", holds=("recorder{slot}", "Recorder()"))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from partitioner.testing.writer import IMAGE_SIDE, MAX_WIDTH, Value, Writer, kind
+from partitioner.testing.writer import IMAGE_SIDE, MAX_WIDTH, Value, Writer, kind, spelled
 
 # -- joins -----------------------------------------------------------------------------------------------------------
 
 
-@kind("any", "like")
-def add(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """A join, and a skip when its second operand is an old value."""
-    w.new(f"{a} + {b}", a.shape)
+# A join, and a skip when its second operand is an old value.
+spelled("add", "any, like", "{a} + {b}")
 
-
-@kind("any", "like")
-def gate(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """A product; the sigmoid keeps a long recipe from growing without bound."""
-    w.new(f"{a} * torch.sigmoid({b})", a.shape)
-    w.saves(a)
+# A product; the sigmoid keeps a long recipe from growing without bound.
+spelled("gate", "any, like", "{a} * torch.sigmoid({b})", saves="a")
 
 
 @kind("any", "like")
@@ -28,10 +22,8 @@ def cat(w: Writer, choice: int, a: Value, b: Value) -> None:
     w.new(f"torch.cat([{a}, {b}], 1){end}", (width, *a.shape[1:]))
 
 
-@kind("any", "like")
-def stack(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """A join through a new dimension."""
-    w.new(f"torch.stack([{a}, {b}]).sum(0)", a.shape)
+# A join through a new dimension.
+spelled("stack", "any, like", "torch.stack([{a}, {b}]).sum(0)")
 
 
 # -- forks: ops with several outputs ---------------------------------------------------------------------------------
@@ -87,37 +79,24 @@ def pool(w: Writer, choice: int, a: Value) -> None:
 # -- one to one ------------------------------------------------------------------------------------------------------
 
 
-@kind("any")
-def scalar(w: Writer, choice: int, a: Value) -> None:
-    """Arithmetic with Python numbers, from either side."""
-    w.new((f"{a} * 0.5", f"1.0 - {a}", f"-{a}", f"{a} / 3 + 1")[choice % 4], a.shape)
+# Arithmetic with Python numbers, from either side.
+spelled("scalar", "any", "{a} * 0.5", "1.0 - {a}", "-{a}", "{a} / 3 + 1")
 
+# A pointwise function whose backward reads its input or its output.
+spelled("activation", "any", "F.relu({a})", "torch.tanh({a})", "F.silu({a})", "F.gelu({a})", saves="a result")
 
-@kind("any")
-def activation(w: Writer, choice: int, a: Value) -> None:
-    """A pointwise function whose backward reads its input or its output."""
-    name = ("F.relu", "torch.tanh", "F.silu", "F.gelu")[choice % 4]
-    w.saves(a, w.new(f"{name}({a})", a.shape))
+# A tensor that is neither a parameter nor a buffer, so it moves with no `.to` and is in no state_dict.
+spelled("constant", "any", "{a} + {held}", holds=("constant{slot}", "torch.rand(1)"))
 
-
-@kind("any")
-def constant(w: Writer, choice: int, a: Value) -> None:
-    """A tensor that is neither a parameter nor a buffer, so it moves with no `.to` and is in no state_dict."""
-    slot = choice % 2
-    w.new(f"{a} + {w.attribute(f'constant{slot}', 'torch.rand(1)')}", a.shape)
-
-
-@kind("vector")
-def made(w: Writer, choice: int, a: Value) -> None:
-    """Tensors made in the forward, with a shape and a device that a tracer may burn in."""
-    n = a.shape[0]
-    spellings = (
-        f"{a} + torch.arange({n}, device={a}.device)",
-        f"{a} + torch.ones_like({a})",
-        f"{a} + {a}.new_ones({n})",
-        f"{a} + torch.zeros({a}.shape, device={a}.device)",
-    )
-    w.new(spellings[choice % 4], a.shape)
+# Tensors made in the forward, with a shape and a device that a tracer may burn in.
+spelled(
+    "made",
+    "vector",
+    "{a} + torch.arange({n}, device={a}.device)",
+    "{a} + torch.ones_like({a})",
+    "{a} + {a}.new_ones({n})",
+    "{a} + torch.zeros({a}.shape, device={a}.device)",
+)
 
 
 @kind("vector", "vector")
@@ -165,43 +144,28 @@ def flatten(w: Writer, choice: int, a: Value) -> None:
     w.view(f"{a}.flatten(1)[:, :{MAX_WIDTH}]", a, (min(MAX_WIDTH, a.shape[0] * a.shape[1] * a.shape[2]),))
 
 
-@kind("any")
-def maybe_alias(w: Writer, choice: int, a: Value) -> None:
-    """Ops that return their own input, or a copy, depending on what it is."""
-    text = (f"{a}.contiguous()", f"{a}.to(torch.float32)", f"{a}.float()", f"{a}.expand_as({a})")[choice % 4]
-    w.view(text, a, a.shape)
+# Ops that return their own input, or a copy, depending on what it is.
+COPIES = ("{a}.contiguous()", "{a}.to(torch.float32)", "{a}.float()", "{a}.expand_as({a})")
+spelled("maybe_alias", "any", *COPIES, result="view")
 
-
-@kind("any")
-def detach(w: Writer, choice: int, a: Value) -> None:
-    """The same memory without its gradient."""
-    w.view(f"{a}.detach()", a, a.shape)
+# The same memory without its gradient.
+spelled("detach", "any", "{a}.detach()", result="view")
 
 
 # -- random ----------------------------------------------------------------------------------------------------------
 
+# Random numbers, drawn in four ways from the generator of the device.
+spelled(
+    "noise",
+    "any",
+    "{a} + torch.rand_like({a})",
+    "{a} + torch.randn({a}.shape, device={a}.device)",
+    "{a} + torch.empty_like({a}).normal_()",
+    "{a} + torch.bernoulli(torch.full_like({a}, 0.5))",
+)
 
-@kind("any")
-def noise(w: Writer, choice: int, a: Value) -> None:
-    """Random numbers, drawn in four ways from the generator of the device."""
-    spellings = (
-        f"{a} + torch.rand_like({a})",
-        f"{a} + torch.randn({a}.shape, device={a}.device)",
-        f"{a} + torch.empty_like({a}).normal_()",
-        f"{a} + torch.bernoulli(torch.full_like({a}, 0.5))",
-    )
-    w.new(spellings[choice % 4], a.shape)
+# Dropout as a function: random in training mode, the input itself in eval mode.
+spelled("dropout", "any", "F.dropout({a}, 0.5, training=self.training)", result="view", saves="a result")
 
-
-@kind("any")
-def dropout(w: Writer, choice: int, a: Value) -> None:
-    """Dropout as a function: random in training mode, the input itself in eval mode."""
-    result = w.view(f"F.dropout({a}, 0.5, training=self.training)", a, a.shape)  # its own input in eval mode
-    w.saves(a, result)
-
-
-@kind("any")
-def dropout_module(w: Writer, choice: int, a: Value) -> None:
-    """Dropout as a module, which may be called in several branches."""
-    module = w.attribute(f"dropout{choice % 2}", "nn.Dropout(0.3)")
-    w.saves(a, w.view(f"{module}({a})", a, a.shape))
+# Dropout as a module, which may be called in several branches.
+spelled("dropout_module", "any", "{held}({a})", result="view", holds=("dropout{slot}", "nn.Dropout(0.3)"), saves="a result")

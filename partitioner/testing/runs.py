@@ -66,7 +66,8 @@ def run(module: nn.Module, call: Call) -> Run:
 def _one_call(module: nn.Module, call: Call, prefix: str, result: Run) -> None:
     inputs, kwargs = copy.deepcopy((call.inputs, dict(call.kwargs)))
     given = leaves({"input": inputs, "keyword": kwargs})
-    wanted = {prefix + name: value for name, value in given.items() if isinstance(value, torch.Tensor) and _is_leaf(value)}
+    tensors = {prefix + name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    wanted = {name: value for name, value in tensors.items() if value.requires_grad and value.is_leaf}
     output = module(*inputs, **kwargs)
     found = leaves({"output": output})
     result.structure.append(structure(output))
@@ -126,10 +127,6 @@ def structure(tree: object) -> str:
     """The containers of a value, with every leaf drawn as its type."""
     shown = pytree.tree_map(lambda leaf: type(leaf).__name__, tree)
     return repr(shown)
-
-
-def _is_leaf(value: torch.Tensor) -> bool:
-    return value.requires_grad and value.is_leaf
 
 
 def _seen(value: object) -> object:

@@ -183,3 +183,34 @@ def kind(*operands: str) -> Callable[[Callable[..., None]], Callable[..., None]]
         return function
 
     return register
+
+
+def spelled(
+    name: str, operands: str, *forms: str, result: str = "new", holds: tuple[str, str] | None = None, saves: str = ""
+) -> None:
+    """Registers a kind of step that is one line, in as many spellings as there are forms; a step's `choice` picks one.
+
+    Args:
+        name: of the kind.
+        operands: how they are picked, as for `kind`, with commas between them.
+        forms: the line, over ``a`` and ``b``, the operands; ``n``, the width of ``a``; ``held``; and ``source``, which is ``b``
+            where ``a`` is written.
+        result: whether the line gives a ``new`` tensor of the shape of ``a`` or may give a ``view`` of it; ``none``: it writes.
+        holds: name and value of what the module holds for it, over ``n``, the number of a ``slot`` and ``dims``.
+        saves: what autograd may save: ``a``, ``b``, ``result``.
+    """
+
+    def write(w: Writer, choice: int, a: Value, b: Value | None = None) -> None:
+        words = {"a": a, "b": b, "n": a.shape[0], "slot": choice % 2, "dims": "2d" if len(a.shape) == 3 else "1d"}
+        words["source"] = b and w.apart(b, a)
+        if holds is not None:
+            words["held"] = w.attribute(*(text.format(**words) for text in holds))
+        line = forms[choice % len(forms)].format(**words)
+        if result == "none":
+            w.do(line)
+        else:
+            words["result"] = w.new(line, a.shape) if result == "new" else w.view(line, a, a.shape)
+        w.saves(*(value for each in saves.split() if isinstance(value := words[each], Value)))
+
+    write.__name__ = name
+    kind(*operands.split(", "))(write)

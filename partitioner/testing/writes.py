@@ -6,46 +6,26 @@ buffer that carried a gradient would keep the graph of the last call alive.
 
 from __future__ import annotations
 
-from partitioner.testing.writer import Value, Writer, kind
+from partitioner.testing.writer import Value, Writer, kind, spelled
 
+# An in-place sum.
+spelled("add_", "writable any, like", "{a}.add_({source})", "{a}.add_(1.0)", result="none")
 
-@kind("writable any", "like")
-def add_(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """An in-place sum."""
-    w.do((f"{a}.add_({w.apart(b, a)})", f"{a}.add_(1.0)")[choice % 2])
+# `+=`: a write that every other name of the memory must see. An fx Proxy makes a plain sum of it.
+spelled("iadd", "writable any, like", "{a} += {source}", result="none")
 
+# An in-place product.
+spelled("mul_", "writable any, like", "{a}.mul_(torch.sigmoid({b}))", "{a}.mul_(0.5)", result="none")
 
-@kind("writable any", "like")
-def iadd(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """`+=`: a write that every other name of the memory must see. An fx Proxy makes a plain sum of it."""
-    w.do(f"{a} += {w.apart(b, a)}")
+# An in-place activation, spelled in three ways.
+RELUS = ("{a}.relu_()", "F.relu({a}, inplace=True)", "torch.relu_({a})")
+spelled("relu_", "writable any", *RELUS, result="none", saves="a")
 
+# One in-place activation module, called wherever a recipe asks for it.
+spelled("relu_module", "writable any", "{held}({a})", result="none", holds=("relu", "nn.ReLU(inplace=True)"), saves="a")
 
-@kind("writable any", "like")
-def mul_(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """An in-place product."""
-    w.do((f"{a}.mul_(torch.sigmoid({b}))", f"{a}.mul_(0.5)")[choice % 2])
-
-
-@kind("writable any")
-def relu_(w: Writer, choice: int, a: Value) -> None:
-    """An in-place activation, spelled in three ways."""
-    spellings = (f"{a}.relu_()", f"F.relu({a}, inplace=True)", f"torch.relu_({a})")
-    w.do(spellings[choice % 3])
-    w.saves(a)  # the derivative reads the result
-
-
-@kind("writable any")
-def relu_module(w: Writer, choice: int, a: Value) -> None:
-    """One in-place activation module, called wherever a recipe asks for it."""
-    w.do(f"{w.attribute('relu', 'nn.ReLU(inplace=True)')}({a})")
-    w.saves(a)
-
-
-@kind("writable any", "like")
-def copy_(w: Writer, choice: int, a: Value, b: Value) -> None:
-    """Overwritten by another value, whose gradient it then carries."""
-    w.do(f"{a}.copy_({w.apart(b, a)})")
+# Overwritten by another value, whose gradient it then carries.
+spelled("copy_", "writable any, like", "{a}.copy_({source})", result="none")
 
 
 @kind("writable wide", "like")
@@ -55,10 +35,8 @@ def setitem(w: Writer, choice: int, a: Value, b: Value) -> None:
     w.do(f"{a}.__setitem__((slice(None), slice(0, 1)), {source}[:, 1:2])")
 
 
-@kind("writable any")
-def masked_fill_(w: Writer, choice: int, a: Value) -> None:
-    """A masked write; the mask reads what is about to be written."""
-    w.do(f"{a}.masked_fill_({a}.detach() > 1.0, 0.5)")
+# A masked write; the mask reads what is about to be written.
+spelled("masked_fill_", "writable any", "{a}.masked_fill_({a}.detach() > 1.0, 0.5)", result="none")
 
 
 @kind("writable wide")
@@ -162,11 +140,8 @@ def average(w: Writer, choice: int, a: Value) -> None:
     w.do(updates[choice % 3])
 
 
-@kind("any")
-def average_read(w: Writer, choice: int, a: Value) -> None:
-    """Reads the buffer that `average` writes, before or after it."""
-    mean = _buffer(w, f"average{choice % 2}", "torch.zeros(1)")
-    w.new(f"{a} + {mean}", a.shape)
+# Reads the buffer that `average` writes, before or after it.
+spelled("average_read", "any", "{a} + {held}", holds=("average{slot}", "nn.Buffer(torch.zeros(1))"))
 
 
 @kind("any")

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.kernels import linear_outside
-from partitioner.frontend.analysis.looks import form_of, value_of
+from partitioner.frontend.analysis.looks import form_of, remembered, value_of
 from partitioner.frontend.analysis.meter import Meter, Taken, take
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound
@@ -130,19 +130,9 @@ class _Held:
             return None
         place = {source: number for number, source in enumerate(sources)}
         forms = tuple((form_of(value_of(source)), self.history.get(source.name, ())) for source in sources)
-        mode = self.traced.graph.by_name[node.name].mode
-        try:
-            key = (
-                node.target,
-                form_of(fill((node.args, node.kwargs), lambda source: ("node", place.get(source)))),
-                forms,
-                mode,
-            )
-            if key not in self.known:
-                self.known[key] = self._measured(node, sources)
-            return self.known[key]
-        except TypeError:  # an argument cannot be hashed
-            return self._measured(node, sources)
+        form = form_of(fill((node.args, node.kwargs), lambda source: ("node", place.get(source))))
+        key = node.target, form, forms, self.traced.graph.by_name[node.name].mode
+        return remembered(self.known, key, lambda: self._measured(node, sources))
 
     def _measured(self, node: torch.fx.Node, sources: Sequence[torch.fx.Node]) -> Taken | None:
         flags = [flag for source in sources for flag in self.history[source.name]]
@@ -150,7 +140,7 @@ class _Held:
 
         def call(given: Sequence[torch.Tensor]) -> Any:
             tensors = iter(given)
-            values = {source: tree_map(lambda leaf: _filled(leaf, tensors), value_of(source)) for source in sources}
+            values = {source: tree_map_only(torch.Tensor, lambda _: next(tensors), value_of(source)) for source in sources}
             args, kwargs = fill((node.args, node.kwargs), lambda source: values.get(source, value_of(source)))
             args, kwargs = tree_map(number_of, (args, kwargs))
             with self._mode(node):
@@ -186,10 +176,6 @@ def _bytes(tensor: torch.Tensor) -> int:
         return int(number_of(tensor.untyped_storage().nbytes()))
     except (RuntimeError, NotImplementedError):  # sparse, or a wrapper of several tensors
         return 0
-
-
-def _filled(leaf: Any, tensors: Any) -> Any:
-    return next(tensors) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _like(tensor: torch.Tensor, history: bool) -> torch.Tensor:

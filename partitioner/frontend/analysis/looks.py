@@ -6,8 +6,9 @@ for a convolution, hundreds for a recurrent layer. No memory is used and no kern
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,6 +22,8 @@ from partitioner.model.fakes import empty_like, layout_of, number_of, tensors_in
 from partitioner.model.node import call_node, fill
 from partitioner.model.state import attribute
 from partitioner.model.storage import storage_key, tensor_bytes
+
+Found = TypeVar("Found")
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,13 +76,7 @@ class Looks:
             node: whose arguments have fakes.
             form: what tells the call from others that are not equal to it.
         """
-        key = node.target, form
-        try:
-            if key not in self.known:
-                self.known[key] = self.look(node)
-            return self.known[key]
-        except TypeError:  # an argument cannot be hashed
-            return self.look(node)
+        return remembered(self.known, (node.target, form), lambda: self.look(node))
 
     def look(self, node: torch.fx.Node) -> Seen | None:
         """Call ``node`` on fresh fakes."""
@@ -101,6 +98,16 @@ class Looks:
                 return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.work)
         except Exception:  # a fake kernel may raise anything; the static table knows something of every op
             return None
+
+
+def remembered(known: dict[Any, Found], key: Any, make: Callable[[], Found]) -> Found:
+    """What ``make`` gives, made once for each key; anew each time, where something in the key cannot be hashed."""
+    try:
+        if key not in known:
+            known[key] = make()
+        return known[key]
+    except TypeError:
+        return make()
 
 
 def form_of(value: Any) -> Any:

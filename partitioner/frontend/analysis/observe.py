@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
-from partitioner.frontend.analysis.looks import Looks, form_of, value_of
+from partitioner.frontend.analysis.looks import Looks, form_of, remembered, value_of
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
 from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
@@ -77,7 +77,7 @@ class _Observer:
         self.held[node] = held = tuple([self._names(tensor, node.name) for tensor in tensors])
         self.forms[node] = form = form_of(value)
         storages = held[0] if len(held) == 1 else NONE.union(*held)
-        metas = self._metas(form, tensors) if tensors else ()
+        metas = remembered(self.metas, form, lambda: tuple(map(_meta, tensors))) if tensors else ()
         if not called:
             return Effect(storages, outputs=metas, tensor=bool(tensors))
         written, work = self._does(node)
@@ -91,14 +91,6 @@ class _Observer:
         """The storages that a tensor has or may have."""
         own = self.owner.setdefault(storage_key(tensor), name)
         return frozenset((own,)) | self.maybe.get(own, NONE)
-
-    def _metas(self, form: Any, tensors: tuple[torch.Tensor, ...]) -> tuple[TensorMeta, ...]:
-        try:
-            if form not in self.metas:
-                self.metas[form] = tuple(map(_meta, tensors))
-            return self.metas[form]
-        except TypeError:  # something beside the tensors cannot be hashed
-            return tuple(map(_meta, tensors))
 
     def _does(self, node: torch.fx.Node) -> tuple[Names, Work | None]:
         """What a call writes, tokens among it, and its work."""

@@ -40,7 +40,11 @@ class Sizes:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     sources.setdefault(size.node.expr, (position, dimension))
         shapes = {
-            node.name: tuple((t.element_size(), tuple(map(_dimension, t.shape))) for t in _dense(node))
+            node.name: tuple(
+                (tensor.element_size(), tuple(map(_dimension, tensor.shape)))
+                for tensor in tensors_in(node.meta.get("example_value"))
+                if tensor.layout is torch.strided
+            )
             for node in graph.fx.nodes
             if node.name in graph.by_name
         }
@@ -76,10 +80,6 @@ class Sizes:
         """Whether everything is at least as large where the symbols are larger, as far as can be told."""
         dimensions = {size for tensors in self.shapes.values() for _, shape in tensors for size in shape}
         return all(isinstance(size, int) or _grows(size) for size in dimensions)
-
-
-def _dense(node: torch.fx.Node) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_in(node.meta.get("example_value")) if tensor.layout is torch.strided]
 
 
 def _dimension(size: Any) -> Any:

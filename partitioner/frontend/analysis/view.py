@@ -12,32 +12,31 @@ from torch import nn
 from partitioner.frontend.analysis.build import Traced, target_of
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
-from partitioner.frontend.capture.symbolic import View
 from partitioner.ir.graph import Graph, Op
 from partitioner.model.state import all_state, attribute
 from partitioner.model.storage import storage_key
 
 
-def view_graph(view: View, module: nn.Module) -> Traced:
-    """The Graph of what a symbolic trace shows of ``module``."""
-    nodes = [node for node in view.fx.nodes if is_op(node)]
+def view_graph(fx: torch.fx.Graph, constants: Mapping[str, torch.Tensor], module: nn.Module) -> Traced:
+    """The Graph of what a symbolic trace shows of ``module``, and of the tensors that it made."""
+    nodes = [node for node in fx.nodes if is_op(node)]
     states = {node.name: _state(node, module) for node in nodes}
-    effects = static_effects(view.fx, module, resource_names(module), states)
+    effects = static_effects(fx, module, resource_names(module), states)
     for name, stale in refreshes(nodes, effects).items():
         effects[name] = replace(effects[name], writes=effects[name].writes | stale)
-    results = dict.fromkeys(node.name for node in view.fx.output_node().all_input_nodes)
-    inputs = [node.name for node in view.fx.find_nodes(op="placeholder")]
-    ops = tuple(_op(node, effects[node.name], view, states[node.name]) for node in nodes)
+    results = dict.fromkeys(node.name for node in fx.output_node().all_input_nodes)
+    inputs = [node.name for node in fx.find_nodes(op="placeholder")]
+    ops = tuple(_op(node, effects[node.name], states[node.name]) for node in nodes)
     graph = Graph(
         name=type(module).__name__,
         ops=ops,
         inputs=tuple((name, None) for name in inputs),
         outputs=tuple(results),
-        fx=view.fx,
+        fx=fx,
         arguments=tuple(inputs),
         tracer="symbolic_trace",
     )
-    values = {name: view.constants.get(name, attribute(module, name, None)) for op in ops for name in op.state}
+    values = {name: constants.get(name, attribute(module, name, None)) for op in ops for name in op.state}
     return Traced(graph, {name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
 
 
@@ -48,7 +47,7 @@ def is_op(node: torch.fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module")
 
 
-def _op(node: torch.fx.Node, effect: Effect, view: View, state: Sequence[str]) -> Op:
+def _op(node: torch.fx.Node, effect: Effect, state: Sequence[str]) -> Op:
     return Op(
         name=node.name,
         target=target_of(node),
@@ -56,8 +55,8 @@ def _op(node: torch.fx.Node, effect: Effect, view: View, state: Sequence[str]) -
         accesses=effect.accesses(node.name),
         storages=tuple(sorted(effect.storages)) if effect.tensor else (),
         state=tuple(state),
-        path=view.paths.get(node.name, ""),
-        source=view.sources.get(node.name, ""),
+        path=node.meta["path"],
+        source=node.meta["source"],
         tensor=effect.tensor,
     )
 

@@ -16,7 +16,7 @@ from torch._dynamo.variables.ctx_manager import AutocastModeVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
 
 from partitioner.frontend.capture.amended import amends
-from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.here import HERE, Condition
 from partitioner.model.modes import device_types
 
 Question = Callable[[], Any]
@@ -68,7 +68,7 @@ def _note(function: Any) -> None:
         HERE.answers[question] = HERE.now[question]
 
 
-def answers() -> Iterator[Callable[[dict[str, Any]], bool]]:
+def answers() -> Iterator[Condition]:
     """The conditions that the answers are what they were."""
     for question, then in HERE.answers.items():
         yield AnswerIs(question, then)

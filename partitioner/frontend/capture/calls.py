@@ -5,9 +5,13 @@
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
+- Whether a tensor has a gradient, asked under inference mode of one that was made with gradients enabled: it has none, and
+  Dynamo, which leaves that mode while it traces, says that it has.
 - `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
   asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
   would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
+- `torch.cond` of what is no tensor. Dynamo takes numbers, texts and ``None`` among its operands, and a condition of several
+  elements, of which torch makes an error.
 """
 
 from __future__ import annotations
@@ -17,12 +21,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables import (
+    ConstantVariable,
+    LazyVariableTracker,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    UnspecializedPythonVariable,
+)
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
 
 from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
@@ -62,6 +73,13 @@ def _enter(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     return plain(self, *arguments)
 
 
+@amends(TensorVariable, "method_attr_requires_grad")
+def _requires_grad(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    if HERE.inference and self.requires_grad and self.source is None:
+        raise Unsupported("a tensor is asked for its gradient under inference mode")
+    return plain(self, tx)
+
+
 @amends(TorchInGraphFunctionVariable, "call_function")
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
     if self.value is torch.compiler.is_compiling and _may_pad(tx):
@@ -75,3 +93,26 @@ def _may_pad(tx: Any) -> bool:
         return False
     encoder: nn.Module = tx.symbolic_locals["self"].value
     return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())
+
+
+@amends(CondHigherOrderVariable, "call_function")
+def _call_cond(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) == 4:
+        condition, *_, operands = args = LazyVariableTracker.realize_all(args)
+        chosen = condition.is_python_constant()
+        if not _decides(condition) or not (chosen or _all_tensors(operands)):
+            raise UncapturedHigherOrderOpError("torch.cond is given what is no tensor, or a condition of several elements")
+    return plain(self, tx, args, kwargs)
+
+
+def _decides(condition: Any) -> bool:
+    """Whether torch takes it for a condition."""
+    if condition.is_python_constant():
+        return isinstance(condition.as_python_constant(), bool | int | float)
+    return not condition.is_tensor() or bool(condition.as_proxy().node.meta["example_value"].numel() == 1)
+
+
+def _all_tensors(operands: Any) -> bool:
+    """Whether what a branch is given consists of tensors. A number that is open is a tensor to Dynamo."""
+    leaves = find_mismatched_vars(operands, ())
+    return all(isinstance(leaf, TensorVariable) and not isinstance(leaf, UnspecializedPythonVariable) for leaf in leaves)

@@ -32,7 +32,7 @@ from torch.distributions import Distribution
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.fakes import forget
-from partitioner.frontend.capture.frames import Callback, Convert, Untraceable
+from partitioner.frontend.capture.frames import Callback, Convert, Owner, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import refusal
@@ -102,29 +102,20 @@ EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
 """All that there are in this process."""
 
 
-class Compiled:
+class Compiled(Owner):
     """A traced method. Calling it calls the method, through what was made of its graphs.
 
-    Args:
-        failures: why frames run as they are, by their code.
+    Attributes:
         reasons: why frames ran as they are, the last time that they were tried, by their code.
     """
 
     def __init__(self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home) -> None:
-        self.root, self.receive, self.whole, self.ask_home = root, receive, whole, home
-        self.failures: dict[CodeType, str] = {}
-        self.pending: dict[CodeType, str] = {}
+        super().__init__(root, whole, home)
+        self.receive, self.method = receive, method
         self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
-        self.programs: Counter[CodeType] = Counter()
-        self.method = method
         self._start()
         EVERY.add(self)
-
-    @property
-    def home(self) -> str | None:
-        """Where all tensors are taken to lie while a frame of this call is traced."""
-        return self.ask_home()
 
     @property
     def is_whole(self) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from types import CodeType, FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -42,11 +42,12 @@ from partitioner.frontend.capture.amended import all_amended
 from partitioner.frontend.capture.answers import answered_now
 from partitioner.frontend.capture.averages import counts
 from partitioner.frontend.capture.fakes import fakes_at
-from partitioner.frontend.capture.here import HERE, explain
+from partitioner.frontend.capture.here import HERE, Here, explain
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.quiet import Note, quiet
+from partitioner.model.recursion import deeper
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -68,9 +69,6 @@ SETTINGS: Mapping[str, Any] = {
     "fail_on_recompile_limit_hit": False,
 }
 
-DEEP = 10_000
-"""Python's recursion limit while a frame is traced."""
-
 MOST = 64
 """Programs that one code may have. What makes more of them has a constant that differs in every call."""
 
@@ -81,19 +79,26 @@ for _file in ("frontend", "backends", "runtime.programs"):
     torch._dynamo.trace_rules.add(f"partitioner.{_file}")  # a torch.compile around a partitioned module leaves it its lanes
 
 
-class Owner(Protocol):
-    """A traced method, as far as its frames concern it: what it may do, what failed so far, how many programs it has."""
+class Owner:
+    """A traced method, as far as its frames concern it: what it may do, what failed so far, how many programs it has.
 
-    root: nn.Module
-    whole: bool
-    entry: FunctionType
-    failures: dict[CodeType, str]
-    pending: dict[CodeType, str]
-    programs: Counter[CodeType]
+    Attributes:
+        entry: the function that is traced.
+        failures: why frames run as they are, by their code.
+        pending: likewise, of the call that runs.
+    """
+
+    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None]) -> None:
+        self.root, self.whole, self.ask_home = root, whole, home
+        self.entry: FunctionType
+        self.failures: dict[CodeType, str] = {}
+        self.pending: dict[CodeType, str] = {}
+        self.programs: Counter[CodeType] = Counter()
 
     @property
     def home(self) -> str | None:
-        """Where all tensors are taken to lie."""
+        """Where all tensors are taken to lie while a frame of this call is traced."""
+        return self.ask_home()
 
 
 class Untraceable(Exception):
@@ -149,7 +154,7 @@ class Convert:
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
-            cause = _cause(error)
+            cause: BaseException = error.inner_exception  # what our backend raised
             if isinstance(cause, PartitionerError):
                 raise cause from None
             fault = f"a fault of partitioner, {type(cause).__name__}: {cause}"
@@ -196,21 +201,17 @@ class Convert:
 @contextmanager
 def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
     """While a frame is traced: Dynamo does what is amended, torch's loggers keep silent here, all fakes lie on one device."""
-    before, others = dict(vars(HERE)), THREAD.ours
-    THREAD.ours = True
-    HERE.paths, HERE.code, HERE.tracing = _modules_in(frame, root), frame.f_code, True
-    HERE.scope, HERE.watched, HERE.compared = {"L": frame.f_locals, "G": frame.f_globals}, (), {}
-    HERE.builtins, HERE.dressed, HERE.now, HERE.answers, HERE.functions = {}, {}, answered_now(), {}, []
-    HERE.whole, HERE.counts, HERE.inference = whole, whole and counts(root), torch.is_inference_mode_enabled()
-    limit, refused = sys.getrecursionlimit(), hooks_refused()
-    sys.setrecursionlimit(max(limit, DEEP))  # a call of the user's takes Dynamo some ten of its own
+    before, others, refused = dict(vars(HERE)), THREAD.ours, hooks_refused()
     try:
-        with quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
+        THREAD.ours = True
+        scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
+        paths, counted = _modules_in(frame, root), whole and counts(root)
+        vars(HERE).update(vars(Here(paths, frame.f_code, True, whole, counted, inference, scope, now=answered_now())))
+        with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:
         vars(HERE).update(before)
         THREAD.ours = others
-        sys.setrecursionlimit(limit)
         refuse_hooks(refused)  # Dynamo has torch refuse them as the model does, and forgets that if it fails there
 
 
@@ -231,9 +232,3 @@ def _modules_in(frame: Any, root: nn.Module) -> dict[str, str]:
     """Qualified name of each module of ``root`` among a frame's local variables."""
     held = {id(value): name for name, value in frame.f_locals.items() if isinstance(value, nn.Module)}
     return {held[id(module)]: path for path, module in root.named_modules() if id(module) in held}
-
-
-def _cause(error: BackendCompilerFailed) -> BaseException:
-    """What our backend raised."""
-    inner: BaseException = error.inner_exception
-    return inner

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -16,10 +17,13 @@ from torch._guards import TracingContext
 from partitioner.frontend.capture.amended import amends
 from partitioner.model.source import is_user_code
 
-Watched = tuple[Callable[[dict[str, Any]], bool], ...]
-"""Conditions on ``L``, a frame's local variables, and ``G``, its globals; or on neither."""
+Condition = Callable[[dict[str, Any]], bool]
+"""On ``L``, a frame's local variables, and ``G``, its globals; or on neither."""
+
+Watched = tuple[Condition, ...]
 
 
+@dataclass(eq=False)
 class Here(threading.local):
     """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded.
 
@@ -34,26 +38,20 @@ class Here(threading.local):
         now: answers to questions about the process where the frame begins, and ``answers`` to those that it asks.
     """
 
-    paths: Mapping[str, str]
-    code: CodeType | None
-    tracing: bool
-    whole: bool
-    counts: bool
-    inference: bool
-    scope: Mapping[str, Any]
-    watched: Watched
-    compared: dict[tuple[str, str], None]
-    builtins: dict[int, tuple[dict[str, Any], set[str]]]
-    dressed: dict[str, None]
-    functions: list[str]
-    now: Mapping[Callable[[], Any], Any]
-    answers: dict[Callable[[], Any], Any]
-
-    def __init__(self) -> None:
-        self.paths, self.code, self.tracing, self.scope, self.watched = {}, None, False, {}, ()
-        self.whole, self.counts, self.inference = False, False, False
-        self.compared, self.builtins, self.dressed, self.now, self.answers = {}, {}, {}, {}, {}
-        self.functions = []
+    paths: Mapping[str, str] = field(default_factory=dict)
+    code: CodeType | None = None
+    tracing: bool = False
+    whole: bool = False
+    counts: bool = False
+    inference: bool = False
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    watched: Watched = ()
+    compared: dict[tuple[str, str], None] = field(default_factory=dict)
+    builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    dressed: dict[str, None] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+    now: Mapping[Callable[[], Any], Any] = field(default_factory=dict)
+    answers: dict[Callable[[], Any], Any] = field(default_factory=dict)
 
 
 HERE = Here()

@@ -47,9 +47,6 @@ _OF_TENSORS = {
     "_base": ("_base", GuardBuilder.TYPE_MATCH),  # None, or a tensor
 }
 _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor has none
-
-
-_KEYS, _CONTAINS = ConstDictVariable.install_dict_keys_match_guard, ConstDictVariable.install_dict_contains_guard
 _OF_OBJECTS = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
 
 
@@ -108,14 +105,13 @@ def _look_up(plain: Callable[..., Any], self: Any, tx: Any, key: Any) -> Any:
         raise
 
 
-@amends(_OF_OBJECTS, "install_dict_keys_match_guard")
-def _guard_names(_plain: Callable[..., None], self: Any) -> None:
-    _KEYS(self)
+def _as_of_any(guard: Callable[..., None], _plain: Callable[..., None], *arguments: Any) -> None:
+    """Of an object's attributes is guarded what is guarded of any dictionary."""
+    guard(*arguments)
 
 
-@amends(_OF_OBJECTS, "install_dict_contains_guard")
-def _guard_name(_plain: Callable[..., None], self: Any, *arguments: Any) -> None:
-    _CONTAINS(self, *arguments)
+for _name in ("install_dict_keys_match_guard", "install_dict_contains_guard"):
+    amends(_OF_OBJECTS, _name)(partial(_as_of_any, getattr(ConstDictVariable, _name)))
 
 
 @amends(ConstDictVariable, "install_dict_keys_match_guard")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -26,6 +26,11 @@ def found_at(name: str, scope: Mapping[str, Any]) -> tuple[CodeType | None, Any]
 def look_at(code: CodeType, scope: Mapping[str, Any]) -> Any:
     """What something is now, of which `found_at` gave the code."""
     return eval(code, {**scope, "item": _item})
+
+
+def holds_at(code: CodeType, test: Callable[[Any], bool]) -> Callable[[dict[str, Any]], bool]:
+    """The condition that something passes a test, of which `found_at` gave the code."""
+    return lambda scope: test(look_at(code, scope))
 
 
 class _Looking(ast.NodeTransformer):

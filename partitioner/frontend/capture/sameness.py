@@ -12,8 +12,9 @@ import math
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -25,9 +26,9 @@ from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
 from partitioner.frontend.capture.answers import AnswerIs, answers
-from partitioner.frontend.capture.here import HERE, Watched
+from partitioner.frontend.capture.here import HERE, Condition, Watched
 from partitioner.frontend.capture.methods import methods
-from partitioner.frontend.capture.names import found_at, look_at, name_of
+from partitioner.frontend.capture.names import found_at, holds_at, name_of
 from partitioner.frontend.capture.sharing import distinct
 
 _FLOATS = (float, np.floating)
@@ -53,9 +54,7 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
-    traced = set(context.traced_code)
-    around = (*_environment(guards, traced), *_global_hooks(guards, whole), *methods(kinds, traced), *_builtins(), *answers())
-    return (*_ambiguous(guards, scope), *_dressed(scope), *_orders(scope), *distinct(scope)), around
+    return tuple(_within(guards, scope)), tuple(_around(guards, kinds, set(context.traced_code), whole))
 
 
 def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[type]:
@@ -67,31 +66,48 @@ def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[
             yield found
 
 
-def _orders(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """The order of ordered dictionaries, of which torch sees that in which keys came."""
+def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[Condition]:
+    """What is looked at again in the frame.
+
+    Those are constants that have twins, attributes of tuples, texts and numbers of a class of the user's, which torch takes to
+    be constant, and the order of ordered dictionaries, of which torch sees that in which keys came.
+    """
+    for name in sorted({name for name, kind in guards if kind in _KINDS}):
+        code, value = found_at(name, scope)
+        if code and _has_twins(value) and not type(found_at(_LAST.sub("", name), scope)[1]).__module__.startswith("torch."):
+            yield holds_at(code, partial(same, copy.deepcopy(value)))
+    for name in HERE.dressed:
+        code, value = found_at(name, scope)
+        if code:
+            yield holds_at(code, partial(_is_dressed, dict(vars(value))))
     for source in sorted(map(name_of, InstructionTranslator.current_tx().output.guard_on_key_order)):
         code, value = found_at(source, scope)
         if code and isinstance(value, OrderedDict):
-            yield _is_in_order(code, list(value))
+            yield holds_at(code, lambda now, keys=list(value): list(now) == keys)  # type: ignore[misc]
+    yield from distinct(scope)
 
 
-def _is_in_order(code: CodeType, keys: list[Any]) -> Callable[[dict[str, Any]], bool]:
-    return lambda scope: list(look_at(code, scope)) == keys
+def _is_dressed(then: dict[str, Any], value: Any) -> bool:
+    now = vars(value)
+    return now.keys() == then.keys() and all(now[name] is each for name, each in then.items())
 
 
-def _environment(guards: list[tuple[str, str]], traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+def _around(
+    guards: list[tuple[str, str]], kinds: Iterable[type], traced: Collection[CodeType], whole: bool
+) -> Iterator[Condition]:
+    """What is looked at again in the process."""
     if os.getenv.__code__ in traced or any(".environ" in name for name, _ in guards):
         yield AnswerIs(_variables, _variables())
+    if any("._global_" in name for name, _ in guards):  # Dynamo looks at hooks for all modules, and guards where they are
+        yield _HooksAre(_hooks(), whole)
+    yield from methods(kinds, traced)
+    for module, (held, names) in HERE.builtins.items():
+        yield _AreNoGlobals(module, frozenset(names), held)
+    yield from answers()
 
 
 def _variables() -> tuple[tuple[str, str], ...]:
     return tuple(os.environ.items())
-
-
-def _builtins() -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Functions of Python's own, by names that no global of a module hides."""
-    for module, (held, names) in HERE.builtins.items():
-        yield _AreNoGlobals(module, frozenset(names), held)
 
 
 @dataclass(frozen=True)
@@ -104,39 +120,6 @@ class _AreNoGlobals:
 
     def __call__(self, _scope: object) -> bool:
         return self.held.keys().isdisjoint(self.names)
-
-
-def _ambiguous(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    for name in sorted({name for name, kind in guards if kind in _KINDS}):
-        code, value = found_at(name, scope)
-        if code and _has_twins(value) and not type(found_at(_LAST.sub("", name), scope)[1]).__module__.startswith("torch."):
-            yield _is_still(code, copy.deepcopy(value))
-
-
-def _is_still(code: CodeType, value: Any) -> Callable[[dict[str, Any]], bool]:
-    return lambda scope: same(look_at(code, scope), value)
-
-
-def _dressed(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Attributes of tuples, texts and numbers of a class of the user's: torch takes such objects to be constant."""
-    for name in HERE.dressed:
-        code, value = found_at(name, scope)
-        if code:
-            yield _is_dressed(code, dict(vars(value)))
-
-
-def _is_dressed(code: CodeType, then: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    def holds(scope: dict[str, Any]) -> bool:
-        now = vars(look_at(code, scope))
-        return now.keys() == then.keys() and all(now[name] is value for name, value in then.items())
-
-    return holds
-
-
-def _global_hooks(guards: list[tuple[str, str]], whole: bool) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Hooks for all modules, if a module is called: Dynamo looks at them, and guards that they are in a dictionary."""
-    if any("._global_" in name for name, _ in guards):
-        yield _HooksAre(_hooks(), whole)
 
 
 _HOOKS = (

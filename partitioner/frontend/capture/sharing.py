@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
 
 from partitioner.frontend.capture.amended import amends
-from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.here import HERE, Condition
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 
 
@@ -30,7 +30,7 @@ def _compare(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[
     return plain(tx, pair, options)
 
 
-def distinct(scope: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], bool]]:
+def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:
     """Conditions on objects that must still be different: those that were compared, and all of a class that is written.
 
     Called by a backend.
@@ -60,5 +60,5 @@ def _has_identity(value: Any) -> bool:
     return not isinstance(value, str | bytes | int | float | complex | None)
 
 
-def _are_different(codes: list[CodeType]) -> Callable[[dict[str, Any]], bool]:
+def _are_different(codes: list[CodeType]) -> Condition:
     return lambda scope: len({id(look_at(code, scope)) for code in codes}) == len(codes)

@@ -11,7 +11,6 @@ import operator
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,25 +23,12 @@ from partitioner.model.keep import state_kept
 from partitioner.model.source import model_line, user_line
 
 
-@dataclass(frozen=True)
-class View:
-    """What a symbolic trace shows.
-
-    Args:
-        fx: placeholders, ``get_attr``, calls and one ``output``.
-        constants: tensors made while tracing, by ``get_attr`` target.
-        sources: ``file:line`` of each node, by name.
-        paths: module path of each node, by name.
-    """
-
-    fx: torch.fx.Graph
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)
-
-
-def capture_symbolic(module: nn.Module) -> View:
+def capture_symbolic(module: nn.Module) -> tuple[torch.fx.Graph, dict[str, torch.Tensor]]:
     """Run ``module.forward`` on proxies, one for each parameter without a default; the model is left as it was.
+
+    Returns:
+        What is seen, each node with its ``source``, ``file:line``, and the ``path`` of its module; and the tensors that were
+        made while tracing, by the target of the node that loads them.
 
     Raises:
         TraceError: the forward needs to know more than proxies do.
@@ -59,7 +45,7 @@ def capture_symbolic(module: nn.Module) -> View:
         raise TraceError(
             f"{type(module).__name__} cannot be seen without example inputs: {text}{where and f' ({where})'}"
         ) from error
-    return View(graph, _constants(graph, tracer), tracer.sources, tracer.paths)
+    return graph, _constants(graph, tracer)
 
 
 def _constants(graph: torch.fx.Graph, tracer: _Tracer) -> dict[str, torch.Tensor]:
@@ -98,8 +84,6 @@ class _Tracer(torch.fx.Tracer):
     def __init__(self, call: Call) -> None:
         super().__init__(param_shapes_constant=False)
         self.call, self.thread = call, threading.get_ident()
-        self.sources: dict[str, str] = {}
-        self.paths: dict[str, str] = {}
         self.failed_in = ""
 
     def create_args_for_root(
@@ -133,6 +117,6 @@ class _Tracer(torch.fx.Tracer):
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """As torch.fx does, but note source and module."""
         node = super().create_node(kind, target, *args, **kwargs)
-        self.sources[node.name] = model_line(sys._getframe(1))
-        self.paths[node.name] = str(target) if kind == "call_module" else self.scope.module_path
+        node.meta["source"] = model_line(sys._getframe(1))
+        node.meta["path"] = str(target) if kind == "call_module" else self.scope.module_path
         return node

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only
 
 from partitioner.errors import InputError, PartitionerError
 from partitioner.model.call import Call, on_examples
@@ -47,18 +47,7 @@ class Outcomes:
     changed: list[str]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first thing in which a program differs from its model."""
-
-    what: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.detail}"
-
-
-def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None) -> Difference | None:
+def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None) -> str | None:
     """Compare ``run`` with the module's forward on the call's inputs and then on a second draw of the same shapes.
 
     The second call follows on the first, so that state which a forward carries from call to call shows.
@@ -70,7 +59,7 @@ def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None)
         plainly: the same on one thread, for the first call, which has a backward: lanes may sum gradients in another order.
 
     Returns:
-        The first difference. Costs two calls of each, and a backward of each where gradients are enabled.
+        The first difference, in one line. Costs two calls of each, and a backward of each where gradients are enabled.
 
     Raises:
         InputError: the model fails on the call.
@@ -85,29 +74,24 @@ def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None)
 
 def _differ(
     wanted: Outcomes, module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[Sequence[torch.Tensor]]
-) -> Difference | None:
+) -> str | None:
     try:
         found = _calls(module, call, runs, draws[: len(wanted.calls)])
     except PartitionerError:
         raise
     except Exception as error:  # any op may raise anything
-        return Difference("the program fails", f"{type(error).__name__}: {error}")
+        return f"the program fails: {type(error).__name__}: {error}"
     return _first_difference(wanted, found)
 
 
-def _first_difference(wanted: Outcomes, found: Outcomes) -> Difference | None:
+def _first_difference(wanted: Outcomes, found: Outcomes) -> str | None:
     if len(found.calls) < len(wanted.calls):
-        return Difference("a second call", "eager takes it, the program does not")
+        return "a second call: eager takes it, the program does not"
     differences = (differs(mine, theirs) for mine, theirs in zip(wanted.calls, found.calls, strict=True))
-    difference = next(filter(None, differences), None)
-    return difference or _compare_assigned(wanted, found)
-
-
-def _compare_assigned(wanted: Outcomes, found: Outcomes) -> Difference | None:
-    """Attributes that one of the two changes. Buffers have been compared by value."""
-    mine, theirs = (set(outcomes.changed) for outcomes in (wanted, found))
-    lost = sorted(mine ^ theirs)
-    return Difference("attributes", f"not both change {', '.join(lost[:3])}") if lost else None
+    if (difference := next(filter(None, differences), None)) is not None:
+        return difference
+    lost = sorted(set(wanted.changed) ^ set(found.changed))  # attributes; buffers have been compared by value
+    return f"attributes: not both change {', '.join(lost[:3])}" if lost else None
 
 
 def eager(module: nn.Module, call: Call, draws: Sequence[Sequence[torch.Tensor]]) -> Outcomes:
@@ -190,7 +174,8 @@ def _one_call(module: nn.Module, call: Call, run: Run, tensors: Sequence[torch.T
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     named = [*((f"output {number}", leaf) for number, leaf in enumerate(outputs)), *module.named_buffers()]
     attached = {name: isinstance(leaf, torch.Tensor) and leaf.requires_grad for name, leaf in named}
-    return Outcome(tree_map(_detached, outputs), structure, attached, buffers, found)
+    seen = tree_map_only(torch.Tensor, lambda leaf: leaf.detach().clone(), outputs)
+    return Outcome(seen, structure, attached, buffers, found)
 
 
 def _flat(result: Any, name: str) -> tuple[list[Any], TreeSpec]:
@@ -201,10 +186,6 @@ def _flat(result: Any, name: str) -> tuple[list[Any], TreeSpec]:
             f"the result of {name} holds itself, so it cannot be compared with eager; partition the model without example "
             "inputs, or with check=False"
         ) from None
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]) -> list[torch.Tensor | None] | None:
@@ -220,10 +201,10 @@ def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]
         return None
 
 
-def differs(wanted: Outcome, found: Outcome) -> Difference | None:
+def differs(wanted: Outcome, found: Outcome) -> str | None:
     """The first difference between two runs."""
     if not _alike(wanted.structure, found.structure):
-        return Difference("outputs", f"{wanted.structure} in the model, {found.structure} in the program")
+        return f"outputs: {wanted.structure} in the model, {found.structure} in the program"
     named: list[tuple[str, Any, Any]] = [
         (f"output {number}", mine, theirs)
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))
@@ -234,13 +215,13 @@ def differs(wanted: Outcome, found: Outcome) -> Difference | None:
     ]
     if wanted.gradients is not None:
         if found.gradients is None or len(found.gradients) != len(wanted.gradients):
-            return Difference("gradients", "backward runs through the model, and not alike through the program")
+            return "gradients: backward runs through the model, and not alike through the program"
         gradients = zip(wanted.gradients, found.gradients, strict=True)
         named += [(f"gradient {number}", mine, theirs) for number, (mine, theirs) in enumerate(gradients)]
     for what, mine, theirs in named:
         detail = _unlike(mine, theirs)
         if detail is not None:
-            return Difference(what, detail)
+            return f"{what}: {detail}"
     return None
 
 

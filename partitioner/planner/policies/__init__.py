@@ -20,7 +20,7 @@ from partitioner.errors import PartitionerError, SpecError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.documents import faults_of
 from partitioner.ir.problem import Problem
-from partitioner.ir.units import format_duration, parse_duration, quote
+from partitioner.ir.units import DURATION, format_duration, quote
 from partitioner.ir.words import hint, one_of
 from partitioner.planner.bounded import bounded
 from partitioner.planner.capacity import refuse_impossible
@@ -84,7 +84,7 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
             there = hint(option, known) or "; it has none"
             raise SpecError(f"policy {quote(name)} has no option {quote(option)}{there}")
         if known[option] == "float":
-            options[option] = parse_duration(value)
+            options[option] = DURATION.parse(value)
     try:
         made: Any = TypeAdapter(make).validate_python(options)
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 round 1   serial  lanes  finer      a machine that slows down for a while slows all of them
 round 2   serial  lanes  finer      the median of the rounds counts; it ends early if one is the fastest beyond doubt
+
+Where gradients are recorded a run has a backward, from leaves that stand for the arguments.
 """
 
 from __future__ import annotations
@@ -9,8 +11,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+MATTERS = 1.05
+"""How much faster one way must be measured to be than another one, to take its place."""
 
 ROUNDS = 7
 ENOUGH = 3
@@ -23,12 +32,15 @@ BUDGET = 10.0
 """Seconds after which no further round begins."""
 
 
-def measured(ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = ()) -> dict[str, float]:
+def measured(
+    ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = (), shortest: float = SHORTEST
+) -> dict[str, float]:
     """Seconds of one call of each way, which are called in turns.
 
     Args:
         ways: what to call, by name. Each is called twice before anything is timed.
         devices: torch devices of the accelerators that they use.
+        shortest: seconds that a sample lasts at least.
 
     Returns:
         The median over the rounds, by name, in the order given.
@@ -36,7 +48,7 @@ def measured(ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = 
     deadline = time.monotonic() + BUDGET
     for call in ways.values():
         call()
-    repeats = {name: max(1, round(SHORTEST / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
+    repeats = {name: max(1, round(shortest / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS):
         if number and (time.monotonic() > deadline or (number >= ENOUGH and _decided(list(samples.values())))):
@@ -65,3 +77,31 @@ def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str]) ->
 def _synchronise(devices: Sequence[str]) -> None:
     for device in devices if torch.accelerator.is_available() else ():
         torch.accelerator.synchronize(device)
+
+
+def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    """Whether one function clearly takes less time than another that computes the same, called once in a sample."""
+    leaves = [stand_in(value) for value in arguments]
+    devices = dict.fromkeys(str(leaf.device) for leaf in leaves if isinstance(leaf, Tensor) and leaf.device.type != "cpu")
+    ways = {"one": partial(run_through, one, leaves), "other": partial(run_through, other, leaves)}
+    found = measured(ways, list(devices), shortest=0.0)
+    return found["one"] * MATTERS < found["other"]
+
+
+def stand_in(value: Any) -> Any:
+    """What stands for an argument where gradients are asked for: the same memory, with no history and no hooks."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def run_through(function: Callable[..., Any], leaves: Sequence[Any]) -> None:
+    """Call a function, and go backward from all that it gives."""
+    roots = [each for each in tree_leaves(function(*leaves)) if isinstance(each, Tensor) and each.requires_grad]
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if roots and wanted:
+        gradients(roots, wanted)
+
+
+def gradients(roots: Sequence[Tensor], wanted: Sequence[Tensor], keep: bool = False) -> Sequence[Tensor | None]:
+    """What roots give to the gradients of leaves, of which some may have none; ``keep`` what is recorded for another time."""
+    ones = [torch.ones_like(root) for root in roots]
+    return torch.autograd.grad(roots, wanted, ones, retain_graph=keep, allow_unused=True)
