@@ -21,18 +21,19 @@ import pytest
 from partitioner.errors import PlacementError, SpecError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Problem, Processor
+from partitioner.planner.assigned import keeps
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.build import mirrored
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
-from partitioner.planner.latency.packing import certificate, keeps
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.latency.ranks import RankName, by_urgency, ordered
 from partitioner.planner.latency.tries import several
 from partitioner.planner.policies.exact import Exact
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
+from partitioner.planner.throughput.fitting import certificate
 from partitioner.planner.timing import timed
 
 CLOSE = 1e-9
@@ -385,7 +386,7 @@ def test_answers_are_found_wherever_there_are_any(turns: int) -> None:
         if exists:
             check(problem, List(2)(problem))
             found = certificate(closed(problem))
-            assert found is not None and keeps(closed(problem), found)
+            assert found is not None and keeps(closed(problem), [found[group] for group in closed(problem).group_of])
         else:
             with pytest.raises(PlacementError):
                 List(2)(problem)

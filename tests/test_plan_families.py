@@ -16,7 +16,8 @@ from partitioner.planner.caps import in_whole
 from partitioner.planner.overfull import Overfull
 from partitioner.planner.policies.exact import worth_while
 from partitioner.planner.throughput.branch import STEPS, Branching
-from partitioner.planner.throughput.solve import FEW, balanced
+from partitioner.planner.throughput.fitting import FEW
+from partitioner.planner.throughput.solve import balanced
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from _planted_graphs import planted
@@ -103,10 +104,11 @@ def test_the_solver_is_asked_before_deep_search(monkeypatch: pytest.MonkeyPatch)
     deep = Branching.search
 
     def search(self: Branching, until: float, below: float = inf, first: bool = False, steps: int = STEPS) -> Any:
-        asked.append(steps)
+        asked.extend([steps] if first else [])  # what proves an answer the best may go deep
         return deep(self, until, below, first, steps)
 
     monkeypatch.setattr(Branching, "search", search)
+    monkeypatch.setattr("partitioner.planner.throughput.fitting._filled", lambda *_: ())
     monkeypatch.setattr("partitioner.planner.throughput.solve.staged", lambda *_: None)  # as if there were no time for stages
     homes, bound = balanced(eliminated(Random(23)), 1.0)
     assert len(homes) == 27 and bound > 0

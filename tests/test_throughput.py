@@ -28,7 +28,8 @@ from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.feasible import between
 from partitioner.planner.policies.chain import Chain
 from partitioner.planner.policies.list import List
-from partitioner.planner.throughput import balanced, load_bound, model, stages, staging
+from partitioner.planner.throughput import model, staging
+from partitioner.planner.throughput.bound import load_bound
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.first import greedy
 from partitioner.planner.throughput.hulls import units_of
@@ -37,6 +38,7 @@ from partitioner.planner.throughput.line import LineCuts, rectangles
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.solve import balanced, stages
 from partitioner.planner.throughput.stages import Cuts
 
 SEEDS = settings.default.max_examples

@@ -41,7 +41,7 @@ from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.memory import demands
 from partitioner.planner.pose import pose
-from partitioner.planner.throughput import stages_in_a_line
+from partitioner.planner.throughput.solve import stages_in_a_line
 from partitioner.profile.profiled import profiled
 
 EMPTY = torch.empty(0)

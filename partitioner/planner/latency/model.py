@@ -24,9 +24,6 @@ LOADING = 0.7
 MOST_STEPS_APART = 20_000
 """Groups times sites up to which equal sites are numbered by their first groups."""
 
-MOST_PLACES = 500_000
-"""Tasks times processors up to which homes alone are looked for."""
-
 
 def solver_module() -> Any:
     """CP-SAT's Python module.
@@ -133,17 +130,3 @@ class Places:
                         later = self.cp.new_bool_var(f"{one} used by {group}")
                         self.cp.add(later <= before + (seen if seen is not None else 0))
                         seen = later
-
-
-def any_homes(problem: Problem, seconds: float = 10.0) -> dict[int, int] | None:
-    """A processor for every group that keeps every rule; ``None`` if there is none, or none was found in time."""
-    if len(problem.tasks) * len(problem.processors) > MOST_PLACES:
-        return None
-    single = [Site((number,), (number,)) for number in range(len(problem.processors))]
-    places = Places(problem, single)
-    module = solver_module()
-    solver = module.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    if solver.solve(places.cp) not in (module.OPTIMAL, module.FEASIBLE):
-        return None
-    return {group: site for (group, site), var in places.at.items() if solver.value(var)}

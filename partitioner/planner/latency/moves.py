@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from partitioner.planner.latency.packing import keeps
+from partitioner.planner.assigned import keeps
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.prices import waste
 
@@ -195,5 +195,4 @@ class Moves:
 
     def allowed(self, lanes: Sequence[int]) -> bool:
         """Whether memory caps and contiguity are kept."""
-        problem = self.problem
-        return keeps(problem, {group: problem.lanes[lanes[tasks[0]]] for group, tasks in problem.members.items()})
+        return keeps(self.problem, [self.problem.lanes[lane] for lane in lanes])

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed
-from partitioner.planner.throughput import load_bound, stages
+from partitioner.planner.throughput.bound import load_bound
+from partitioner.planner.throughput.solve import stages
 
 
 @dataclass(frozen=True)

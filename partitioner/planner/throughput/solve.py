@@ -14,14 +14,13 @@ from partitioner.planner.feasible import remedy
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
-from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
-from partitioner.planner.throughput.branch import Branching, Found
+from partitioner.planner.throughput.branch import Branching
 from partitioner.planner.throughput.first import by_size, evened, greedy, sparings
+from partitioner.planner.throughput.fitting import fitting
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
-from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import ORDERS, staged
@@ -53,9 +52,6 @@ MOVES, MOST_MOVED = 1_500, 600
 
 NEARLY = 2e-4
 """A gain, relatively, for which a few moves are not made where there is no limit of time."""
-
-FEW = 2_000
-"""Steps by which a placement that fits is mostly found if going on deeper finds one at all; then the solver is asked first."""
 
 CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
@@ -240,35 +236,10 @@ def _fitting(park: Park, until: float) -> list[int]:
     Raises:
         PlacementError: there is none, or none was found.
     """
-    until = max(until, monotonic() + PATIENCE)
-    searches: list[Callable[[], Found]] = [
-        lambda: Branching(park, _topological(park)).search(until, first=True, steps=FEW),
-        lambda: Branching(park, by_size(park)).search(until, first=True, steps=FEW),
-        lambda: _modelled(park, until),
-        lambda: Branching(park, _topological(park)).search(until, first=True),
-        lambda: Branching(park, by_size(park)).search(until, first=True),
-    ]
-    for search in searches:
-        found = search()
-        if found.homes is not None and park.units.valid(found.homes):
-            return found.homes
-        if found.complete:
-            raise PlacementError(_none(park, "There is no placement"))
-    raise PlacementError(_none(park, "No placement was found"))
-
-
-def _topological(park: Park) -> list[int]:
-    """The units, each after those that lead to it, as far as they can be put in an order."""
-    whole = blocks(park.units)
-    tasks = (task for block in next(orders(whole)) for task in whole.members[block])
-    return list(dict.fromkeys(park.units.unit_of[task] for task in tasks))
-
-
-def _modelled(park: Park, until: float) -> Found:
-    if not (model.installed() and model.suits(park)):
-        return Found(None, False)
-    result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
-    return Found(result.homes or None, result.impossible)
+    found = fitting(park, max(until, monotonic() + PATIENCE))
+    if found.homes is None:
+        raise PlacementError(_none(park, "There is no placement" if found.complete else "No placement was found"))
+    return found.homes
 
 
 def _none(park: Park, what: str) -> str:
