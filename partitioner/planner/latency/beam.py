@@ -18,15 +18,31 @@ from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.bounds import tails
 from partitioner.planner.latency.quick import uniform
-from partitioner.planner.latency.reach import Share, least, shares, tails
+from partitioner.planner.prices import able_seconds, lane_counts, lane_prices, least_work
 
 READY = 12
 """Tasks that wait for nothing any more and are looked at, the most urgent ones, for each schedule."""
 
 Link = tuple[int, "Link"] | None
 """The tasks of a schedule, the last one first."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What tasks must share: a processor, or the time of all processors at their prices.
+
+    Args:
+        work: seconds of each task, of which no schedule does more than one in a second.
+        prices: ``(lane, part of a second)`` that a second of the lane counts.
+    """
+
+    work: Sequence[float]
+    prices: Sequence[tuple[int, float]]
 
 
 @dataclass(slots=True)
@@ -75,9 +91,9 @@ class Beam:
         self.before = [list({each for each in sources if each[1] != ISSUE}) for sources in problem.before]
         self.after = [list(dict.fromkeys(targets)) for targets in problem.after]
         self.waits = [len({source for source, _ in sources}) for sources in problem.before]
-        self.shares: list[Share] = shares(problem)
-        self.tails = tails(problem, self.shares)
-        self.least = least(problem)
+        self.shares = _shares(problem)
+        self.tails = tails(problem)
+        self.least: list[float] = able_seconds(problem).min(axis=0).tolist()
         self.lanes_of = _alike(problem)
 
     def __call__(self, looks: int, weight: float, power: float) -> tuple[list[int], list[int]] | None:
@@ -218,6 +234,22 @@ class Beam:
                 grown.ready.append(reader)
         grown.ready.sort(key=self.tails.__getitem__, reverse=True)
         return grown
+
+
+def _shares(problem: Problem) -> list[Share]:
+    """All that tasks must share: each processor with what can run nowhere else, and all of them where tasks have a choice."""
+    seconds, lanes, price = able_seconds(problem), lane_counts(problem), lane_prices(problem)
+    only, found = np.isfinite(seconds).sum(axis=0) == 1, list[Share]()
+    if not only.all():
+        every = [(lane, float(price[home])) for lane, home in enumerate(problem.lanes)]
+        found.append(Share(least_work(problem).tolist(), every))
+    for home, row in enumerate(seconds):
+        must = only & np.isfinite(row)
+        if must.any():
+            part = 1.0 / float(lanes[home])
+            own = [(lane, part) for lane, where in enumerate(problem.lanes) if where == home]
+            found.append(Share((np.where(must, row, 0.0) * part).tolist(), own))
+    return found
 
 
 def _alike(problem: Problem) -> list[list[list[int]]]:

@@ -22,7 +22,7 @@ import numpy as np
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
-from partitioner.planner.prices import Table, able_seconds, priced
+from partitioner.planner.prices import Table, able_seconds, lane_counts, least_work, prices
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
@@ -54,14 +54,14 @@ def makespan_bound(problem: Problem) -> float:
     found = [longest, _issued(problem)]
     if not np.isfinite(longest):
         return inf
-    lanes = np.array([each.lanes for each in problem.processors], dtype=float)
-    work = priced(seconds, lanes)
-    found += [_between(heads, tails, each) for each in (work, *_alone(seconds, lanes))]
+    lanes = lane_counts(problem)
+    found += [_between(heads, tails, each) for each in (least_work(problem), *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
-    found.append(passage_bound(problem, seconds))
+    found.append(passage_bound(problem))
     shared = _shared(problem, seconds)
     if shared is not None:
-        found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
+        price = prices(shared, np.ones(len(shared)))
+        found.append(_between(heads, tails, (shared * price[:, None]).min(axis=0)) * (1 - 1e-8))
     if problem.alike and np.isfinite(seconds).all():
         found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
     return max(found)
@@ -70,6 +70,13 @@ def makespan_bound(problem: Problem) -> float:
 def longest_path(problem: Problem, seconds: Table) -> float:
     """Seconds of the longest path, each task where that takes the least."""
     return _reach(problem, seconds)[2] if problem.tasks else 0.0
+
+
+def tails(problem: Problem) -> list[float]:
+    """Seconds from the start of each task to the end of all, at least."""
+    seconds = able_seconds(problem)
+    found: list[float] = (_reach(problem, seconds)[1] + seconds.min(axis=0)).tolist()
+    return found
 
 
 def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:

@@ -14,8 +14,6 @@ from itertools import pairwise
 from math import inf
 from time import perf_counter
 
-import numpy as np
-
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
@@ -23,7 +21,7 @@ from partitioner.planner.latency.bounds import longest_path
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.ranks import RankName, by_urgency, optimistic, ordered
-from partitioner.planner.prices import able_seconds, priced, waste
+from partitioner.planner.prices import able_seconds, least_work, waste
 from partitioner.planner.timing import Ahead, Clock, timed
 
 AHEAD, FITTED = -1.0, -2.0
@@ -173,9 +171,7 @@ def thrift(problem: Problem) -> float:
     >>> thrift(Problem("three", ("a", "b", "c"), kinds, (Processor("p", 0), Processor("q", 1)), [])) > 1.0
     True
     """
-    seconds, lanes = able_seconds(problem), np.array([each.lanes for each in problem.processors], dtype=float)
-    path = longest_path(problem, seconds)
-    work = float(priced(seconds, lanes).sum())
+    path, work = longest_path(problem, able_seconds(problem)), float(least_work(problem).sum())
     return min(MOST_TIMES, (work / path) ** 3) if 0 < path < inf and work < inf else 1.0
 
 

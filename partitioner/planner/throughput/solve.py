@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -10,13 +11,13 @@ from time import monotonic
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import cost_of
-from partitioner.planner.feasible import remedy
+from partitioner.planner.feasible import Feasible, remedy
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching
-from partitioner.planner.throughput.first import by_size, evened, greedy, sparings
+from partitioner.planner.throughput.first import by_size, evened, sparings
 from partitioner.planner.throughput.fitting import fitting
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
@@ -125,7 +126,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> list[i
 
 def _in_a_line(problem: Problem) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order."""
-    line, _ = stages_in_a_line(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
+    line, _ = stages(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
     return cost_of(problem, line, 0.0), line
 
 
@@ -149,42 +150,15 @@ def _has_time(park: Park, until: float) -> bool:
 
 
 def stages(
-    problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True, most_orders: int = ORDERS
-) -> list[int]:
-    """The processor of each task in the best contiguous stages, after one round of moving units between them.
+    problem: Problem, most_orders: int = ORDERS, most_ideals: int = MOST_IDEALS, seconds: float = inf
+) -> tuple[list[int], float]:
+    """The best contiguous stages along some orders of the units.
 
     Args:
         problem: what is placed.
-        seconds: of time; orders and ideals are looked at only while there is some.
-        most_ideals: of more down-closed sets of units than these, only orders are looked at.
-        moves: whether units are moved at the end; two stages may then each lead to the other, and without it never do.
-        most_orders: orders of the units that are tried.
-
-    Raises:
-        PlacementError: none was found that fits.
-    """
-    units, until = units_of(problem, contiguous=True), monotonic() + seconds
-    if not units.count:
-        return []
-    park = park_of(units)
-    bound = bound_of(park)
-    homes = staged(units, until, most_ideals, bound, most_orders)
-    if not moves:
-        if homes is None:
-            raise PlacementError(_none(park, "No stages were found"))
-        return units.spread_over(homes)
-    search = Annealing(park, _fitting(park, until) if homes is None else homes)
-    search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
-    return units.spread_over(search.best)
-
-
-def stages_in_a_line(problem: Problem, most_orders: int, most_ideals: int = MOST_IDEALS) -> tuple[list[int], float]:
-    """The best contiguous stages along some orders of the units, the same on every machine: there is no limit of time.
-
-    Args:
-        problem: what is placed; contiguous.
         most_orders: orders of the units that are tried.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
+        seconds: after which no further order is tried; infinite: the answer is the same on every machine.
 
     Returns:
         The processor of each task, no two of which lead to each other; seconds that no placement's largest load can be below.
@@ -194,15 +168,15 @@ def stages_in_a_line(problem: Problem, most_orders: int, most_ideals: int = MOST
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> cpu, edges = Kind("cpu", {1: [1.0, 3.0, 2.0]}), [(0, 1, -1), (1, 2, -1)]
-    >>> stages_in_a_line(Problem("p", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, edges, contiguous=True), 1)[0]
+    >>> stages(Problem("p", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, edges), 1)[0]
     [0, 0, 1]
     """
-    units = units_of(problem, contiguous=True)
+    units, until = units_of(problem, contiguous=True), monotonic() + seconds
     if not units.count:
         return [], 0.0
     park = park_of(units)
     bound = bound_of(park)
-    homes = staged(units, inf, most_ideals, bound, most_orders)
+    homes = staged(units, until, most_ideals, bound, most_orders)
     if homes is None:
         raise PlacementError(_none(park, "No stages were found"))
     found = units.spread_over(homes)
@@ -224,8 +198,10 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
     answers = [staged(park.units, soon, MOST_IDEALS, bound)]
-    if not park.units.contiguous:
-        answers += [greedy(park, each) for each in sparings(park)]
+    for each in () if park.units.contiguous else sparings(park):
+        with suppress(PlacementError):
+            homes = evened(park, Feasible(park.units.problem), each)[1]
+            answers.append([homes[tasks[0]] for tasks in park.units.members])
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
     return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
 
