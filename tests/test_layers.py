@@ -90,7 +90,7 @@ PARTS: dict[str, set[str]] = {
     "planner.policies.exact": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.list": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.search": {"planner.assigned", "planner.latency", "planner.throughput"},
-    "planner.policies.fit": {"planner.assigned", "planner.bounded", "planner.feasible", "planner.latency"},
+    "planner.policies.fit": {"planner.assigned", "planner.bounded", "planner.feasible", "planner.throughput"},
     "planner.policies.spread": {"planner.assigned", "planner.latency"},
     "planner.policies.single": {"planner.assigned", "planner.feasible", "planner.latency"},
 }

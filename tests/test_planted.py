@@ -11,7 +11,6 @@ from random import Random
 from statistics import mean
 from time import perf_counter, process_time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +18,13 @@ from hypothesis import strategies as st
 from partitioner.errors import PlacementError
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.latency.beams import widened
-from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.latency.bounds import makespan_bound, tails
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved
-from partitioner.planner.latency.reach import shares, tails
 from partitioner.planner.latency.tries import several
 from partitioner.planner.policies.list import List
 from partitioner.planner.policies.search import Search
-from partitioner.planner.prices import able_seconds, priced, prices, waste
+from partitioner.planner.prices import able_seconds, lane_prices, least_work, waste
 from partitioner.planner.throughput.first import evened
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
@@ -113,7 +111,7 @@ def test_tails_are_no_longer_than_what_follows(seed: int, sort: str) -> None:
     """In any schedule a task starts at least its tail before the end."""
     problem = planted(Random(seed), 3, 4, **SORTS[sort])
     clock = several(problem, Homes(problem), 1)[0].clock
-    for task, tail in enumerate(tails(problem, shares(problem))):
+    for task, tail in enumerate(tails(problem)):
         assert clock.start[task] + tail <= clock.makespan * (1 + 1e-9)
 
 
@@ -122,10 +120,9 @@ def test_prices_are_paid_by_no_schedule(seed: int, processors: int) -> None:
     """No schedule does more than a priced second of work in a second, and none is wasted where a task belongs."""
     random = Random(seed)
     problem = planted(random, processors, random.randint(1, 8))
-    cost, capacity = able_seconds(problem), np.ones(processors)
-    price = prices(cost, capacity)
+    price = lane_prices(problem)
     assert price.min() >= 0 and price.sum() == pytest.approx(1)
-    assert priced(cost, capacity).sum() <= END * (1 + 1e-9)
+    assert least_work(problem).sum() <= END * (1 + 1e-9)
     lost = waste(problem)
     assert lost.min() >= 0 and (lost.min(axis=1) == 0).all()
 

@@ -41,7 +41,7 @@ from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.cost import estimate
 from partitioner.planner.memory import demands
 from partitioner.planner.pose import pose
-from partitioner.planner.throughput import stages_in_a_line
+from partitioner.planner.throughput.solve import stages
 from partitioner.profile.profiled import profiled
 
 EMPTY = torch.empty(0)
@@ -146,7 +146,7 @@ class Uncut:
     def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
         """Cut it into so many stages, each with so many bytes; see `cut_into`."""
         graph, rules, seconds = self.graph, self.rules, self.seconds
-        chosen, bound = stages_in_a_line(self._posed(count, cap, memory), ORDERS)
+        chosen, bound = stages(self._posed(count, cap, memory), ORDERS)
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)
         if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster

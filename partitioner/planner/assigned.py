@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
+from partitioner.planner.feasible import returns
 from partitioner.planner.timing import Ahead, Clock, largest_load, timed
 
 
@@ -51,6 +52,13 @@ def held(problem: Problem, homes: Sequence[int]) -> list[float]:
     for need, home in zip(problem.memory, homes, strict=False):
         found[home] += need
     return found
+
+
+def keeps(problem: Problem, homes: Sequence[int]) -> bool:
+    """Whether the processors of tasks keep memory caps and contiguity; groups and pins are not looked at."""
+    if any(full > cap for full, cap in zip(held(problem, homes), problem.caps, strict=True)):
+        return False
+    return not problem.contiguous or next(returns(problem, homes), None) is None
 
 
 def placed(

@@ -8,10 +8,6 @@ Source: Gendreau, Hertz and Laporte, "A tabu search heuristic for the vehicle ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from partitioner.ir.problem import Problem
-
 PATIENCE = 10
 """Answers in a row, all too full or none of them, after which the price changes."""
 
@@ -39,25 +35,3 @@ class Price:
         if abs(self._streak) >= PATIENCE:
             self.now = min(max(self.now * (2.0 if full else 0.5), self.first / RANGE), self.first * RANGE)
             self._streak = 0
-
-
-class Overfull:
-    """By how much lanes exceed the memory of processors; never where they cannot, or where parts are contiguous.
-
-    Args:
-        problem: with demands and caps.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self._asked = problem.crowded and not problem.contiguous
-        self._home, self._caps = problem.lanes, problem.caps
-        self._groups = [(tasks[0], problem.demand[group]) for group, tasks in problem.members.items() if problem.demand[group]]
-
-    def bytes(self, lanes: Sequence[int]) -> float:
-        """What is missing on all processors together."""
-        if not self._asked:
-            return 0.0
-        room, home = list(self._caps), self._home
-        for task, need in self._groups:
-            room[home[lanes[task]]] -= need
-        return -sum(each for each in room if each < 0)

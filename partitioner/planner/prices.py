@@ -12,8 +12,10 @@ Mathematical Programming 46, 1990.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from math import inf
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,26 @@ from partitioner.ir.problem import Problem
 Table = NDArray[np.float64]
 
 
+def once(reckon: Callable[[Problem], Table]) -> Callable[[Problem], Table]:
+    """What is reckoned of a problem once, whoever asks, and kept as long as the problem is; nobody may change it."""
+    known: WeakKeyDictionary[Problem, Table] = WeakKeyDictionary()
+
+    def asked(problem: Problem) -> Table:
+        if problem not in known:
+            known[problem] = reckon(problem)
+            known[problem].setflags(write=False)
+        return known[problem]
+
+    return wraps(reckon)(asked)
+
+
+@once
+def lane_counts(problem: Problem) -> Table:
+    """Lanes of each processor."""
+    return np.array([each.lanes for each in problem.processors], dtype=float)
+
+
+@once
 def able_seconds(problem: Problem) -> Table:
     """Seconds by processor and task; infinite where the task's group cannot go."""
     table = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
@@ -65,12 +87,20 @@ def prices(cost: Table, capacity: Table) -> Table:
     return best[number]
 
 
-def priced(cost: Table, capacity: Table) -> Table:
-    """The work of each task, where it is least at `prices`."""
-    work: Table = (cost * prices(cost, capacity)[:, None]).min(axis=0)
+@once
+def lane_prices(problem: Problem) -> Table:
+    """`prices` of a problem."""
+    return prices(able_seconds(problem), lane_counts(problem))
+
+
+@once
+def least_work(problem: Problem) -> Table:
+    """Of each task, where it is least at `lane_prices`."""
+    work: Table = (able_seconds(problem) * lane_prices(problem)[:, None]).min(axis=0)
     return work
 
 
+@once
 def waste(problem: Problem) -> Table:
     """By task and processor, the seconds that all lanes lose if the task, and its group, run there and not where they should.
 
@@ -82,17 +112,17 @@ def waste(problem: Problem) -> Table:
     >>> waste(Problem("two", ("a", "b"), kinds, (Processor("p", 0), Processor("q", 1)), [])).tolist()
     [[0.0, 4.0], [4.0, 0.0]]
     """
-    seconds, lanes = able_seconds(problem), np.array([each.lanes for each in problem.processors], dtype=float)
-    return wasted(seconds, lanes, [tasks for tasks in problem.members.values() if len(tasks) > 1])
+    together = [tasks for tasks in problem.members.values() if len(tasks) > 1]
+    return wasted(able_seconds(problem), lane_prices(problem) * lane_counts(problem).sum(), together)
 
 
-def wasted(cost: Table, capacity: Table, together: Sequence[list[int]] = ()) -> Table:
+def wasted(cost: Table, price: Table, together: Sequence[list[int]] = ()) -> Table:
     """`waste` of tables: by task and processor, for the tasks of ``together`` what all of them lose.
 
     >>> wasted(np.array([[2.0, 6.0], [6.0, 2.0]]), np.ones(2)).tolist()
     [[0.0, 4.0], [4.0, 0.0]]
     """
-    paid = (cost * (prices(cost, capacity) * capacity.sum())[:, None]).T
+    paid = (cost * price[:, None]).T
     for tasks in together:
         paid[tasks] = paid[tasks].sum(axis=0)
     least = paid.min(axis=1, keepdims=True)

@@ -18,15 +18,30 @@ from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
 from partitioner.ir.problem import ISSUE, Problem
-from partitioner.planner.latency.quick import uniform
-from partitioner.planner.latency.reach import Share, least, shares, tails
+from partitioner.planner.latency.bounds import tails
+from partitioner.planner.prices import able_seconds, lane_counts, lane_prices, least_work
 
 READY = 12
 """Tasks that wait for nothing any more and are looked at, the most urgent ones, for each schedule."""
 
 Link = tuple[int, "Link"] | None
 """The tasks of a schedule, the last one first."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What tasks must share: a processor, or the time of all processors at their prices.
+
+    Args:
+        work: seconds of each task, of which no schedule does more than one in a second.
+        prices: ``(lane, part of a second)`` that a second of the lane counts.
+    """
+
+    work: Sequence[float]
+    prices: Sequence[tuple[int, float]]
 
 
 @dataclass(slots=True)
@@ -43,7 +58,7 @@ class Partial:
     ready: list[int]  # those that wait for none, the most urgent first
     left: list[float]  # work, by share
     longest: float  # way through a task that is placed
-    tails: float  # of the tasks that are left, in all
+    tails: float  # of the tasks that are left, weighed, on average
     room: list[float]  # memory, by processor
     home: dict[int, int]  # by group
     done: int  # tasks that are placed, as bits
@@ -75,26 +90,25 @@ class Beam:
         self.before = [list({each for each in sources if each[1] != ISSUE}) for sources in problem.before]
         self.after = [list(dict.fromkeys(targets)) for targets in problem.after]
         self.waits = [len({source for source, _ in sources}) for sources in problem.before]
-        self.shares: list[Share] = shares(problem)
-        self.tails = tails(problem, self.shares)
-        self.least = least(problem)
+        self.shares = _shares(problem)
+        self.tails = tails(problem)
+        self.least: list[float] = able_seconds(problem).min(axis=0).tolist()
         self.lanes_of = _alike(problem)
 
-    def __call__(self, looks: int, weight: float, power: float) -> tuple[list[int], list[int]] | None:
+    def __call__(self, looks: int, weight: float) -> tuple[list[int], list[int]] | None:
         """The lanes and the order of the best schedule; ``None`` if memory ran out in all of them.
 
         Args:
             looks: tasks that are tried at the end of a schedule, in all.
-            weight: of the tails that are left, beside what a schedule takes at least.
-            power: of the mean of these.
+            weight: of the tails that are left, on average, beside what a schedule takes at least.
         """
         count = len(self.problem.tasks)
-        tails = [(each**power) / count for each in self.tails]
+        tails = [weight * each / count for each in self.tails]
         beam, left = [self._empty(sum(tails))], looks
         for depth in range(count, 0, -1):
             children: list[Child] = []
             for each in beam:
-                self._look(each, tails, weight, 1 / power, children)
+                self._look(each, tails, children)
             left -= len(children)
             width = max(1, int(left / max(1, depth - 1) * len(beam) / max(1, len(children))))
             kept: dict[tuple[int, tuple[float, ...]], Partial] = {}
@@ -124,7 +138,7 @@ class Beam:
             *(0.0, tails, list(problem.caps), {}, 0, None),
         )
 
-    def _look(self, here: Partial, tails: Sequence[float], weight: float, root: float, found: list[Child]) -> None:
+    def _look(self, here: Partial, tails: Sequence[float], found: list[Child]) -> None:
         """Every way to add a task."""
         problem, now, free = self.problem, here.now, here.free
         ways: list[tuple[float, float, int, int]] = []
@@ -149,8 +163,7 @@ class Beam:
             if start < first or end <= first:
                 longest = max(here.longest, start + self.tails[task] - self.least[task] + end - start)
                 bound = self._bound(here, longest, start, end, task, lane)
-                rest = here.tails - tails[task]
-                score = bound + weight * (rest**root if rest > 0 else 0.0)
+                score = bound + here.tails - tails[task]
                 found.append(Child(score, len(found), here, task, lane, start, end, longest))
 
     def _bound(self, here: Partial, longest: float, start: float, end: float, task: int, lane: int) -> float:
@@ -220,10 +233,24 @@ class Beam:
         return grown
 
 
+def _shares(problem: Problem) -> list[Share]:
+    """All that tasks must share: each processor with what can run nowhere else, and all of them where tasks have a choice."""
+    seconds, lanes, price = able_seconds(problem), lane_counts(problem), lane_prices(problem)
+    only, found = np.isfinite(seconds).sum(axis=0) == 1, list[Share]()
+    if not only.all():
+        every = [(lane, float(price[home])) for lane, home in enumerate(problem.lanes)]
+        found.append(Share(least_work(problem).tolist(), every))
+    for home, row in enumerate(seconds):
+        must = only & np.isfinite(row)
+        if must.any():
+            part = 1.0 / float(lanes[home])
+            own = [(lane, part) for lane, where in enumerate(problem.lanes) if where == home]
+            found.append(Share((np.where(must, row, 0.0) * part).tolist(), own))
+    return found
+
+
 def _alike(problem: Problem) -> list[list[list[int]]]:
-    """The lanes of each processor, together where one is as good as another; where all lanes are, the first has them all."""
-    if uniform(problem):
-        return [[list(range(len(problem.lanes)))], *([] for _ in problem.processors[1:])]
+    """The lanes of each processor, together where one is as good as another."""
     lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
     apart = [each.handoff > 0 for each in problem.processors]
     return [[[lane] for lane in lanes] if split else [list(lanes)] for lanes, split in zip(lanes_of, apart, strict=True)]

@@ -1,8 +1,8 @@
 """Beams over one problem: from both ends, with tasks anywhere and with homes that are given, wider as long as there is time.
 
-on even loads, 3000 looks    from the start 104.1, from the end 100.9
-anywhere,      3000 looks    from the start 107.0, from the end 103.3
-on even loads, 9000 looks    from the start 100.0, which is the bound
+on even loads,  9,000 looks    from the start 104.1, from the end 100.9
+anywhere,       9,000 looks    from the start 107.0, from the end 103.3
+on even loads, 27,000 looks    from the start 100.0, which is the bound
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import timed
 
-LOOKS, PER_WAY = 3_000, 25
+LOOKS, PER_WAY = 9_000, 75
 """Tasks that the first beams try at the end of schedules, in all, at most; and for each task and lane, in small problems."""
 
-VIEWS = ((0.05, 1.0), (0.05, 2.0))
-"""What beams weigh: the tails that are left, and by which mean."""
+WEIGHT = 0.05
+"""Of the tails that are left, beside what a schedule takes at least."""
 
 PER_LOOK = 3e-5
 """Seconds of one of them, about."""
@@ -50,11 +50,10 @@ class Beams:
             self.sides = [Beam(fixed), Beam(self.mirror)]
 
     def __call__(self, looks: int) -> Iterator[Found | None]:
-        """A schedule for each side and view; ``None`` where memory ran out."""
-        for weight, power in VIEWS:
-            for side in self.sides:
-                made = side(looks, weight, power)
-                yield made and (self._turned(*made) if side.problem is self.mirror else self._found(*made))
+        """A schedule for each side; ``None`` where memory ran out."""
+        for side in self.sides:
+            made = side(looks, WEIGHT)
+            yield made and (self._turned(*made) if side.problem is self.mirror else self._found(*made))
 
     def _turned(self, lanes: Sequence[int], order: Sequence[int]) -> Found:
         end = timed(self.mirror, lanes, order).end

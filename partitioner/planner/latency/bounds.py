@@ -7,9 +7,7 @@ The work of a task that may run on different processors is its seconds at their 
 is least. No schedule does more than one priced second of work in a second, so any prices give a bound; prices of one processor
 alone give that of the tasks it must run.
 
-Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Fernandez and Bussell, "Bounds on the number of processors and
-time for multiprocessor optimal schedules", IEEE Transactions on Computers C-22(8), 1973; Carlier, "The one-machine sequencing
-problem", EJOR 11, 1982.
+Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Carlier, "The one-machine sequencing problem", EJOR 11, 1982.
 """
 
 from __future__ import annotations
@@ -22,16 +20,13 @@ import numpy as np
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
-from partitioner.planner.prices import Table, able_seconds, priced
+from partitioner.planner.prices import Table, able_seconds, lane_counts, least_work, prices
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
 
 POINTS = 64
 """Times that are looked at as the head, or as the tail, of a set of tasks."""
-
-LARGEST_WINDOWS = 1_000_000
-"""Windows times tasks up to which windows are looked at for work that must lie in them."""
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -54,22 +49,27 @@ def makespan_bound(problem: Problem) -> float:
     found = [longest, _issued(problem)]
     if not np.isfinite(longest):
         return inf
-    lanes = np.array([each.lanes for each in problem.processors], dtype=float)
-    work = priced(seconds, lanes)
-    found += [_between(heads, tails, each) for each in (work, *_alone(seconds, lanes))]
+    lanes = lane_counts(problem)
+    found += [_between(heads, tails, each) for each in (least_work(problem), *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
-    found.append(passage_bound(problem, seconds))
+    found.append(passage_bound(problem))
     shared = _shared(problem, seconds)
     if shared is not None:
-        found.append(_between(heads, tails, priced(shared, np.ones(len(shared)))) * (1 - 1e-8))
-    if problem.alike and np.isfinite(seconds).all():
-        found.append(_windows(heads, tails, seconds[0], float(lanes.sum()), max(found)))
+        price = prices(shared, np.ones(len(shared)))
+        found.append(_between(heads, tails, (shared * price[:, None]).min(axis=0)) * (1 - 1e-8))
     return max(found)
 
 
 def longest_path(problem: Problem, seconds: Table) -> float:
     """Seconds of the longest path, each task where that takes the least."""
     return _reach(problem, seconds)[2] if problem.tasks else 0.0
+
+
+def tails(problem: Problem) -> list[float]:
+    """Seconds from the start of each task to the end of all, at least."""
+    seconds = able_seconds(problem)
+    found: list[float] = (_reach(problem, seconds)[1] + seconds.min(axis=0)).tolist()
+    return found
 
 
 def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
@@ -195,25 +195,3 @@ def _shared(problem: Problem, seconds: Table) -> Table | None:
         for row, each, share in zip(seconds, problem.processors, shares, strict=True)
     ]
     return np.where(np.isfinite(seconds), np.array(rows), inf)
-
-
-def _windows(heads: Table, tails: Table, seconds: Table, lanes: float, end: float) -> float:
-    """How far a bound must move for every window to have room for what lies in it, wherever tasks move (Fernandez, Bussell)."""
-    count = int(min(POINTS, (LARGEST_WINDOWS / len(seconds)) ** 0.5))
-    if count < 4:
-        return end
-    ready, latest = heads + seconds, end - tails - seconds
-    opens, closes = _sample(heads, count), _sample(end - tails, count)
-    most = 0.0
-    for open_ in opens:
-        later = closes[closes > open_][:, None]
-        inside = np.minimum(np.minimum(seconds, np.maximum(0.0, ready - open_)), np.maximum(0.0, later - latest))
-        inside = np.minimum(inside, later - open_)  # a long task fills the window, and no more
-        over = inside.sum(axis=1) / lanes - (later[:, 0] - open_)
-        most = max(most, float(over.max(initial=0.0)))
-    return end + most
-
-
-def _sample(times: Table, count: int) -> Table:
-    found = np.unique(times)
-    return found if len(found) <= count else found[np.linspace(0, len(found) - 1, count).astype(int)]

@@ -18,7 +18,7 @@ from networkx.utils import UnionFind
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import Feasible, between
-from partitioner.planner.latency.packing import certificate
+from partitioner.planner.throughput.fitting import certificate
 
 T = TypeVar("T")
 

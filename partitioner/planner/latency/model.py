@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from partitioner.errors import SpecError
 from partitioner.ir.problem import Problem
 from partitioner.planner.caps import in_whole
-from partitioner.planner.latency.sites import Site, alike
+from partitioner.planner.latency.sites import Site
 
 LOADING = 0.7
 """Seconds to import OR-tools for the first time, about."""
-
-MOST_STEPS_APART = 20_000
-"""Groups times sites up to which equal sites are numbered by their first groups."""
-
-MOST_PLACES = 500_000
-"""Tasks times processors up to which homes alone are looked for."""
 
 
 def solver_module() -> Any:
@@ -70,23 +63,10 @@ class Places:
         self._memory()
         if problem.contiguous:
             self._contiguous()
-        if len(problem.members) * len(sites) <= MOST_STEPS_APART:
-            self._named()
 
     def where(self, task: int, site: int) -> Any:
         """Whether a task is at a site: a literal, or 0 where it cannot be."""
         return self.at.get((self.problem.group_of[task], site), 0)
-
-    def names(self, homes: Sequence[int]) -> dict[int, int]:
-        """The site of each processor in an answer with these homes of tasks, where equal sites are numbered as here."""
-        site_of = {processor: number for number, site in enumerate(self.sites) for processor in site.processors}
-        used = dict.fromkeys(site_of[home] for home in homes)
-        for same in alike(self.problem, self.sites):
-            seen = [site for site in used if site in same]
-            seen += [site for site in same if site not in seen]
-            image = dict(zip(seen, same, strict=True))
-            site_of = {processor: image.get(site, site) for processor, site in site_of.items()}
-        return site_of
 
     def _memory(self) -> None:
         """Caps, in units of which sums stay exact."""
@@ -115,35 +95,3 @@ class Places:
                 self.cp.add(before - here <= left[target, site])
         for (task, site), gone in left.items():
             self.cp.add(self.where(task, site) + gone <= 1)
-
-    def _named(self) -> None:
-        """Of equal sites, the second is used only by groups behind the first group of the first one, and so on."""
-        for same in alike(self.problem, self.sites):
-            for one, other in pairwise(same):
-                seen: Any = None
-                for group in sorted(self.problem.members, key=lambda each: self.problem.members[each][0]):
-                    here = self.at.get((group, other))
-                    if here is not None:
-                        if seen is None:
-                            self.cp.add(here == 0)
-                        else:
-                            self.cp.add_implication(here, seen)
-                    before = self.at.get((group, one))
-                    if before is not None:
-                        later = self.cp.new_bool_var(f"{one} used by {group}")
-                        self.cp.add(later <= before + (seen if seen is not None else 0))
-                        seen = later
-
-
-def any_homes(problem: Problem, seconds: float = 10.0) -> dict[int, int] | None:
-    """A processor for every group that keeps every rule; ``None`` if there is none, or none was found in time."""
-    if len(problem.tasks) * len(problem.processors) > MOST_PLACES:
-        return None
-    single = [Site((number,), (number,)) for number in range(len(problem.processors))]
-    places = Places(problem, single)
-    module = solver_module()
-    solver = module.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    if solver.solve(places.cp) not in (module.OPTIMAL, module.FEASIBLE):
-        return None
-    return {group: site for (group, site), var in places.at.items() if solver.value(var)}

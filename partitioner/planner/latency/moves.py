@@ -3,9 +3,6 @@
     order        a b c d         c before b
     lane         c to lane 1     where memory is full there, d goes elsewhere in exchange
 
-Where lanes are all the same and nothing passes between them, an order is all there is to look for: every task has the lane that
-suits best.
-
 Source: moves of critical tasks as in Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem",
 Management Science 42(6), 1996.
 """
@@ -16,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from partitioner.planner.latency.packing import keeps
+from partitioner.planner.assigned import keeps
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.prices import waste
 
@@ -28,9 +25,6 @@ SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 
 PULLS, BOTH = 0.4, 0.7
 """Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
-
-STRICT = 0.5
-"""Part of the moves between processors that keep memory caps; the others may leave one too full, for which a search pays."""
 
 THRIFTY = 0.7
 """Part of the moves between processors that look at two of them and take the one where less time is wasted."""
@@ -45,8 +39,7 @@ class Moves:
     """
 
     def __init__(self, look: Quick, random: Random) -> None:
-        self.problem, self.random, self.orders_only = look.problem, random, look.uniform
-        problem = look.problem
+        self.problem, self.random, problem = look.problem, random, look.problem
         self.sources = [sorted({source for source, _ in before}) for before in problem.before]
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
@@ -64,7 +57,7 @@ class Moves:
             ahead: the task whose lane it waits for; -1 for none.
         """
         random, kind, moved = self.random, self.random.random(), list(lanes)
-        if self.orders_only or kind < PULLS:
+        if kind < PULLS:
             before = ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task)
             pulled = self.pull(order, task, before)
             return (pulled, moved) if pulled else None
@@ -78,9 +71,7 @@ class Moves:
         place = order.index(task)
         reach = max(4, len(order) // 4)
         near = order[max(0, place - reach) : place + reach]
-        if not self.orders_only:
-            near = [each for each in near if lanes[each] == lanes[task]] or near
-        return self.random.choice(near)
+        return self.random.choice([each for each in near if lanes[each] == lanes[task]] or near)
 
     def pull(self, order: list[int], task: int, ahead: int) -> list[int] | None:
         """``task`` just before ``ahead``, or the other way round if it is before it; with what it waits for in between.
@@ -118,8 +109,7 @@ class Moves:
                 return False
             for each in piece:
                 self.send(lanes, each, there)
-            strict = problem.crowded and (problem.contiguous or self.random.random() < STRICT)
-            if strict and not self.emptied(lanes, there, piece):
+            if problem.crowded and not self.emptied(lanes, there, piece):
                 return False
         lanes[task] = lane
         return not problem.contiguous or there == here or self.allowed(lanes)
@@ -195,5 +185,4 @@ class Moves:
 
     def allowed(self, lanes: Sequence[int]) -> bool:
         """Whether memory caps and contiguity are kept."""
-        problem = self.problem
-        return keeps(problem, {group: problem.lanes[lanes[tasks[0]]] for group, tasks in problem.members.items()})
+        return keeps(self.problem, [self.problem.lanes[lane] for lane in lanes])

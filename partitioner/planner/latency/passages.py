@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partitioner.ir.problem import Problem
-from partitioner.planner.prices import Table, prices
+from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_prices
 
 Numbers = NDArray[np.int64]
 
@@ -46,23 +46,18 @@ class Pairs:
     value: Numbers
 
 
-def passage_bound(problem: Problem, seconds: Table) -> float:
-    """The least priced work of all tasks and passages; 0 where nothing stands still, all is the same, or it would take long.
-
-    Args:
-        problem: what is to be scheduled.
-        seconds: of each task by processor; infinite where it cannot go.
-    """
+def passage_bound(problem: Problem) -> float:
+    """The least priced work of all tasks and passages; 0 where nothing stands still, all is the same, or it would take long."""
     if problem.overlap or problem.fetched or not problem.channels or (problem.alike and not problem.pin):
         return 0.0
     pairs, count = _pairs(problem), len(problem.processors)
     rounds = min(MOST_ROUNDS, IN_ALL // max(1, len(pairs.size) * count * count))
     if rounds < FEWEST_ROUNDS or not len(pairs.size):
         return 0.0
-    lanes = np.array([each.lanes for each in problem.processors], dtype=float)
+    seconds = able_seconds(problem)
     table = np.array([seconds[:, tasks].sum(axis=1) for tasks in problem.members.values()])
-    even = np.full(count, 1.0 / lanes.sum())
-    return max(_least(problem, table, pairs, price, rounds) for price in (even, prices(seconds, lanes)))
+    even = np.full(count, 1.0 / lane_counts(problem).sum())
+    return max(_least(problem, table, pairs, price, rounds) for price in (even, lane_prices(problem)))
 
 
 def _pairs(problem: Problem) -> Pairs:

@@ -6,10 +6,8 @@ issues and processors that stand still while they send are left to the clock its
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.resources import Busy
@@ -39,20 +37,6 @@ class Timed:
     cause: Sequence[int]
 
 
-def uniform(problem: Problem) -> bool:
-    """Whether one lane is as good as another for every task, wherever the others are."""
-    return (
-        problem.alike
-        and not any(problem.routes.values())
-        and not any(each.handoff for each in problem.processors)
-        and _plain(problem)
-        and not problem.contiguous
-        and not problem.pin
-        and len(problem.members) == len(problem.tasks)
-        and not problem.crowded
-    )
-
-
 def _plain(problem: Problem) -> bool:
     """Whether lanes share nothing, issue for themselves and run while values travel."""
     kinds = [problem.kinds[each.kind] for each in problem.processors]
@@ -69,7 +53,7 @@ class Quick:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, count = problem, len(problem.processors)
-        self.uniform, self.plain = uniform(problem), _plain(problem)
+        self.plain = _plain(problem)
         self.before = [sorted(set(each)) for each in problem.before]
         self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
         self.lengths = [
@@ -79,30 +63,8 @@ class Quick:
         self.handoff = [each.handoff for each in problem.processors]
 
     def __call__(self, order: list[int], lanes: Sequence[int]) -> Timed:
-        """What comes of an order and lanes; where lanes are all the same, of the order alone."""
-        if self.uniform:
-            return self.alike(order)
-        if not self.plain:
-            return self.slowly(order, lanes)
-        return self.plainly(order, lanes)
-
-    def alike(self, order: list[int]) -> Timed:
-        """On lanes that are all the same: each task on the one that is free the latest in time, or else the first."""
-        seconds, count = self.problem.seconds[0], len(order)
-        start, end, lanes, wait, cause = [0.0] * count, [0.0] * count, [0] * count, [0.0] * count, [-1] * count
-        free = [(0.0, lane) for lane in range(len(self.problem.lanes))]
-        before = self.before
-        for task in order:
-            ready, last = 0.0, -1
-            for source, _ in before[task]:
-                if end[source] > ready:
-                    ready, last = end[source], source
-            at, lane = free.pop(max(0, bisect_right(free, (ready, inf)) - 1))
-            wait[task], cause[task], lanes[task] = ready, last, lane
-            start[task] = begin = at if at > ready else ready
-            end[task] = until = begin + seconds[task]
-            insort(free, (until, lane))
-        return Timed(max(end), order, lanes, start, end, wait, cause)
+        """What comes of an order and lanes."""
+        return self.plainly(order, lanes) if self.plain else self.slowly(order, lanes)
 
     def slowly(self, order: list[int], lanes: Sequence[int]) -> Timed:
         """By the clock."""

@@ -1,4 +1,4 @@
-"""Which task is the more urgent: upward ranks, by several notions of what a task and a transfer cost.
+"""Which task is the more urgent: upward ranks, with what tasks and passages cost on average.
 
     a 2 -- b 4 -- d 1       upward rank: d 1, b 5, c 4, a 7; so a, b, c, d
         \\- c 3 -/
@@ -12,61 +12,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partitioner.ir.problem import Problem
-
-Notion = Literal["mean", "least", "most"]
-"""What a task costs that may run on several processors."""
-
-RankName = Literal["mean", "least", "most", "fan-out", "oct", "path", "first"]
-"""Upward rank by a notion of cost; that with more readers first among equals; the sum of `optimistic` costs; the longest path
-through a task; its earliest start."""
+from partitioner.planner.prices import able_seconds, lane_counts
 
 LARGEST_TABLE = 4_000_000
 """Pairs of an edge and two processors that `optimistic` looks at; more take seconds."""
 
 
-def task_seconds(problem: Problem, notion: Notion) -> list[float]:
-    """Seconds of each task over the processors that can run it."""
-    if not problem.tasks:
-        return []
-    lanes: dict[int, int] = {}
-    table: dict[int, Sequence[float]] = {}
-    for number, seconds in enumerate(problem.seconds):
-        lanes[id(seconds)] = lanes.get(id(seconds), 0) + problem.processors[number].lanes
-        table[id(seconds)] = seconds
-    rows = np.array(list(table.values()), dtype=float)
-    able = np.isfinite(rows)
-    if notion != "mean":
-        found = np.where(able, rows, inf).min(axis=0) if notion == "least" else np.where(able, rows, 0.0).max(axis=0)
-    else:
-        weight = np.array(list(lanes.values()), dtype=float)[:, None] * able
-        found = (np.where(able, rows, 0.0) * weight).sum(axis=0) / np.maximum(weight.sum(axis=0), 1e-300)
-    return [float(each) for each in np.where(np.isfinite(found), found, 0.0)]
+def mean_seconds(problem: Problem) -> list[float]:
+    """Seconds of each task over the lanes that it may have."""
+    seconds, lanes = able_seconds(problem), lane_counts(problem)[:, None]
+    able = np.isfinite(seconds)
+    found: list[float] = (
+        np.where(able, seconds * lanes, 0.0).sum(axis=0) / np.maximum((able * lanes).sum(axis=0), 1.0)
+    ).tolist()
+    return found
 
 
-def move_seconds(problem: Problem, notion: Notion) -> Callable[[int], float]:
+def move_seconds(problem: Problem) -> Callable[[int], float]:
     """Seconds from the end of a task to the start of one that waits for it, by what passes: a value, or a negative number."""
-    if notion == "least":
-        return lambda value: 0.0
     count, lanes = len(problem.processors), len(problem.lanes)
-    handoff = sum(each.handoff * each.lanes for each in problem.processors) / max(1, lanes) * (1 - 1 / max(1, lanes))
+    handoff = sum(each.handoff * each.lanes for each in problem.processors) / lanes * (1 - 1 / lanes)
     used = [problem.channels[channel] for route in problem.routes.values() for channel in route]
-    pairs = max(1, count * count)
-    if notion == "most":
-        pairs = max(1, len(problem.routes))
-    latency = sum(each.latency for each in used) / pairs
-    per_byte = sum(1.0 / each.bandwidth for each in used) / pairs
+    latency = sum(each.latency for each in used) / (count * count)
+    per_byte = sum(1.0 / each.bandwidth for each in used) / (count * count)
     values = problem.values
     return lambda value: handoff + (latency + per_byte * values[value][1] if value >= 0 else 0.0)
 
 
-def upward(problem: Problem, notion: Notion = "mean") -> list[float]:
+def upward(problem: Problem) -> list[float]:
     """The longest way from the start of each task to the end of all.
 
     >>> from partitioner.ir.problem import ORDER, Kind, Problem, Processor
@@ -75,7 +53,7 @@ def upward(problem: Problem, notion: Notion = "mean") -> list[float]:
     >>> upward(Problem("diamond", ("a", "b", "c", "d"), (seconds,), (Processor("cpu", 0),), edges))
     [7.0, 5.0, 4.0, 1.0]
     """
-    seconds, move, before = task_seconds(problem, notion), move_seconds(problem, notion), problem.before
+    seconds, move, before = mean_seconds(problem), move_seconds(problem), problem.before
     rank = [0.0] * len(seconds)
     for task in range(len(rank) - 1, -1, -1):
         rank[task] = own = rank[task] + seconds[task]
@@ -83,15 +61,6 @@ def upward(problem: Problem, notion: Notion = "mean") -> list[float]:
             far = own + move(value)
             if far > rank[source]:
                 rank[source] = far
-    return rank
-
-
-def downward(problem: Problem, notion: Notion = "mean") -> list[float]:
-    """The longest way from the start of all to the start of each task."""
-    seconds, move = task_seconds(problem, notion), move_seconds(problem, notion)
-    rank: list[float] = []
-    for sources in problem.before:
-        rank.append(max((rank[source] + seconds[source] + move(value) for source, value in sources), default=0.0))
     return rank
 
 
@@ -116,13 +85,14 @@ def optimistic(problem: Problem) -> list[list[float]] | None:
     """
     if len(problem.edges) * len(problem.processors) ** 2 > LARGEST_TABLE:
         return None
-    seconds = np.array([list(row) for row in problem.seconds], dtype=float).reshape(len(problem.processors), len(problem.tasks))
+    seconds = able_seconds(problem)
     move, table = transit(problem), np.zeros((len(problem.tasks), len(problem.processors)))
     for task in range(len(problem.tasks) - 1, -1, -1):
         own = table[task] + seconds[:, task]
         for source, value in problem.before[task]:
             np.maximum(table[source], (move(value) + own).min(axis=1), out=table[source])
-    return [[float(each) for each in row] for row in table]
+    found: list[list[float]] = table.tolist()
+    return found
 
 
 def by_rank(rank: Sequence[float]) -> list[int]:
@@ -145,22 +115,3 @@ def by_urgency(problem: Problem, urgency: Sequence[float]) -> list[int]:
             if not waits[reader]:
                 heappush(ready, (-urgency[reader], reader))
     return order
-
-
-def ordered(problem: Problem, name: RankName) -> list[int] | None:
-    """All tasks by a rank, so that every edge is respected; ``None`` where the rank would take long, or says nothing."""
-    match name:
-        case "mean" | "least" | "most":
-            return by_rank(upward(problem, name))
-        case "fan-out":
-            ways = [len(set(after)) for after in problem.after]
-            rank = zip(upward(problem), ways, strict=True)
-            return by_urgency(problem, [each * (1 + 1e-9 * way) + 1e-12 * way for each, way in rank])
-        case "oct":
-            table = optimistic(problem) if len(problem.processors) > 1 else None
-            return by_urgency(problem, [sum(each for each in row if each < inf) for row in table]) if table else None
-        case "path":
-            ends = zip(upward(problem), downward(problem), strict=True)
-            return by_urgency(problem, [up + 0.5 * (up + before) for up, before in ends])
-        case "first":
-            return by_urgency(problem, [-before for before in downward(problem)])

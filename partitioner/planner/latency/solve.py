@@ -70,12 +70,11 @@ def solved(problem: Problem, known: Found, least: float, until: float, workers: 
 
 
 def _hint(model: Schedule, known: Found) -> None:
-    """Tell the solver the known schedule, its equal sites named as the model numbers them."""
+    """Tell the solver the known schedule."""
     problem, clock = model.problem, known.clock
-    names = model.names([problem.lanes[lane] for lane in known.lanes])
     for (group, site), var in model.at.items():
         home = problem.lanes[known.lanes[problem.members[group][0]]]
-        model.cp.add_hint(var, names[home] == site)
+        model.cp.add_hint(var, home in model.sites[site].processors)
     for task in range(len(problem.tasks)):
         model.cp.add_hint(model.start[task], model.ticks(clock.start[task]))
     model.cp.add_hint(model.makespan, min(model.most, model.ticks(known.seconds)))

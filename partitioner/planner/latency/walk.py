@@ -17,7 +17,6 @@ from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick, Timed
 from partitioner.planner.latency.ranks import by_urgency
 from partitioner.planner.latency.tries import Found
-from partitioner.planner.overfull import Overfull, Price
 
 HEATS = (0.06, 0.01, 0.002)
 """By which part of a makespan a move may make it longer to be kept with probability 1/e, at the beginning of each cycle, which
@@ -49,13 +48,11 @@ class Walk:
         order = by_urgency(look.problem, [-each for each in known.clock.start])
         ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
-        self.overfull = Overfull(look.problem)
-        self.price = Price(self.best.seconds / max(1e-300, sum(look.problem.demand.values())))
 
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk on from the best place seen until it is time, with falling heat; the best place seen then."""
         start, heat, cycle = perf_counter(), HEATS[0], 0
-        self.now, excess = self.best, 0.0
+        self.now = self.best
         often = 16 if len(self.problem.tasks) <= SMALL else 1
         critical, energy = self.critical(), self.energy(self.now)
         for turn in range(most):
@@ -65,19 +62,18 @@ class Walk:
                     break
                 passed = len(HEATS) * max(turn / most, (at - start) / max(1e-9, until - start))
                 if int(passed) > cycle:
-                    cycle, self.now, excess = int(passed), self.best, 0.0
+                    cycle, self.now = int(passed), self.best
                     critical, energy = self.critical(), self.energy(self.now)
                 heat = HEATS[cycle % len(HEATS)] * COLD ** (passed % 1.0) * self.best.seconds
             next_ = self.step(critical)
             if next_ is None:
                 continue
-            felt, more = self.energy(next_), self.overfull.bytes(next_.lanes)
-            worse = felt - energy + self.price.now * (more - excess)
+            felt = self.energy(next_)
+            worse = felt - energy
             if worse <= 0 or worse < -log(max(1e-300, self.random.random())) * heat:
-                self.now, energy, excess = next_, felt, more
-                self.price.note(excess > 0)
+                self.now, energy = next_, felt
                 critical = self.critical()
-            if next_.seconds < self.best.seconds * (1 - 1e-12) and not more:
+            if next_.seconds < self.best.seconds * (1 - 1e-12):
                 self.best = next_
                 if next_.seconds <= least * (1 + 1e-9):
                     break
@@ -89,7 +85,7 @@ class Walk:
         for end, lane in zip(here.end, here.lanes, strict=True):
             if end > last[lane]:
                 last[lane] = end
-        return here.seconds + (0.0 if self.look.uniform else sum(last) / len(last))
+        return here.seconds + sum(last) / len(last)
 
     def critical(self) -> list[tuple[int, int]]:
         """The tasks of one chain that the end waits for, last first; each with the task whose lane it waits for, or -1."""

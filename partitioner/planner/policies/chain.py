@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed
-from partitioner.planner.throughput import load_bound, stages
+from partitioner.planner.throughput.solve import stages
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class Chain:
     Args:
         time_limit: seconds, after which no further orders are tried.
         most_ideals: down-closed sets of tasks up to which all of them are looked at.
-        moves: whether tasks are moved between stages at the end. Stages stay contiguous, but two may then each lead to the
-            other; a pipeline over ranks has them in a line.
         most_orders: orders of the tasks that are tried. With no limit of time the answer is the same on every machine.
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
@@ -38,7 +36,6 @@ class Chain:
 
     time_limit: float = 5.0
     most_ideals: int = 4_000
-    moves: bool = True
     most_orders: int = 12
 
     def __call__(self, problem: Problem) -> Assignment:
@@ -47,8 +44,8 @@ class Chain:
         Raises:
             PlacementError: no contiguous stages fit.
         """
-        processors = stages(problem, self.time_limit, self.most_ideals, self.moves, self.most_orders)
-        bound = load_bound(problem) if problem.objective == "throughput" else 0.0
+        processors, bound = stages(problem, self.most_orders, self.most_ideals, self.time_limit)
+        bound = bound if problem.objective == "throughput" and problem.contiguous else 0.0
         sizes = {processor: processors.count(processor) for processor in set(processors)}
         number = {processor: place for place, processor in enumerate(dict.fromkeys(processors), 1)}
         reasons = [f"stage {number[each]} of {len(number)}, with {sizes[each]} tasks" for each in processors]

@@ -26,7 +26,7 @@ from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
 from partitioner.planner.latency.starts import starts
 from partitioner.planner.latency.tries import uneven
-from partitioner.planner.throughput import balanced
+from partitioner.planner.throughput.solve import balanced
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""

@@ -23,7 +23,7 @@ from partitioner.ir.units import format_size
 from partitioner.planner.assigned import held, placed
 from partitioner.planner.bounded import least
 from partitioner.planner.feasible import called, remedy, what_is_held
-from partitioner.planner.latency.packing import certificate
+from partitioner.planner.throughput.fitting import certificate
 
 MOST_CUTS, BLOCKS_PER_PROCESSOR = 1000, 32
 """Places for cuts that are looked at, in all, and of one processor's memory at least."""

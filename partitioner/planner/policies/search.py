@@ -20,7 +20,7 @@ from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.starts import starts
-from partitioner.planner.throughput import balanced
+from partitioner.planner.throughput.solve import balanced
 
 MOST_TASKS = 20_000
 """Tasks beyond which one schedule takes so long that nothing is searched."""

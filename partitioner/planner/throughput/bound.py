@@ -12,15 +12,13 @@ import networkx as nx
 import numpy as np
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.prices import prices
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import Alike, Park, park_of
 from partitioner.planner.throughput.units import Floats
 
 SAFE = 1.0 - 1e-9
 """Keeps a bound that was found with floating-point numbers below the true one."""
-
-MOST_WORK = 40_000_000
-"""Numbers that the search for the best prices of the processors may look at."""
 
 MOST_FOR_CUTS = 3_000
 """Units and flows of a problem up to which minimum cuts are worth their time."""
@@ -53,36 +51,9 @@ def bound_of(park: Park) -> float:
         return 0.0
     park.units.able  # noqa: B018  raises where a unit can run nowhere
     seconds = np.array([park.units.seconds[each.processors[0]] for each in park.classes])
-    counts = np.array([len(each.processors) for each in park.classes], dtype=float)
-    simple = max(work_bound(seconds, counts), float(seconds.min(axis=0).max()))
+    price = prices(seconds, np.array([len(each.processors) for each in park.classes], dtype=float))
+    simple = max(float((seconds * price[:, None]).min(axis=0).sum()), float(seconds.min(axis=0).max()))
     return SAFE * cut_bound(park, seconds, simple)
-
-
-def work_bound(seconds: Floats, counts: Floats) -> float:
-    """The best shares of all work, by linear programming duality.
-
-    With a price for a second on each class of processors, prices times processors being 1 in all, no largest load is below the
-    cost of every unit where it is cheapest. Any prices give a bound; those that make it high are found by multiplicative
-    weights ("The Multiplicative Weights Update Method", Arora, Hazan and Kale 2012).
-
-    Args:
-        seconds: of each unit on each class of processors; infinite where it cannot run.
-        counts: processors of each class.
-    """
-    price, best = np.full(len(counts), 1.0 / counts.sum()), 0.0
-    rounds = 1 if len(counts) == 1 else int(min(600, max(20, MOST_WORK / seconds.size)))
-    for number in range(rounds):
-        costs = seconds * price[:, None]
-        chosen = costs.argmin(axis=0)
-        total = float(np.take_along_axis(costs, chosen[None], 0).sum())
-        best = max(best, total)
-        if total <= 0.0:
-            break
-        spent = np.bincount(chosen, np.take_along_axis(seconds, chosen[None], 0)[0], len(counts)) / counts
-        step = 0.5 * 0.985**number
-        price = np.maximum(price * np.exp(step * np.clip(spent / total - 1.0, -4.0, 4.0)), 1e-12 / counts.sum())
-        price /= price @ counts
-    return best
 
 
 def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:

@@ -7,14 +7,10 @@ Source: the longest-first rule of Graham, "Bounds on multiprocessing timing anom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
-
-MOST_PAIRS = 400_000
-"""Units times processors that are weighed, in all."""
 
 SPARING = (16.0, 4.0, 64.0, 256.0, 1.0, 0.0)
 """How many times what all processors lose if a unit runs on one is added to that one's load before loads are compared; the
@@ -24,20 +20,6 @@ most promising first."""
 def sparings(park: Park) -> tuple[float, ...]:
     """Factors to try: where processors are alike to all units, nothing is lost; contiguous parts cannot choose."""
     return (0.0,) if park.units.problem.contiguous or not park.waste else SPARING
-
-
-def greedy(park: Park, sparing: float = 0.0) -> list[int] | None:
-    """Largest first; ``None`` if memory runs out. Contiguity is not looked at."""
-    units, caps = park.units, park.units.problem.caps
-    if units.count * len(caps) > MOST_PAIRS:
-        return None
-    loads = Loads(park, [-1] * units.count)
-    for unit in by_size(park):
-        room = [each for each in units.able[unit] if loads.used[each] + loads.memory[unit] <= caps[each]]
-        if not room:
-            return None
-        _put(loads, unit, room, sparing)
-    return loads.home
 
 
 def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, list[int]]:
@@ -53,12 +35,8 @@ def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, li
     """
     units, problem = park.units, rules.problem
     loads, unit_of = Loads(park, [-1] * units.count), units.unit_of
-    order: Sequence[int] = range(len(problem.tasks))
-    if not problem.contiguous:
-        most = [max((row[task] for row in problem.seconds if row[task] < inf), default=0.0) for task in order]
-        size = [sum(most[task] for task in tasks) for tasks in units.members]
-        order = sorted(order, key=lambda task: (-size[unit_of[task]], unit_of[task]))
-    for task in order:
+    largest = (units.members[unit][0] for unit in by_size(park))
+    for task in range(len(problem.tasks)) if problem.contiguous else largest:
         unit, ways = unit_of[task], rules.processors(task)
         if loads.home[unit] < 0:
             _put(loads, unit, ways, sparing)

@@ -14,7 +14,7 @@ import numpy as np
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import bits
-from partitioner.planner.prices import wasted
+from partitioner.planner.prices import prices, wasted
 from partitioner.planner.throughput.units import Floats, Units
 
 Charge = tuple[int, float, float]
@@ -133,7 +133,8 @@ class Park:
         rows = self.units.rows
         if len(set(map(id, rows))) == 1:
             return []
-        found: list[list[float]] = wasted(self.units.seconds, np.ones(len(rows))).tolist()
+        price = len(rows) * prices(self.units.seconds, np.ones(len(rows)))
+        found: list[list[float]] = wasted(self.units.seconds, price).tolist()
         return found
 
     def flow_seconds(self, each: float, byte: float) -> Floats:

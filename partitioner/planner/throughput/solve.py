@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -10,18 +11,17 @@ from time import monotonic
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import cost_of
-from partitioner.planner.feasible import remedy
+from partitioner.planner.feasible import Feasible, remedy
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
-from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.bound import bound_of
-from partitioner.planner.throughput.branch import Branching, Found
-from partitioner.planner.throughput.first import by_size, evened, greedy, sparings
+from partitioner.planner.throughput.branch import Branching
+from partitioner.planner.throughput.first import by_size, evened, sparings
+from partitioner.planner.throughput.fitting import fitting
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
-from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.staging import ORDERS, staged
@@ -53,9 +53,6 @@ MOVES, MOST_MOVED = 1_500, 600
 
 NEARLY = 2e-4
 """A gain, relatively, for which a few moves are not made where there is no limit of time."""
-
-FEW = 2_000
-"""Steps by which a placement that fits is mostly found if going on deeper finds one at all; then the solver is asked first."""
 
 CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
@@ -129,7 +126,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> list[i
 
 def _in_a_line(problem: Problem) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order."""
-    line, _ = stages_in_a_line(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
+    line, _ = stages(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
     return cost_of(problem, line, 0.0), line
 
 
@@ -153,42 +150,15 @@ def _has_time(park: Park, until: float) -> bool:
 
 
 def stages(
-    problem: Problem, seconds: float = 2.0, most_ideals: int = MOST_IDEALS, moves: bool = True, most_orders: int = ORDERS
-) -> list[int]:
-    """The processor of each task in the best contiguous stages, after one round of moving units between them.
+    problem: Problem, most_orders: int = ORDERS, most_ideals: int = MOST_IDEALS, seconds: float = inf
+) -> tuple[list[int], float]:
+    """The best contiguous stages along some orders of the units.
 
     Args:
         problem: what is placed.
-        seconds: of time; orders and ideals are looked at only while there is some.
-        most_ideals: of more down-closed sets of units than these, only orders are looked at.
-        moves: whether units are moved at the end; two stages may then each lead to the other, and without it never do.
-        most_orders: orders of the units that are tried.
-
-    Raises:
-        PlacementError: none was found that fits.
-    """
-    units, until = units_of(problem, contiguous=True), monotonic() + seconds
-    if not units.count:
-        return []
-    park = park_of(units)
-    bound = bound_of(park)
-    homes = staged(units, until, most_ideals, bound, most_orders)
-    if not moves:
-        if homes is None:
-            raise PlacementError(_none(park, "No stages were found"))
-        return units.spread_over(homes)
-    search = Annealing(park, _fitting(park, until) if homes is None else homes)
-    search.run(until, 1, min(100 * units.count, 20_000), enough=bound)
-    return units.spread_over(search.best)
-
-
-def stages_in_a_line(problem: Problem, most_orders: int, most_ideals: int = MOST_IDEALS) -> tuple[list[int], float]:
-    """The best contiguous stages along some orders of the units, the same on every machine: there is no limit of time.
-
-    Args:
-        problem: what is placed; contiguous.
         most_orders: orders of the units that are tried.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
+        seconds: after which no further order is tried; infinite: the answer is the same on every machine.
 
     Returns:
         The processor of each task, no two of which lead to each other; seconds that no placement's largest load can be below.
@@ -198,15 +168,15 @@ def stages_in_a_line(problem: Problem, most_orders: int, most_ideals: int = MOST
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> cpu, edges = Kind("cpu", {1: [1.0, 3.0, 2.0]}), [(0, 1, -1), (1, 2, -1)]
-    >>> stages_in_a_line(Problem("p", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, edges, contiguous=True), 1)[0]
+    >>> stages(Problem("p", ("a", "b", "c"), (cpu,), (Processor("x", 0),) * 2, edges), 1)[0]
     [0, 0, 1]
     """
-    units = units_of(problem, contiguous=True)
+    units, until = units_of(problem, contiguous=True), monotonic() + seconds
     if not units.count:
         return [], 0.0
     park = park_of(units)
     bound = bound_of(park)
-    homes = staged(units, inf, most_ideals, bound, most_orders)
+    homes = staged(units, until, most_ideals, bound, most_orders)
     if homes is None:
         raise PlacementError(_none(park, "No stages were found"))
     found = units.spread_over(homes)
@@ -228,8 +198,10 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
     answers = [staged(park.units, soon, MOST_IDEALS, bound)]
-    if not park.units.contiguous:
-        answers += [greedy(park, each) for each in sparings(park)]
+    for each in () if park.units.contiguous else sparings(park):
+        with suppress(PlacementError):
+            homes = evened(park, Feasible(park.units.problem), each)[1]
+            answers.append([homes[tasks[0]] for tasks in park.units.members])
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
     return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
 
@@ -240,35 +212,10 @@ def _fitting(park: Park, until: float) -> list[int]:
     Raises:
         PlacementError: there is none, or none was found.
     """
-    until = max(until, monotonic() + PATIENCE)
-    searches: list[Callable[[], Found]] = [
-        lambda: Branching(park, _topological(park)).search(until, first=True, steps=FEW),
-        lambda: Branching(park, by_size(park)).search(until, first=True, steps=FEW),
-        lambda: _modelled(park, until),
-        lambda: Branching(park, _topological(park)).search(until, first=True),
-        lambda: Branching(park, by_size(park)).search(until, first=True),
-    ]
-    for search in searches:
-        found = search()
-        if found.homes is not None and park.units.valid(found.homes):
-            return found.homes
-        if found.complete:
-            raise PlacementError(_none(park, "There is no placement"))
-    raise PlacementError(_none(park, "No placement was found"))
-
-
-def _topological(park: Park) -> list[int]:
-    """The units, each after those that lead to it, as far as they can be put in an order."""
-    whole = blocks(park.units)
-    tasks = (task for block in next(orders(whole)) for task in whole.members[block])
-    return list(dict.fromkeys(park.units.unit_of[task] for task in tasks))
-
-
-def _modelled(park: Park, until: float) -> Found:
-    if not (model.installed() and model.suits(park)):
-        return Found(None, False)
-    result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
-    return Found(result.homes or None, result.impossible)
+    found = fitting(park, max(until, monotonic() + PATIENCE))
+    if found.homes is None:
+        raise PlacementError(_none(park, "There is no placement" if found.complete else "No placement was found"))
+    return found.homes
 
 
 def _none(park: Park, what: str) -> str:

@@ -10,6 +10,7 @@ from time import monotonic
 import numpy as np
 
 from partitioner.planner.throughput.blocks import blocks
+from partitioner.planner.throughput.fitting import filled
 from partitioner.planner.throughput.ideals import IdealCuts, ideals
 from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
 from partitioner.planner.throughput.orders import orders
@@ -63,30 +64,14 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
         if found is not None:
             least = min(least, found[0])
             yield found[1]
-        elif (filled := _filled(park, order)) is not None:
-            yield filled
+        elif (full := filled(park.units, order)) is not None:
+            yield full
     few = ideals(park.units, most_ideals) if monotonic() < until else None
     if few is not None:
         cuts = IdealCuts(park, few)
         best = best_stages(cuts, park.classes, least * (1 - 1e-12), until)
         if best is not None:
             yield placed_stages(park, cuts, best[1])
-
-
-def _filled(park: Park, order: Sequence[int]) -> list[int] | None:
-    """One processor after the other, each with as much of an order as fits: where only cuts between coarse points do not."""
-    units, homes = park.units, [-1] * park.units.count
-    waiting = [(cap, number) for number, cap in enumerate(units.problem.caps)]
-    waiting.sort()
-    left, here = waiting.pop()
-    for unit in order:
-        while units.memory[unit] > left or units.rows[here][unit] == inf:
-            if not waiting:
-                return None
-            left, here = waiting.pop()
-        homes[unit] = here
-        left -= units.memory[unit]
-    return homes
 
 
 def _along(park: Park, order: Sequence[int], bound: float) -> tuple[float, list[int]] | None:
