@@ -23,7 +23,12 @@ def environment(**variables: object) -> dict[str, str]:
 
     What is compiled of it is written: each rank of each job would compile it again, which takes longer than to import it.
     """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "", **variables, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        **variables,
+        "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+    }
     return {**os.environ, **{key: str(value) for key, value in own.items()}}
 
 
