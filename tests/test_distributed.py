@@ -111,8 +111,6 @@ SLOW = {"within": {"bandwidth": "10MB/s", "latency": "1us"}}  # so that no logit
 SEVERAL = {"stages_per_rank": 2}
 PAIRS = {
     "gpipe": case("tied", "gpipe"),
-    "1f1b": case("shared", "1f1b"),
-    "interleaved_1f1b": case("shared", "interleaved_1f1b", **SEVERAL),
     "interleaved_zero_bubble": case("tied", "interleaved_zero_bubble", **SEVERAL),
     "zbv_zero_bubble": case("shared", "zbv_zero_bubble", **SEVERAL),
     "gates and frozen stages": case("routed", "zbv_zero_bubble", clip=0.1, **SEVERAL),
@@ -134,19 +132,22 @@ BITWISE = {
     "bits interleaved_1f1b": case("skipping", "interleaved_1f1b", clip=0.0, **SEVERAL),
     "bits u-net": case("unet", "1f1b", clip=0.0),
     "bits again": case("skipping", "1f1b", clip=0.0, recompute="segments"),
-    "bits again, u-net": case("unet", "1f1b", clip=0.0, recompute="segments"),
 }
 FOURS = {
     "four stages": case("tied", "1f1b", pipeline=4),
-    "2x2, ddp": case("tied", "1f1b", data=2),
-    "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
+    "2x2, fsdp2, gpipe": case("tied", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
     "not reached, 2x2, ddp": case("aside", "1f1b", data=2),
-    "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
+    "tensor x data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, tensor=2, wrap="fsdp2"),
+}
+MORE_BITWISE = {
+    "bits again, u-net": case("unet", "1f1b", clip=0.0, recompute="segments"),
 }
 MORE = {
+    "interleaved_1f1b": case("shared", "interleaved_1f1b", **SEVERAL),
+    "1f1b": case("shared", "1f1b"),
     "u-net": case("unet", "1f1b", clip=0.05),
     "again": case("shared", "1f1b", recompute="segments"),
     "looped_bfs": case("tied", "looped_bfs", **SEVERAL),
@@ -176,6 +177,9 @@ MORE = {
     "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
 }
 MORE_ON_FOUR = {
+    "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
+    "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
+    "2x2, ddp": case("tied", "1f1b", data=2),
     "tensor of four": case("tied", "gpipe", pipeline=1, tensor=4),
     "one layer for all stages, fsdp2": case("repeated", "interleaved_1f1b", data=2, wrap="fsdp2", **SEVERAL),
     "2x2, fsdp2": case("shared", "1f1b", data=2, wrap="fsdp2"),
@@ -227,7 +231,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("more"), 2, MORE)
+    return run_job(tmp_path_factory.mktemp("more"), 2, MORE | MORE_BITWISE)
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +271,12 @@ def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
 @pytest.mark.parametrize("name", MORE)
 def test_more_of_two_ranks_train_as_one_process_does(more: Job, name: str) -> None:
     assert_same_training(MORE[name], [rank[name] for rank in more])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_BITWISE)
+def test_more_bits_are_equal_where_sums_have_one_order(more: Job, name: str) -> None:
+    assert_same_training(MORE_BITWISE[name], [rank[name] for rank in more], bitwise=True)
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 
-import numpy as np
-
 from partitioner.distributed.communication import all_gather, all_reduce, reduce_scatter
 from partitioner.distributed.loads import BACKWARD, backwards, held
 from partitioner.distributed.schedules import SCHEDULES, kind_of
@@ -25,6 +23,9 @@ from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import Link
 from partitioner.ir.memory import Memory
 from partitioner.spec.distributed import DistributedSpec
+
+FAR = 1e300
+"""Sums of waits are followed so far; what is added to the bound beyond is nothing."""
 
 
 def line_through(fewer: Mapping[str, float], more: Mapping[str, float], level: Set[str], reach: float) -> float:
@@ -94,21 +95,26 @@ def with_bubble(work: float, asked: DistributedSpec) -> float:
 
 @cache
 def _least_wait(schedule: str, ranks: int, each: int, microbatches: int, again: bool) -> float:
-    """Seconds of the longest wait for each second of work, at the cut where it is least: a linear program.
+    """Seconds of the longest wait for each second of work, at the cut where it is least: a linear program, solved by its dual.
 
     A wait is a sum over stages, of so many times the work of each. Add waits up, each so often that every stage's work is in
-    the sum once: then the sum is all work, and the longest of them is at least that over how many they are.
+    the sum equally often: then the sum is so often all work, and the longest of them is at least that over how many they are.
+    How often follows stage by stage. With m microbatches, of f of whose work at least is done before the next stage begins,
+    stage t is in the waits of its rank from t and from before it m times, and in those behind it f times. Held against the
+    stage of its rank before it: (m - f) often(t) = f times all between; against none, 1 + f times all before. Then each stage
+    is in the sum 1 + f times all, for some unit.
     """
     kind = SCHEDULES[schedule]
     forward = 1 / (1 + BACKWARD + 2 * again) if kind.split else 1.0  # what is done of a stage before the next one begins
-    waits = np.zeros((ranks * each, ranks * each))
-    for stages in (kind.stages_of(rank, ranks, each) for rank in range(ranks)):
-        for place, stage in enumerate(stages):
-            waits[stage, stages[place:]] = microbatches
-            waits[stage, :stage] += forward
-    nearly = waits + 1e-9 * np.eye(len(waits))  # has an inverse, and whatever is above 0 gives a bound
-    often = np.linalg.solve(nearly.T, np.ones(len(waits))).clip(min=0.0)
-    return max(microbatches / ranks, float((often @ waits).min() / often.sum()))
+    if microbatches == forward:
+        return forward  # one microbatch passes all stages
+    sums, behind = [0.0], [-1.0 / forward] * ranks  # of how often; and up to the last stage of each rank
+    for stage in range(ranks * each):
+        rank = kind.holder(stage, ranks)
+        often = forward * (sums[-1] - behind[rank]) / (microbatches - forward)
+        sums.append(min(sums[-1] + often, FAR))
+        behind[rank] = sums[-1]
+    return max(microbatches / ranks, forward + (1 / sums[-1] if sums[-1] < FAR else 0.0))
 
 
 def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: DistributedSpec) -> float:

@@ -19,8 +19,16 @@ TESTS = Path(__file__).parents[1]
 
 
 def environment(**variables: object) -> dict[str, str]:
-    """With one thread for each rank, and the package that lies beside these tests, whichever is installed."""
-    own = {"OMP_NUM_THREADS": "1", **variables, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+    """With one thread for each rank, and the package that lies beside these tests, whichever is installed.
+
+    What is compiled of it is written: each rank of each job would compile it again, which takes longer than to import it.
+    """
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        **variables,
+        "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+    }
     return {**os.environ, **{key: str(value) for key, value in own.items()}}
 
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.example import meta_of
+from partitioner.distributed.recalled import Calls
 from partitioner.distributed.tensor.collectives import conversion, embedding_of_part
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.losses import (
@@ -36,6 +37,7 @@ from partitioner.ir.graph import NOTHING, Graph, Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.sharding import F, P, Placement, R, shard
 from partitioner.ir.shared import Sharding
+from partitioner.model.node import fill
 from partitioner.model.storage import tensor_bytes
 
 
@@ -60,6 +62,7 @@ class _Local:
         made: by value, form and the mode under which it was converted, the node; the form in which it is made has no mode.
         forms: by value and mode, those that there are.
         storages: that the value of a new node may share.
+        calls: of ops, on fakes.
     """
 
     graph: Graph
@@ -71,6 +74,7 @@ class _Local:
     made: dict[tuple[str, Placement, Mode | None], torch.fx.Node] = field(default_factory=dict)
     storages: dict[str, tuple[str, ...]] = field(default_factory=dict)
     forms: dict[tuple[str, Mode | None], list[Placement]] = field(default_factory=dict)
+    calls: Calls = field(default_factory=Calls)
 
     def placeholder(self, node: torch.fx.Node) -> None:
         """An argument, or one rank's part of a parameter."""
@@ -100,7 +104,7 @@ class _Local:
             call = replace(call, op="call_function", target=self.draws.drawing(call.op, call.target, alike=not split))
         made = self.fx.create_node(call.op, call.target, args, kwargs, name=node.name)
         converted = [source for old, source in sources.items() if source.name != old.name]
-        value = _run(made, node) if split or converted else node.meta.get("example_value")
+        value = self._run(made, node) if split or converted else node.meta.get("example_value")
         self._new(node, made, value, rule.output)
         views = self._shared(converted) if set(known.storages) != {known.name} else set()
         self.storages[node.name] = tuple(sorted({*known.storages, *views}))
@@ -182,7 +186,7 @@ class _Local:
         function, rest = conversion(source, target, axis.ranks, self.place.rank, self.place.group)
         name = f"{node.name}_{target.kind.lower()}{target.dim if target.kind == 'S' else ''}"
         new = self.fx.create_node("call_function", function, (made, *rest), name=name)
-        value = _run(new, node)
+        value = self._run(new, node)
         self._new(node, new, value, target, mode)
         shares = target == F
         self.storages[new.name] = (new.name, *(self.storages[made.name] if shares else ()))
@@ -211,6 +215,18 @@ class _Local:
             )
         )
         return new
+
+    def _run(self, node: torch.fx.Node, like: torch.fx.Node) -> Any:
+        """What a node gives, of fakes; whether it needs a gradient is known from the node that it stands for."""
+        values = {source: source.meta.get("example_value") for source in node.all_input_nodes}
+        fake = next(leaf.fake_mode for leaf in tree_leaves(tuple(values.values())) if isinstance(leaf, FakeTensor))
+        args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
+        found = self.calls(node.op, node.target, args, kwargs, fake)
+        needed = iter([tensor.requires_grad for tensor in tensors_of(like)])
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor) and next(needed, False):
+                leaf.requires_grad_()
+        return found
 
     def _new(self, node: torch.fx.Node, made: torch.fx.Node, value: Any, form: Placement, mode: Mode | None = None) -> None:
         made.meta = {**node.meta, "example_value": value}
@@ -266,16 +282,3 @@ def _empty_part(tensor: torch.Tensor, form: Placement, ranks: int) -> torch.Tens
     """A part without values: what stands for it in analyses."""
     part = torch.empty(form.local(tuple(tensor.shape), ranks), dtype=tensor.dtype, device="meta")
     return torch.nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else part
-
-
-def _run(node: torch.fx.Node, like: torch.fx.Node) -> Any:
-    """What a node gives, of fakes; whether it needs a gradient is known from the node that it stands for."""
-    values = {source: source.meta.get("example_value") for source in node.all_input_nodes}
-    mode = next(leaf.fake_mode for leaf in tree_leaves(tuple(values.values())) if isinstance(leaf, FakeTensor))
-    with torch.no_grad(), mode:
-        found = Call(node.op, node.target, node.args, node.kwargs).on(values)
-    needed = iter([tensor.requires_grad for tensor in tensors_of(like)])
-    for leaf in tree_leaves(found):
-        if isinstance(leaf, torch.Tensor) and next(needed, False):
-            leaf.requires_grad_()
-    return found
