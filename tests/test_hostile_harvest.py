@@ -6,6 +6,7 @@ What they showed is told here in the smallest form.
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -182,6 +183,10 @@ def test_the_recursion_limit_is_the_users_after_an_interrupt_and_whoever_puts_op
     with deeper():
         undo = process_undo()
         assert sys.getrecursionlimit() > before
+        child = os.fork()
+        if child == 0:
+            os._exit(sys.getrecursionlimit() != before)
+        assert os.waitpid(child, 0)[1] == 0
     undo()
     assert sys.getrecursionlimit() == before
 

@@ -36,6 +36,7 @@ def _end() -> None:
     """In the child of a fork no other thread traces."""
     if _BEFORE:
         sys.setrecursionlimit(_BEFORE[0])
+        _BEFORE.clear()
 
 
 os.register_at_fork(after_in_child=_end)
