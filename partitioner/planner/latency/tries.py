@@ -23,7 +23,7 @@ from partitioner.planner.latency.ranks import by_rank, by_urgency, optimistic, u
 from partitioner.planner.prices import able_seconds, least_work, waste
 from partitioner.planner.timing import Ahead, Clock, timed
 
-SPARING = (4.0, 0.0)
+SPARING = (4.0, 0.0, 16.0)
 """How many times what a task wastes on a processor is added to its end there before ends are compared, beside the factor that
 is fitted to how full processors are (`thrift`)."""
 
