@@ -79,11 +79,11 @@ class Calls:
             (torch.Size([3, 2]), True)
         """
         leaves, structure = tree_flatten((args, kwargs))
-        key = kind, target, structure, *_forms(leaves, fake)
+        key: Any = (kind, target, structure, *_forms(leaves, fake))
         try:
             known = self.known.get(key)
         except TypeError:  # an argument cannot be hashed
-            key, known = None, None
+            key = known = None
         with torch.no_grad():
             if known is not None:
                 found = list(leaves)
@@ -139,8 +139,11 @@ def _given(leaves: Sequence[Any], result: Any, fake: FakeTensorMode) -> tuple[tu
     made, structure = tree_flatten(result)
     known, found = list(leaves), []
     for leaf in made:
-        if isinstance(leaf, torch.Tensor) and _is_plain(leaf, fake):
-            found.append(_made(known, leaf))
+        if isinstance(leaf, torch.Tensor):
+            again = _made(known, leaf) if _is_plain(leaf, fake) else None
+            if again is None:
+                return None
+            found.append(again)
         elif type(leaf) in _CONSTANTS:
             found.append(leaf)
         else:
@@ -149,8 +152,11 @@ def _given(leaves: Sequence[Any], result: Any, fake: FakeTensorMode) -> tuple[tu
     return tuple(found), structure
 
 
-def _made(known: Sequence[Any], leaf: torch.Tensor) -> _Made:
+def _made(known: Sequence[Any], leaf: torch.Tensor) -> _Made | None:
     key = storage_key(leaf)
     shared = [place for place, each in enumerate(known) if isinstance(each, torch.Tensor) and storage_key(each) == key]
     same = [place for place in shared if known[place] is leaf]
-    return _Made((*same, *shared, -1)[0], bool(same), _form(leaf), leaf.dtype, leaf.device)
+    source = (*same, *shared, -1)[0]
+    if source >= 0 and known[source].dtype != leaf.dtype:
+        return None  # its bits under another dtype
+    return _Made(source, bool(same), _form(leaf), leaf.dtype, leaf.device)

@@ -24,7 +24,7 @@ from partitioner.distributed.tensor.losses import form_of_logits
 from partitioner.distributed.tensor.rules import propagate, result_of
 from partitioner.ir.sharding import P, Placement, R, shard
 from partitioner.ir.shared import Rule
-from partitioner.model.node import target_name
+from partitioner.model.node import call_target, fill, target_name
 
 MOST = 3000
 """Combinations of placements that are tried of one op; of more, only those in which inputs of one shape are placed alike."""
@@ -51,10 +51,7 @@ class Call:
 
     def on(self, values: Mapping[torch.fx.Node, Any]) -> Any:
         """Call it."""
-        args, kwargs = map_arg((self.args, dict(self.kwargs)), values.__getitem__)
-        if self.op == "call_method":
-            return getattr(args[0], self.target)(*args[1:], **kwargs)
-        return self.target(*args, **kwargs)
+        return call_target(self.op, self.target, *fill((self.args, self.kwargs), values.__getitem__))
 
 
 class Ways:
