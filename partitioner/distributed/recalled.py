@@ -80,10 +80,11 @@ class Calls:
         """
         leaves, structure = tree_flatten((args, kwargs))
         key: Any = (kind, target, structure, *_forms(leaves, fake))
+        known = None
         try:
             known = self.known.get(key)
         except TypeError:  # an argument cannot be hashed
-            key = known = None
+            key = None
         with torch.no_grad():
             if known is not None:
                 found = list(leaves)
