@@ -110,6 +110,7 @@ def odd_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")
 @pytest.mark.parametrize("name", odd_losses())
 def test_other_losses_are_of_wholes(name: str) -> None:
     class Net(nn.Module):

@@ -52,6 +52,7 @@ def quiet() -> Iterator[None]:
     """A block in which this thread shows no warnings, and nor does a lane.
 
     Example:
+        >>> stand_first()
         >>> with quiet():
         ...     warnings.warn("once more")
     """
