@@ -52,7 +52,7 @@ from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
-from partitioner.tuning import faster_alone, is_insisted_on, refuse_untunable, tuned
+from partitioner.tuning import faster_alone, is_insisted_on, may_gain, refuse_untunable, tuned
 
 
 def partition(
@@ -175,7 +175,7 @@ def partition(
         programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
     copy_context().run(_prepare, programs, call, document, check)
-    if tune or (tune is None and programs.on_one and not is_insisted_on(document)):
+    if tune or (tune is None and programs.on_one and not is_insisted_on(document) and may_gain(programs)):
         programs = copy_context().run(_tuned, programs, call, document, tune, check, origin)
     return parallel_of(programs)
 

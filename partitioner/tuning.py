@@ -113,12 +113,12 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         ``spec`` itself and nothing, if there is nothing to choose from, or the graphs cannot be run on stand-ins.
     """
     plan = programs.plan
-    alike = not tune and len(programs.machine.lanes) == 1  # plans that differ in nothing but how ops are called
-    if plan is None or (alike and (plan.makespan or 0.0) > FAR * SHORT):
+    if plan is None:
         return spec, (), None
+    alike = not tune and len(programs.machine.lanes) == 1  # plans that differ in nothing but how ops are called
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
-    wanted = {} if alike else CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
-    wanted = wanted | {asked: ASKED}
+    others = CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
+    wanted = ({} if alike else others) | {asked: ASKED}
     args, kwargs = call.fill(call.tensors)
     with state_kept(programs.original, args, kwargs):
         graphs = programs.graphs_of(args, kwargs)
@@ -176,6 +176,12 @@ def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan
     state = {names[name]: value for name, value in named if name in names and isinstance(value, Tensor)}
     with torch.inference_mode(False):
         move_state({**state, **all_state(programs.original)}, state_devices(plan), plan.machine.lanes[0].torch_device)
+
+
+def may_gain(programs: Programs) -> bool:
+    """Whether something faster may be found unasked: by lanes, or, of a call that is short, by another way to call its ops."""
+    plan = programs.plan
+    return len(programs.machine.lanes) > 1 or (plan is not None and (plan.makespan or 0.0) <= FAR * SHORT)
 
 
 def is_insisted_on(spec: Spec) -> bool:

@@ -14,7 +14,8 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
 from partitioner.ir.segment import wide_tasks
 
-Part = tuple[str, str, int | None]
+Term = tuple[str, str, int | None]
+"""What is read of another segment while gradients are recorded: name of the term, the value, number of the tensor in it."""
 
 
 class Context:
@@ -66,12 +67,9 @@ class Context:
         device = self.plan.machine.device_of(*used)
         return device.lanes if device.cores > device.threads_per_lane else 1
 
-    def _passing(self, gradients: Sequence[Gradient]) -> tuple[Mapping[str, list[Part]], Mapping[str, list[Gradient]]]:
-        """By op, while gradients are recorded: what it reads of other segments, and what it makes that others read.
-
-        Of what is read: the name of the term, the value, and the number of the tensor in it.
-        """
-        parts: defaultdict[str, list[Part]] = defaultdict(list)
+    def _passing(self, gradients: Sequence[Gradient]) -> tuple[Mapping[str, list[Term]], Mapping[str, list[Gradient]]]:
+        """By op, while gradients are recorded: what it reads of other segments, and what it makes that others read."""
+        parts: defaultdict[str, list[Term]] = defaultdict(list)
         handed_over: defaultdict[str, list[Gradient]] = defaultdict(list)
         for gradient in gradients:
             handed_over[gradient.maker].append(gradient)

@@ -83,8 +83,12 @@ def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Seq
     """Whether one function clearly takes less time than another that computes the same, called once in a sample."""
     leaves = [stand_in(value) for value in arguments]
     devices = dict.fromkeys(str(leaf.device) for leaf in leaves if isinstance(leaf, Tensor) and leaf.device.type != "cpu")
-    ways = {"one": partial(run_through, one, leaves), "other": partial(run_through, other, leaves)}
-    found = measured(ways, list(devices), shortest=0.0)
+    wanted = with_gradients(leaves)
+
+    def run(function: Callable[..., Any]) -> None:
+        go_back(function(*leaves), wanted)
+
+    found = measured({"one": partial(run, one), "other": partial(run, other)}, list(devices), shortest=0.0)
     return found["one"] * MATTERS < found["other"]
 
 
@@ -93,11 +97,15 @@ def stand_in(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
-def run_through(function: Callable[..., Any], leaves: Sequence[Any]) -> None:
-    """Call a function, and go backward from all that it gives."""
-    roots = [each for each in tree_leaves(function(*leaves)) if isinstance(each, Tensor) and each.requires_grad]
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if roots and wanted:
+def with_gradients(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among some values that need a gradient."""
+    return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+
+
+def go_back(results: Any, wanted: Sequence[Tensor]) -> None:
+    """Go backward from all results that have a history, to leaves."""
+    roots = with_gradients(tree_leaves(results)) if wanted else []
+    if roots:
         gradients(roots, wanted)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from partitioner.backends import Executable
 from partitioner.backends.bodies import is_torchs
-from partitioner.backends.race import run_through, stand_in
+from partitioner.backends.race import go_back, stand_in, with_gradients
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY
 from partitioner.ir.footprint import footprints
@@ -63,15 +63,13 @@ def repeatable(piece: Piece, executable: Executable, arguments: Sequence[Any], b
         backward: whether a backward from all results belongs to it.
     """
     leaves = [stand_in(value) for value in arguments]
+    wanted = with_gradients(leaves) if backward else []
 
     def run() -> None:
         given = list(leaves)
         for position in piece.written:
             given[position] = _another(leaves[position])
-        if backward:
-            run_through(lambda *_: executable(given), leaves)
-        else:
-            executable(given)
+        go_back(executable(given), wanted)
 
     return run
 

@@ -145,8 +145,8 @@ def flatten(w: Writer, choice: int, a: Value) -> None:
 
 
 # Ops that return their own input, or a copy, depending on what it is.
-COPIES = ("{a}.contiguous()", "{a}.to(torch.float32)", "{a}.float()", "{a}.expand_as({a})")
-spelled("maybe_alias", "any", *COPIES, result="view")
+_COPIES = ("{a}.contiguous()", "{a}.to(torch.float32)", "{a}.float()", "{a}.expand_as({a})")
+spelled("maybe_alias", "any", *_COPIES, result="view")
 
 # The same memory without its gradient.
 spelled("detach", "any", "{a}.detach()", result="view")

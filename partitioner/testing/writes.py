@@ -18,8 +18,8 @@ spelled("iadd", "writable any, like", "{a} += {source}", result="none")
 spelled("mul_", "writable any, like", "{a}.mul_(torch.sigmoid({b}))", "{a}.mul_(0.5)", result="none")
 
 # An in-place activation, spelled in three ways.
-RELUS = ("{a}.relu_()", "F.relu({a}, inplace=True)", "torch.relu_({a})")
-spelled("relu_", "writable any", *RELUS, result="none", saves="a")
+_RELUS = ("{a}.relu_()", "F.relu({a}, inplace=True)", "torch.relu_({a})")
+spelled("relu_", "writable any", *_RELUS, result="none", saves="a")
 
 # One in-place activation module, called wherever a recipe asks for it.
 spelled("relu_module", "writable any", "{held}({a})", result="none", holds=("relu", "nn.ReLU(inplace=True)"), saves="a")

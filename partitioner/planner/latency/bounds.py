@@ -60,9 +60,9 @@ def makespan_bound(problem: Problem) -> float:
     return max(found)
 
 
-def longest_path(problem: Problem, seconds: Table) -> float:
+def longest_path(problem: Problem) -> float:
     """Seconds of the longest path, each task where that takes the least."""
-    return _reach(problem, seconds)[2] if problem.tasks else 0.0
+    return _reach(problem, able_seconds(problem))[2] if problem.tasks else 0.0
 
 
 def tails(problem: Problem) -> list[float]:

@@ -160,7 +160,7 @@ def thrift(problem: Problem) -> float:
     >>> thrift(Problem("three", ("a", "b", "c"), kinds, (Processor("p", 0), Processor("q", 1)), [])) > 1.0
     True
     """
-    path, work = longest_path(problem, able_seconds(problem)), float(least_work(problem).sum())
+    path, work = longest_path(problem), float(least_work(problem).sum())
     return min(MOST_TIMES, (work / path) ** 3) if 0 < path < inf and work < inf else 1.0
 
 

@@ -18,9 +18,9 @@ from itertools import cycle
 from math import exp, inf
 from time import monotonic
 
-from partitioner.planner.overfull import Price
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
+from partitioner.planner.throughput.overfull import Price
 from partitioner.planner.throughput.prices import Park
 
 POWERS = (10, 20, 40, 80)
