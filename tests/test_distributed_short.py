@@ -1,4 +1,4 @@
-"""A model without memory, of which each rank reads what it holds and nothing else; and a gradient scaler over ranks."""
+"""A model without memory, of which each rank reads what it holds alone; a gradient scaler over ranks; and warnings."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def test_all_ranks_skip_together(ranks: list[dict[str, Any]]) -> None:
         found = rank["scaler"]
         assert found["apart"] == 0.0 and found["losses"] == 0.0, "a power of two scales without rounding"
         assert found["skipped"] == [0, 1]
+
+
+def test_a_warning_is_said_once(ranks: list[dict[str, Any]]) -> None:
+    """Each step put a filter of its own before the others, and so made Python forget what it had said."""
+    assert [rank["warned"] for rank in ranks] == [["called"], ["called"]]

@@ -10,7 +10,6 @@ Whatever is not as the stages were made for is refused before anything is sent: 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,11 +192,7 @@ class Step:
         self.loss.reached.clear()
         given = (numbers,) if self.first_here else ()
         wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "find_unused_parameters=True was specified"
-            )  # the loss shows whether it is needed
-            self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
+        self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
         return losses
 
     def _see_one_batch(self) -> None:

@@ -1,4 +1,5 @@
-"""short.py FOLDER: what two ranks are asked that takes less than their start: weights of a model without memory, a scaler."""
+"""short.py FOLDER: what two ranks are asked that takes less than their start: weights of a model without memory, a scaler,
+warnings."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from jobs import scaler, weights
+from jobs import scaler, warned, weights
 
 FOLDER = Path(sys.argv[1])
 torch.set_num_threads(1)
 gathered: list[object] = [None, None]
 dist.init_process_group("gloo")
-dist.all_gather_object(gathered, {"weights": weights.answer(FOLDER), "scaler": scaler.answer()})
+found = {"weights": weights.answer(FOLDER), "scaler": scaler.answer(), "warned": warned.answer()}
+dist.all_gather_object(gathered, found)
 if dist.get_rank() == 0:
     (FOLDER / "out.json").write_text(json.dumps(gathered))
 dist.barrier()
