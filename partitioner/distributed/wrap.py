@@ -120,7 +120,6 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
     group: Any = ranks.mesh.get_group("data")
     ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # the loss shows whether it is needed
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
     if asked.hook == "power_sgd":
         wrapped.register_comm_hook(PowerSGDState(group), powerSGD_hook)
