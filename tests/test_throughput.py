@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise, permutations, product
 from math import inf
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import networkx as nx
@@ -695,6 +695,17 @@ def test_what_contiguity_joins_is_said_once() -> None:
         joined.add_edges_from((group, groups[task]) for task in behind & ahead)
     found = nx.Graph([(group, group) for group in groups] + pairs)
     assert sorted(map(sorted, nx.connected_components(found))) == sorted(map(sorted, nx.connected_components(joined)))
+
+
+def test_many_units_have_too_many_ideals_whatever_leads_to_what() -> None:
+    """10^5 leaves as one number of 10^5 bits took ten seconds, to be told that there are more than three ideals."""
+    count = 100_000
+    pair, times = (Processor("x", 0), Processor("y", 0)), Kind("cpu", {1: [1.0] * count})
+    units = units_of(Problem("bag", tuple(map(str, range(count))), (times,), pair, []), contiguous=False)
+    assert units.count == count
+    before = process_time()
+    assert ideals(units, 3) is None
+    assert process_time() - before < 0.1
 
 
 def test_list_does_not_look_at_all_ideals_of_a_long_chain(monkeypatch: pytest.MonkeyPatch) -> None:

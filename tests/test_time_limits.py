@@ -10,13 +10,14 @@ from time import perf_counter
 
 import pytest
 
+from partitioner.errors import PlacementError
 from partitioner.ir.problem import Objective, Problem
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import best_of
 from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.exact import Exact, worth_while
 from partitioner.planner.policies.list import List
-from partitioner.planner.throughput import model
+from partitioner.planner.throughput import fitting, model
 from partitioner.planning import plan
 from partitioner.spec.taskgraph import read_problem
 from partitioner.spec.taskmachine import read_machine
@@ -88,3 +89,19 @@ def test_nobody_looks_for_garbage_while_a_graph_is_planned() -> None:
     finally:
         if not was_on:
             gc.disable()
+
+
+def test_whether_anything_fits_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 tasks that fill eight devices nobody could say it soon, and each policy asked anew: 40 s of a limit of 1 s."""
+    pytest.importorskip("ortools")
+    random, asked = Random(1), list[float]()
+    tasks = [{"name": f"t{number}", "seconds": 1, "memory": 2 * random.randint(10**6, 3 * 10**6)} for number in range(24)]
+    room = sum(int(task["memory"]) for task in tasks) // 8 + 1
+    full = {"devices": [{"name": f"d{number}", "kind": "gpu", "memory": room} for number in range(8)]}
+    real = fitting.fitting
+    monkeypatch.setattr(fitting, "PATIENCE", 0.1)
+    monkeypatch.setattr(fitting, "fitting", lambda park, until: asked.append(until) or real(park, until))
+    for objective in ("latency", "throughput"):
+        with pytest.raises(PlacementError):
+            plan({"tasks": tasks, "edges": []}, full, objective=objective, time_limit=0.1)
+    assert len(asked) == 2

@@ -264,12 +264,14 @@ class Problem:
         alike: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
         for number, cap in enumerate(self.caps):
             alike[id(self.seconds[number]), cap].append(number)
-        classes = [(self.seconds[numbers[0]], memory, numbers) for (_, memory), numbers in alike.items()]
+        tables = {id(table): table for table in self.seconds}
+        unable = {which: {task for task, each in enumerate(table) if each == inf} for which, table in tables.items()}
+        classes = [(unable[which], memory, numbers) for (which, memory), numbers in alike.items()]
         known: dict[tuple[bool, ...], list[int]] = {}
         found: dict[int, list[int]] = {}
         for group, tasks in self.members.items():
             need = self.demand[group]
-            key = tuple(need <= memory and all(table[task] < inf for task in tasks) for table, memory, _ in classes)
+            key = tuple(need <= memory and lacking.isdisjoint(tasks) for lacking, memory, _ in classes)
             if key not in known:
                 known[key] = sorted(each for (_, _, numbers), can in zip(classes, key, strict=True) if can for each in numbers)
             found[group] = known[key]

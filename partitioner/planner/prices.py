@@ -12,30 +12,16 @@ Mathematical Programming 46, 1990.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from math import inf
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.once import once
 
 Table = NDArray[np.float64]
-
-
-def once(reckon: Callable[[Problem], Table]) -> Callable[[Problem], Table]:
-    """What is reckoned of a problem once, whoever asks, and kept as long as the problem is; nobody may change it."""
-    known: WeakKeyDictionary[Problem, Table] = WeakKeyDictionary()
-
-    def asked(problem: Problem) -> Table:
-        if problem not in known:
-            known[problem] = reckon(problem)
-            known[problem].setflags(write=False)
-        return known[problem]
-
-    return wraps(reckon)(asked)
 
 
 @once

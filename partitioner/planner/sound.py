@@ -70,7 +70,7 @@ def _where(problem: Problem, answer: Assignment, homes: list[int]) -> Iterator[s
             yield f"task {problem.tasks[task]} is on {problem.processors[home].name}, which cannot run it"
     for group, tasks in problem.members.items():
         first = homes[tasks[0]]
-        if any(homes[task] != first for task in tasks):
+        if len(tasks) > 1 and any(homes[task] != first for task in tasks):
             yield f"{problem.tasks[tasks[0]]} and others of its group are on several devices"
         if problem.pin.get(group, first) != first:
             yield f"task {problem.tasks[tasks[0]]} is not on {problem.processors[problem.pin[group]].name}, its pin"

@@ -205,7 +205,10 @@ class Turned:
 
     def __init__(self, problem: Problem, homes: Homes) -> None:
         self.problem, self.mirror = problem, mirrored(problem)
-        self.homes, self.mirror_homes = homes, Homes(self.mirror, homes.known if problem.group else None)
+        known = homes.known
+        if known and not problem.group:  # each task is a group by its number
+            known = {len(problem.tasks) - 1 - task: home for task, home in known.items()}
+        self.homes, self.mirror_homes = homes, Homes(self.mirror, known)
 
     def there_and_back(self, found: Found) -> Found:
         """A schedule made tight from its end, then from its beginning: with every task on its lane, and with new lanes."""

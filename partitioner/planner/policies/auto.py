@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
+from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.exact import Exact, worth_while
@@ -52,7 +53,7 @@ class Auto:
         Raises:
             PlacementError: no policy found room for all of them.
         """
-        began = time.monotonic()
+        began, problem = time.monotonic(), closed(problem)
         deadline, look = began + self.time_limit, 0.0
         best: Assignment | None = None
         answers: list[Assignment] = []

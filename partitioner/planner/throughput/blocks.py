@@ -12,12 +12,13 @@ from partitioner.planner.throughput.units import Units
 
 def blocks(units: Units) -> Units:
     """Units that can be put in an order: those on a cycle are one, and those of backward tasks alone are with a neighbour."""
-    followers = [set(each) for each in units.after]
-    for unit, other in _ties(units):
+    followers, ties = units.after, _ties(units)
+    if not ties and _acyclic(followers):
+        return units
+    followers = [set(each) for each in followers]
+    for unit, other in ties:
         followers[unit].add(other)
         followers[other].add(unit)
-    if _acyclic(followers):
-        return units
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(units.count))
     graph.add_edges_from((unit, follower) for unit, each in enumerate(followers) for follower in each)

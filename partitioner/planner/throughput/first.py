@@ -7,6 +7,7 @@ Source: the longest-first rule of Graham, "Bounds on multiprocessing timing anom
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.throughput.loads import Loads
@@ -45,15 +46,22 @@ def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, li
 
 
 def _put(loads: Loads, unit: int, ways: Sequence[int], sparing: float) -> None:
-    """Place a unit where the largest load that grows stays smallest, and little is wasted."""
-    lost = loads.park.waste[unit] if sparing else ()
+    """Place a unit where the largest load that grows stays smallest, and little is wasted.
 
-    def cost(trial: tuple[dict[int, float], int]) -> tuple[float, float]:
-        deltas, there = trial
-        return loads.highest(deltas) + (sparing * lost[there] if lost else 0.0), sum(deltas.values())
-
-    deltas, there = min(((loads.deltas(unit, each), each) for each in ways), key=cost)
-    loads.move(unit, there, deltas)
+    Computing alone says what a processor's load will be at least: many are not looked at that way.
+    """
+    lost = [sparing * each for each in loads.park.waste[unit]] if sparing and loads.park.waste else [0.0] * len(loads.used)
+    least = sorted((loads.slots[3 * each] + loads.seconds[each][unit] + lost[each], each) for each in ways)
+    best = (inf, inf, -1)
+    found: dict[int, float] = {}
+    for load, there in least:
+        if load > best[0]:
+            break
+        deltas = loads.deltas(unit, there)
+        trial = (loads.highest(deltas) + lost[there], sum(deltas.values()), there)
+        if trial < best:
+            best, found = trial, deltas
+    loads.move(unit, best[2], found)
 
 
 def by_size(park: Park) -> list[int]:

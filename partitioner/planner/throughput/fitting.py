@@ -15,6 +15,7 @@ from math import inf
 from time import monotonic
 
 from partitioner.ir.problem import ORDER, Problem
+from partitioner.planner.once import once
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.branch import Branching, Found
@@ -27,8 +28,8 @@ from partitioner.planner.throughput.units import Units
 FEW = 2_000
 """Steps by which a placement that fits is mostly found if going on deeper finds one at all; then the solver is asked first."""
 
-MOST_SECONDS = 10.0
-"""Of the solver, where nobody says until when."""
+PATIENCE = 5.0
+"""Seconds that are spent before it is said that nothing was found, whatever the limit of time is."""
 
 ORDERS = 4
 """Orders along which processors are filled."""
@@ -36,20 +37,27 @@ ORDERS = 4
 
 def certificate(problem: Problem) -> dict[int, int] | None:
     """A processor for every group that keeps every rule; ``None`` if none was found. What travels is not looked at."""
+    found = anywhere(problem).homes
+    return None if found is None else dict(zip(problem.group_of, found, strict=True))
+
+
+@once
+def anywhere(problem: Problem) -> Found:
+    """Likewise, for every task. Where it is hard to say whether there is one, that takes seconds, and every policy asks."""
     if not all(problem.able.values()):
-        return None
+        return Found(None, True)
     edges = [(source, target, ORDER) for source, target, _ in problem.edges]
     park = park_of(units_of(replace(problem, edges=edges, values=(), channels=(), routes={}), problem.contiguous))
-    found = fitting(park).homes
-    return None if found is None else dict(zip(problem.group_of, park.units.spread_over(found), strict=True))
+    found = fitting(park, monotonic() + PATIENCE)
+    return found if found.homes is None else replace(found, homes=park.units.spread_over(found.homes))
 
 
-def fitting(park: Park, until: float = inf) -> Found:
+def fitting(park: Park, until: float) -> Found:
     """A placement that fits, if one is found; and whether, if none is, there is none.
 
     Args:
         park: units and processors.
-        until: moment, by the monotonic clock, at which to stop; infinite: what is tried is counted.
+        until: moment, by the monotonic clock, at which to stop.
     """
     for homes in (*_packed(park), *_filled(park.units)):
         if park.units.valid(homes):
@@ -120,5 +128,5 @@ def _topological(units: Units) -> list[int]:
 def _modelled(park: Park, until: float) -> Found:
     if not (model.installed() and model.suits(park)):
         return Found(None, False)
-    result = model.Model(park, inf).solve(min(MOST_SECONDS, max(1.0, until - monotonic())))
+    result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
     return Found(result.homes or None, result.impossible)

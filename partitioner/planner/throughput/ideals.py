@@ -23,6 +23,8 @@ def ideals(units: Units, most: int) -> list[int] | None:
         units: units that make no cycle, in any order.
         most: how many are too many.
     """
+    if units.count >= most:  # as many as one order has, and the empty one
+        return None
     needs = [0] * units.count
     for unit, followers in enumerate(units.after):
         for follower in followers:

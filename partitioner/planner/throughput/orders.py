@@ -16,13 +16,13 @@ def orders(units: Units, seed: int = 0) -> Iterator[list[int]]:
         units: units that make no cycle.
         seed: of those by chance.
     """
+    yield _ordered(units, lambda unit, step: -step)
+    yield _ordered(units, lambda unit, step: unit)
     made, freed = [0.0] * units.count, [0.0] * units.count
     for flow in units.flows:
         made[flow.maker] += flow.size
         for reader in flow.readers:
             freed[reader] += flow.size / len(flow.readers)
-    yield _ordered(units, lambda unit, step: -step)
-    yield _ordered(units, lambda unit, step: unit)
     yield _ordered(units, lambda unit, step: made[unit] - freed[unit])
     yield _ordered(units, lambda unit, step: step)
     chance = random.Random(seed)

@@ -10,7 +10,6 @@ from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
-from partitioner.planner.assigned import cost_of
 from partitioner.planner.feasible import Feasible, remedy
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
@@ -18,7 +17,7 @@ from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching
 from partitioner.planner.throughput.first import by_size, evened, sparings
-from partitioner.planner.throughput.fitting import fitting
+from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
@@ -41,9 +40,6 @@ PROOF = 0.5
 
 TURNS = 4
 """Slow rounds of annealing in the time that is left when no proof was found."""
-
-PATIENCE = 5.0
-"""Seconds that are spent at least before it is said that nothing fits."""
 
 MOST_BOTH = 20_000
 """Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
@@ -94,11 +90,14 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> list[int]:
+def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[list[int], float]:
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
     little travels, but in one call each processor would wait for the one before it.
+
+    Returns:
+        The processor of each task, and seconds that no placement's largest load can be below.
 
     Raises:
         PlacementError: none was found.
@@ -106,41 +105,47 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> list[i
     count, large = tries_for(problem, tries), len(problem.tasks) > MOST_BOTH
     found, reason = list[tuple[float, list[int]]](), PlacementError("nothing was tried")
     park = park_of(units_of(problem, contiguous=False))
-    enough = inf if large else bound_of(park) * (1 + NEARLY)
+    bound = bound_of(park)
     makes: list[Callable[[], tuple[float, list[int]]]] = [
         *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
     ]
     if (tries > 1 or large) and in_line:
-        makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, problem))
+        makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, park, bound))
     for make in makes:
         try:
             found.append(make())
         except PlacementError as error:
             reason = error
-        if found and (found[-1][0] <= enough or (count == 1 and problem.contiguous)):
+        if found and (large or found[-1][0] <= bound * (1 + NEARLY) or (count == 1 and problem.contiguous)):
             break
     if not found:
         raise reason
-    return min(found)[1]
+    return min(found)[1], bound
 
 
-def _in_a_line(problem: Problem) -> tuple[float, list[int]]:
+def _in_a_line(park: Park, bound: float) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order."""
-    line, _ = stages(problem, 1, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))))
-    return cost_of(problem, line, 0.0), line
+    problem = park.units.problem
+    line = staged(park.units, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1)
+    if line is None:
+        raise PlacementError(_none(park, "No stages were found"))
+    found = park.units.spread_over(line)
+    return largest_load(problem, found), found
 
 
-def soon_balanced(problem: Problem, homes: list[int]) -> list[int]:
-    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted."""
+def soon_balanced(problem: Problem, homes: list[int], bound: float) -> list[int]:
+    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted.
+
+    None is made where the largest load is nearly ``bound``, which it cannot be below.
+    """
     if not 1 < len(problem.tasks) <= MOST_MOVED:
         return homes
     units = units_of(problem, contiguous=problem.contiguous)
     start = [homes[tasks[0]] for tasks in units.members]
     if units.spread_over(start) != homes or not units.valid(start):
         return homes
-    park = park_of(units)
-    search = Annealing(park, start)
-    search.run(inf, ROUNDS, MOVES, enough=bound_of(park) * (1 + NEARLY))
+    search = Annealing(park_of(units), start)
+    search.run(inf, ROUNDS, MOVES, enough=bound * (1 + NEARLY))
     return units.spread_over(search.best)
 
 
@@ -212,7 +217,11 @@ def _fitting(park: Park, until: float) -> list[int]:
     Raises:
         PlacementError: there is none, or none was found.
     """
-    found = fitting(park, max(until, monotonic() + PATIENCE))
+    found = anywhere(park.units.problem)
+    if found.homes is not None:
+        return [found.homes[tasks[0]] for tasks in park.units.members]
+    if not found.complete and monotonic() < until:
+        found = fitting(park, until)
     if found.homes is None:
         raise PlacementError(_none(park, "There is no placement" if found.complete else "No placement was found"))
     return found.homes

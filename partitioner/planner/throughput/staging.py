@@ -78,7 +78,7 @@ def _along(park: Park, order: Sequence[int], bound: float) -> tuple[float, list[
     """The best stages along an order: of a long one, between coarse cut points and then ever finer ones near the best."""
     known, count = rectangles(park.units, order), len(order)
     step = max(1, -(-count // MOST_POINTS))
-    points = np.unique(np.append(np.arange(0, count, step), count))
+    points = np.append(np.arange(0, count, step), count)
     found = _within(park, order, known, points, bound)
     gain = 0.0
     while found is not None and step > 1:

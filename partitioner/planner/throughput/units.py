@@ -129,15 +129,9 @@ class Units:
         finite = np.isfinite(self.seconds)
         if not finite.any(axis=0).all():
             raise PlacementError(self._nowhere(int(np.argmin(finite.any(axis=0)))))
-        known: dict[bytes, list[int]] = {}
-        columns = np.packbits(finite, axis=0).T
-        found = []
-        for unit in range(self.count):
-            key = columns[unit].tobytes()
-            if key not in known:
-                known[key] = np.flatnonzero(finite[:, unit]).tolist()
-            found.append(known[key])
-        return found
+        _, first, kind = np.unique(finite, axis=1, return_index=True, return_inverse=True)
+        lists = [np.flatnonzero(finite[:, unit]).tolist() for unit in first]
+        return [lists[each] for each in kind.ravel().tolist()]
 
     @cached_property
     def able_sets(self) -> list[frozenset[int]]:
