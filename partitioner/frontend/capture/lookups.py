@@ -91,9 +91,21 @@ def _load_builtin(plain: Callable[..., None], self: Any, instruction: Any) -> No
 
 @amends(utils, "iter_contains")
 @amends(lists, "iter_contains")
-def _contains(plain: Callable[..., Any], items: Any, *arguments: Any, **options: Any) -> Any:
+def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: Any, **options: Any) -> Any:
     known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
-    return plain(known, *arguments, **options)
+    wanted = search.realize()
+    for item in known:
+        if item.is_tensor() or wanted.is_tensor():
+            if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
+                return ConstantVariable.create(True)
+            if _is_number(item) and _is_number(wanted):
+                raise Unsupported("a tensor is looked for among others, by its numbers")
+    return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a tensor's numbers are compared with it: texts and ``None`` are no tensor's equal."""
+    return not value.is_python_constant() or isinstance(value.as_python_constant(), int | float | complex)
 
 
 @amends(ConstDictVariable, "getitem_const_raise_exception_if_absent")
