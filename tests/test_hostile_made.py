@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,42 @@ def texts_of_what_is_changed_afterwards(run: Run) -> Steps:
         yield run(rand(rows, 4), [1]), run(rand(rows, 4), Items([1]))
 
 
+def _moves(self: Any, x: Tensor) -> Any:
+    self.recent.move_to_end(next(iter(self.recent)))
+    return self.left(x), list(self.recent)
+
+
+@made(two(_moves, recent=OrderedDict(a=1, b=2, c=3)))
+def order_of_the_models_own_dictionary(run: Run) -> Steps:
+    """It stayed as it was."""
+    for _ in range(3):
+        yield run(rand()), list(run.model.recent)
+
+
+def _parts(x: Tensor, depth: int) -> Iterator[Any]:
+    """Yields parts, and returns how many there were."""
+    if depth == 0:
+        return 1
+    yield x * depth
+    first = yield from _parts(x, depth - 1)
+    second = yield from _parts(x + 1, depth - 1)
+    return first + second
+
+
+def _counts_parts(self: Any, x: Tensor) -> Any:
+    def counted() -> Iterator[Any]:
+        number = yield from _parts(self.left(x), 2)
+        yield number * self.right(x)
+
+    return list(counted())
+
+
+@made(two(_counts_parts))
+def what_generators_return(run: Run) -> Steps:
+    """``yield from`` gave ``None``."""
+    yield run.learn(rand(grad=True))
+
+
 def _largest(self: Any, x: Tensor) -> Any:
     total = self.left(x).sum()
     other = total * 1
@@ -170,12 +206,12 @@ def test_errors_of_python_are_errors(forward: Callable[..., Tensor]) -> None:
 def _looks_for(self: Any, x: Tensor, question: int = 0) -> Any:
     y, total = self.left(x), torch.ones(())
     if question == 0:
-        return y in [y], x in (x, 1), y not in [y]
+        return y in [y], x in (x, 1), y not in [y], 3 in range(4)
     return y, 1.0 in [total] if question == 1 else ("a" in ["b", y], total in [2, total * 1])
 
 
 @made(two(_looks_for))
 def tensors_in_lists(run: Run) -> Steps:
-    """Whether they are in there was a tensor, and that a number equals one was not seen."""
+    """Whether they are in there was a tensor, and of a number in a range 1; that a number equals a tensor was not seen."""
     for question in range(3):
         yield run(rand(), question)

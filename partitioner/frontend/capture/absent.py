@@ -8,12 +8,13 @@ list, or a tensor that was just made, it looks for an attribute only when that i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getattr_static, signature
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch._dynamo.exc import ObservedAttributeError, Unsupported, raise_observed_exception
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeDictSource
@@ -31,6 +32,8 @@ from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, name_of
 
 _MISSING = object()
+_CLOSED = (list, tuple, dict, set, frozenset, range, slice, deque, Size)
+"""Classes whose objects have what their class has, and nothing else."""
 
 
 def has_guard(source: Any, name: str) -> Any:
@@ -71,9 +74,7 @@ def _has_none(owner: Any, name: str) -> bool:
         kind = owner.python_type()
     except NotImplementedError:
         return False
-    closed = not kind.__dictoffset__ and kind.__module__ in ("builtins", "collections")
-    made = issubclass(kind, Tensor) and owner.source is None
-    return (closed or made) and not hasattr(kind, name)
+    return (kind in _CLOSED or (issubclass(kind, Tensor) and owner.source is None)) and not hasattr(kind, name)
 
 
 if hasattr(builtins, "GetAttrBuiltinVariable"):
