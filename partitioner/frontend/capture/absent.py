@@ -2,20 +2,29 @@
 
 Dynamo asks again whether an object of the user's, or a class, has what ``hasattr`` did not find. It does not ask that of
 functions, modules of Python's, partials and tensors, nor of a class where ``except AttributeError`` answered. And that an
-attribute is the one of a base, it asks of the classes in between, but not of the object's own, which may get one later.
+attribute is the one of a base, it asks of the classes in between, but not of the object's own, which may get one later. Of a
+list, or a tensor that was just made, it looks for an attribute only when that is used, where no ``except`` stands any more.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getattr_static, signature
 from typing import Any
 
-from torch._dynamo.exc import ObservedAttributeError, Unsupported
+from torch import Size, Tensor
+from torch._dynamo.exc import ObservedAttributeError, Unsupported, raise_observed_exception
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeDictSource
-from torch._dynamo.variables import BuiltinVariable, ConstantVariable, UserDefinedClassVariable, UserDefinedObjectVariable
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    ConstantVariable,
+    GetAttrVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+)
 from torch._dynamo.variables import builtin as builtins
 
 from partitioner.frontend.capture.amended import amends
@@ -23,6 +32,8 @@ from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, name_of
 
 _MISSING = object()
+_CLOSED = (list, tuple, dict, set, frozenset, range, slice, deque, Size)
+"""Classes whose objects have what their class has, and nothing else."""
 
 
 def has_guard(source: Any, name: str) -> Any:
@@ -45,12 +56,25 @@ def _ask(in_vain: Callable[..., bool], plain: Callable[..., Any], self: Any, tx:
     given = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
     try:
         found = plain(self, tx, *arguments, **options)
+        if type(found) is GetAttrVariable and _has_none(found.obj, found.name):
+            kind = found.obj.python_type().__name__
+            text = ConstantVariable.create(f"{kind!r} object has no attribute {found.name!r}")
+            raise_observed_exception(AttributeError, tx, args=[text])
     except ObservedAttributeError:
         _not_found(tx, *given[:2])
         raise
     if in_vain(found, given[2:]):
         _not_found(tx, *given[:2])
     return found
+
+
+def _has_none(owner: Any, name: str) -> bool:
+    """Whether something cannot have such an attribute: its class has none, and it has no dictionary, or an empty one."""
+    try:
+        kind = owner.python_type()
+    except NotImplementedError:
+        return False
+    return (kind in _CLOSED or (issubclass(kind, Tensor) and owner.source is None)) and not hasattr(kind, name)
 
 
 if hasattr(builtins, "GetAttrBuiltinVariable"):

@@ -10,6 +10,10 @@
 - `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
   asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
   would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
+- ``max`` and ``min`` of tensors, which ask them which one is larger, and give that very one, or the number that it was held
+  against. To Dynamo they are `torch.maximum` and `torch.clamp`: a tensor where eager has a number, and half of the gradient
+  for each of two equal ones.
+- ``range`` of numbers that are not whole, which Dynamo cuts off, and of which Python makes an error.
 - `torch.cond` of what is no tensor. Dynamo takes numbers, texts and ``None`` among its operands, and a condition of several
   elements, of which torch makes an error.
 """
@@ -24,8 +28,10 @@ from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import (
+    BuiltinVariable,
     ConstantVariable,
     LazyVariableTracker,
+    RangeVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
     UnspecializedPythonVariable,
@@ -93,6 +99,20 @@ def _may_pad(tx: Any) -> bool:
         return False
     encoder: nn.Module = tx.symbolic_locals["self"].value
     return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())
+
+
+@amends(BuiltinVariable, "_call_min_max_binary")
+def _call_min_max(plain: Callable[..., Any], self: Any, tx: Any, *values: Any) -> Any:
+    if any(isinstance(value, TensorVariable) and not isinstance(value, UnspecializedPythonVariable) for value in values):
+        raise Unsupported(f"{self.fn.__name__} of a tensor")
+    return plain(self, tx, *values)
+
+
+@amends(RangeVariable, "__init__")
+def _range(plain: Callable[..., None], self: Any, items: Any, **options: Any) -> None:
+    if not all(hasattr(each.as_python_constant(), "__index__") for each in items if each.is_python_constant()):
+        raise Unsupported("a range of numbers that are not whole")
+    plain(self, items, **options)
 
 
 @amends(CondHigherOrderVariable, "call_function")

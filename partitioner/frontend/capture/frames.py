@@ -33,6 +33,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     iterators,
     leaner,
     lookups,
+    made,
     numbers,
     numpys,
     sharing,

@@ -1,8 +1,9 @@
-"""Iterators that a frame gives.
+"""Iterators that a frame gives, and what a generator returns.
 
 Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
 list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
-it. So a frame goes on as it is where it returns one.
+it. So a frame goes on as it is where it returns one. And ``yield from`` would give ``None``: where a generator returns
+something, the graph ends.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import ObservedUserStopIteration, Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import UserDefinedObjectVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable
@@ -30,6 +32,17 @@ def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
             if type(value) in _OTHERS and value.source is None:
                 raise Unsupported("an iterator is returned")
     plain(self, instruction)
+
+
+@amends(LocalGeneratorObjectVariable, "next_variable")
+@amends(UserDefinedObjectVariable, "next_variable")
+def _next(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    try:
+        return plain(self, tx)
+    except ObservedUserStopIteration:
+        if tx.current_instruction.opname == "SEND" and tx.exn_vt_stack.get_current_exception().args:
+            raise Unsupported("yield from gives what a generator returns") from None
+        raise
 
 
 def _given(value: Any, deep: int) -> Iterator[Any]:

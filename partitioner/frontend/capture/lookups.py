@@ -3,7 +3,8 @@
 It guards that ``key in table`` was false, and not that ``try: table[key]`` was in vain; the keys of a dictionary, and not their
 order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks; a function
 of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class. Objects it makes
-past what the class's class does when it is called: there the graph ends.
+past what the class's class does when it is called: there the graph ends. Whether a tensor is in a list is a tensor to it, and
+whether a number is in a range a number: either is true or not, and the graph ends where the numbers of tensors say which.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
     GetAttrVariable,
+    RangeVariable,
     TensorVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     dicts,
     lists,
+    user_defined,
 )
 from torch._dynamo.variables.base import VariableTracker
 
@@ -91,9 +94,28 @@ def _load_builtin(plain: Callable[..., None], self: Any, instruction: Any) -> No
 
 @amends(utils, "iter_contains")
 @amends(lists, "iter_contains")
-def _contains(plain: Callable[..., Any], items: Any, *arguments: Any, **options: Any) -> Any:
+def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: Any, **options: Any) -> Any:
     known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
-    return plain(known, *arguments, **options)
+    wanted = search.realize()
+    for item in known:
+        if item.is_tensor() or wanted.is_tensor():
+            if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
+                return ConstantVariable.create(True)
+            if _is_number(item) and _is_number(wanted):
+                raise Unsupported("a tensor is looked for among others, by its numbers")
+    return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
+
+
+if "sq_contains" in vars(RangeVariable):  # torch 2.12 and before have none
+
+    @amends(RangeVariable, "sq_contains")
+    def _in_range(plain: Callable[..., Any], *arguments: Any) -> Any:
+        return ConstantVariable.create(bool(plain(*arguments).as_python_constant()))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a tensor's numbers are compared with it: texts and ``None`` are no tensor's equal."""
+    return not value.is_python_constant() or isinstance(value.as_python_constant(), int | float | complex)
 
 
 @amends(ConstDictVariable, "getitem_const_raise_exception_if_absent")
@@ -119,6 +141,15 @@ def _guard_keys(plain: Callable[..., None], self: Any) -> None:
     plain(self)
     if self.source is not None:
         InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
+
+
+if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
+
+    @amends(user_defined.OrderedDictVariable, "call_method")
+    def _move(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+        if name == "move_to_end":
+            self._base_vt.should_reconstruct_all = True  # or the keys would stay where they are
+        return plain(self, tx, name, *arguments)
 
 
 @amends(UserDefinedObjectVariable, "var_getattr")

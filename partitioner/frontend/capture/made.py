@@ -1,0 +1,87 @@
+"""Objects that forward makes, and texts of what may change.
+
+Dynamo holds an empty object for each that forward makes, and what is in it elsewhere; some of its answers are of the empty one.
+
+- ``vars(made)``: who returns it and not the object had no attributes, for the object was taken to be dead.
+- Its text, where its class leaves that to `object`, which is what ``repr`` says.
+- A copy, by `copy.copy` or `copy.deepcopy`, has the attributes alone: no items, no slots, nothing of what a class says itself
+  of how it is copied. Where there is more than attributes the graph ends.
+- A set of a class of the user's would be returned without its members. Where one is made the graph ends.
+- A text that is formatted, ``f"{x}"``, is so when the frame ends: it would tell what was written to a tensor, a list or an
+  object since. Of what may change the graph ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    ConstantVariable,
+    StringFormatVariable,
+    TupleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    dicts,
+)
+from torch._dynamo.variables.lists import SizeVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
+
+from partitioner.frontend.capture.amended import amends
+from partitioner.model.functions import is_users
+
+HEAP_TYPE = 1 << 9
+"""The flag of a class that was made by Python, and has nothing in it but attributes and slots."""
+
+_SAYS_HOW = frozenset(("__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__"))
+
+
+if hasattr(dicts, "DunderDictVariable"):  # torch 2.11 has none
+
+    @amends(dicts.DunderDictVariable, "__init__")
+    def _init(plain: Callable[..., None], self: Any, owner: Any, *arguments: Any, **options: Any) -> None:
+        plain(self, owner, *arguments, **options)
+        self.owner = owner  # whoever lives holds what it holds, which is found among its attributes
+
+
+@amends(BuiltinVariable, "call_str")
+def _text(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
+    if isinstance(value, UserDefinedObjectVariable) and type(value.value).__str__ is object.__str__:
+        return BuiltinVariable(repr).call_function(tx, [value], {})
+    return plain(self, tx, value)
+
+
+@amends(UserDefinedObjectVariable, "var_getattr")
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    if name == "__reduce_ex__" and not _is_all_attributes(kind := self.python_type()):
+        raise Unsupported(f"a {kind.__name__} is copied")
+    return plain(self, tx, name)
+
+
+def _is_all_attributes(kind: type) -> bool:
+    """Whether objects of a class consist of their attributes, and no class says otherwise how they are copied."""
+    return all(base.__flags__ & HEAP_TYPE and not _SAYS_HOW & vars(base).keys() for base in kind.__mro__[:-1])
+
+
+@amends(UserDefinedClassVariable, "call_function")
+def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if issubclass(self.value, set | frozenset) and is_users(getattr(self.value, "__module__", None)):
+        raise Unsupported(f"a {self.value.__name__} is made, which is a set")
+    return plain(self, *arguments)
+
+
+@amends(StringFormatVariable, "__init__")
+def _format(plain: Callable[..., None], self: Any, text: str, values: Any, named: Any, **options: Any) -> None:
+    if not all(map(_stays, (*values, *named.values()))):
+        raise Unsupported("a text of what may change is made")
+    plain(self, text, values, named, **options)
+
+
+def _stays(value: Any) -> bool:
+    """Whether nothing can be written to a value."""
+    value = value.realize()
+    if type(value) is SizeVariable or type(value) is TupleVariable:
+        return all(map(_stays, value.items))
+    return isinstance(value, ConstantVariable | SymNodeVariable)
