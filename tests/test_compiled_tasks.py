@@ -120,6 +120,7 @@ class Recurrent(nn.Module):
         return self.last(self.layer(x)[0].tanh()).relu()
 
 
+@pytest.mark.slow
 def test_inductor_leaves_out_what_would_draw_otherwise() -> None:
     model, x = Recurrent().train(), numbers(2, 3, 6)
     parallel = partition(model, ["cpu"], example_inputs=x, compile_tasks="inductor", copy=True)

@@ -32,7 +32,7 @@ CHAINS = {"user/unet"}
 """Nothing in these runs beside anything else: a U-Net's skips only wait for the way down and up again."""
 
 
-LONG = {"user/unet", "torchvision/squeezenet1_1", "transformers/distilbert"}
+LONG = {"user/unet", "user/nano_gpt", "torchvision/squeezenet1_1", "transformers/distilbert"}
 
 JUDGED = [
     pytest.param(name, mode, id=f"{name}-{mode}", marks=[] if number % 2 == turn and name not in LONG else [pytest.mark.slow])

@@ -135,11 +135,9 @@ BITWISE = {
 }
 FOURS = {
     "four stages": case("tied", "1f1b", pipeline=4),
-    "2x2, fsdp2, gpipe": case("tied", "gpipe", data=2, wrap="fsdp2"),
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
-    "not reached, 2x2, ddp": case("aside", "1f1b", data=2),
     "tensor x data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
 MORE_BITWISE = {
@@ -177,6 +175,8 @@ MORE = {
     "again, loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW, recompute="segments"),
 }
 MORE_ON_FOUR = {
+    "not reached, 2x2, ddp": case("aside", "1f1b", data=2),
+    "2x2, fsdp2, gpipe": case("tied", "gpipe", data=2, wrap="fsdp2"),
     "tensor x data, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, pipeline=1, tensor=2, wrap="fsdp2"),
     "2x2, fsdp2, u-net": case("unet", "gpipe", clip=0.05, data=2, wrap="fsdp2"),
     "2x2, ddp": case("tied", "1f1b", data=2),

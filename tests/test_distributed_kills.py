@@ -61,6 +61,7 @@ def seen_whole(folder: Path) -> int:
     return step
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     """Written while the numbers become others."""
     killed(tmp_path, 0.005, "asynchronous")

@@ -216,7 +216,7 @@ class Chain(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("how", ["sum", "loop"])
+@pytest.mark.parametrize("how", [pytest.param("sum", marks=pytest.mark.slow), "loop"])
 def test_long_chains(how: str) -> None:
     """Deeper than Python's recursion limit, with and without an example, forward and backward."""
     model = Chain(how)

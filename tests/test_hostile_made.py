@@ -16,7 +16,7 @@ import torch
 from hostile.judge import EQUAL, Variant, judge
 from hostile.program import Program, Run, Steps, kept_in, raised, rand, two
 from lanes import OLD_TORCH
-from torch import Tensor
+from torch import Tensor, nn
 
 from partitioner import partition
 
@@ -90,6 +90,22 @@ def attributes_that_lists_and_tensors_have_not(run: Run) -> Steps:
     """They were looked for where the value is used, past the ``except``, and an `AttributeError` reached the caller."""
     for value in ([1, 2], {"a": 1}, (1,), None):
         yield run(rand(), value)
+
+
+def _with_attributes(self: Any, x: Tensor) -> Tensor:
+    tagged, buffer = self.left(x), nn.Buffer(x + 1)
+    tagged.tag = 3.0
+    try:
+        factor = tagged.tag + buffer.persistent
+    except AttributeError:
+        factor = 0.0
+    return self.right(x) * factor + tagged
+
+
+@made(two(_with_attributes))
+def attributes_that_tensors_have_got(run: Run) -> Steps:
+    """A buffer has one of its own, which its class does not know."""
+    yield run.learn(rand(grad=True))
 
 
 @made(two(lambda self, x: (vars(Settings(self.left(x))), Settings(self.right(x)).__dict__)))

@@ -33,7 +33,7 @@ def predicted(parallel: Parallel, training: bool, optimizer: str = "none") -> in
     return footprint.total - footprint.state - footprint.inputs - footprint.margin
 
 
-QUICK = ("towers", "resnet18", "lstm")
+QUICK = ("towers", "lstm")
 SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
@@ -107,7 +107,7 @@ def test_every_optimizer_of_pytorch_is_measured() -> None:
 
 
 KNOWN = [
-    pytest.param(each, id=each.name, marks=[] if each.name in ("sgd_momentum", "adamw") else [pytest.mark.slow])
+    pytest.param(each, id=each.name, marks=[] if each.name == "adamw" else [pytest.mark.slow])
     for each in OPTIMIZERS.values()
     if each.name in MADE
 ]

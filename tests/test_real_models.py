@@ -75,6 +75,7 @@ REFUSED_IN_TRAINING = REFUSED | {
     "transformers/autoformer": DECIDES,  # layers are dropped by a random number
     "transformers/data2vec_audio": REQUIRES,  # gradients are asked for, for an input
     "transformers/detr": DECIDES,  # is all of it finite?
+    "transformers/groupvit": "a distribution looks at the values of its arguments",  # noise to group with
     "transformers/hubert": REQUIRES,  # gradients are asked for, for an input
     "transformers/ibert": DECIDES,  # are there NaNs in what ranges are taken of?
     "transformers/informer": DECIDES,  # layers are dropped by a random number

@@ -74,7 +74,8 @@ def _has_none(owner: Any, name: str) -> bool:
         kind = owner.python_type()
     except NotImplementedError:
         return False
-    return (kind in _CLOSED or (issubclass(kind, Tensor) and owner.source is None)) and not hasattr(kind, name)
+    made = kind is Tensor and owner.source is None  # a Buffer has attributes that its class has not
+    return (made or kind in _CLOSED) and not hasattr(kind, name)
 
 
 if hasattr(builtins, "GetAttrBuiltinVariable"):
