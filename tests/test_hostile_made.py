@@ -24,15 +24,16 @@ MADE: dict[str, Program] = {}
 
 made = kept_in(MADE)
 
-pytestmark = [
-    pytest.mark.usefixtures("scattering"),
-    pytest.mark.xfail(OLD_TORCH, reason="an older tracer does some of it in other ways", strict=False),
-]
+pytestmark = pytest.mark.usefixtures("scattering")
+
+NOT_BEFORE = {"order_of_the_models_own_dictionary", "tensors_in_lists"}
+"""What an older tracer does in other ways, which are not mended: docs/limits.md."""
 
 
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MADE)
-def test_equal(name: str, example: bool) -> None:
+def test_equal(name: str, example: bool, request: pytest.FixtureRequest) -> None:
+    request.applymarker(pytest.mark.xfail(OLD_TORCH and name in NOT_BEFORE, reason="an older tracer", strict=True))
     verdict = judge(MADE[name], Variant(True, example))
     assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
 

@@ -98,11 +98,10 @@ def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: An
     known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
     wanted = search.realize()
     for item in known:
-        if item.is_tensor() or wanted.is_tensor():
-            if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
-                return ConstantVariable.create(True)
-            if _is_number(item) and _is_number(wanted):
-                raise Unsupported("a tensor is looked for among others, by its numbers")
+        if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
+            return ConstantVariable.create(True)
+        if (item.is_tensor() or wanted.is_tensor()) and _is_number(item) and _is_number(wanted):
+            raise Unsupported("a tensor is looked for among others, by its numbers")
     return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
 
 
