@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs.torchrun import command as started_by
-from jobs.torchrun import environment
+from jobs.torchrun import environment, start
 
 from partitioner.distributed import parallelize
 from partitioner.distributed.board import ANSWER, PATIENCE
@@ -197,8 +197,7 @@ def _written(file: IO[str]) -> str:
 def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks met that asked for all that must be refused."""
     folder = tmp_path_factory.mktemp("refused")
-    status, errors = torchrun(JOBS / "refuse.py", folder, logs=folder / "logs")
-    assert status == 0, errors
+    start(2, JOBS / "refuse.py", folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -44,7 +44,14 @@ def test_the_planted_schedule_is_the_best_there_is(sort: str) -> None:
         assert clock.makespan == pytest.approx(END) == pytest.approx(makespan_bound(problem), rel=0.01)
 
 
-@pytest.mark.parametrize(("sort", "quick", "searched"), [("plain", 1.03, 1.06), ("linked", 1.02, 1.06), ("tight", 1.02, 1.1)])
+@pytest.mark.parametrize(
+    ("sort", "quick", "searched"),
+    [
+        pytest.param("plain", 1.03, 1.06, marks=pytest.mark.slow),
+        pytest.param("linked", 1.02, 1.06, marks=pytest.mark.slow),
+        ("tight", 1.02, 1.1),
+    ],
+)
 def test_policies_come_close_to_planted_optima(sort: str, quick: float, searched: float) -> None:
     """Earliest ends alone leave 20, 22 and 33%, and local search left 5, 4 and 8: every gap that is left is lost for good."""
     asked = [planted(Random(seed), 4, 19, **SORTS[sort]) for seed in range(4)]

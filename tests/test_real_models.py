@@ -4,7 +4,7 @@ On lanes: what eager gives, to the bit, for the batch that was planned and for a
 buffers as well. On fake devices: every op of a plan in which ops are spread as far as they can be finds all that it touches on
 its own device; a model that cannot be one graph is refused there, with the reason.
 
-`make test-all` does it for the whole zoo.
+The slow tests do the second for the whole zoo. The first, with much else, `benchmarks/corpus.py` does for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import gc
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,6 +40,9 @@ from partitioner.testing import assert_equal_runs
 QUICK = zoo.zoo("quick")
 REST = [entry for entry in zoo.ZOO.values() if "quick" not in entry.tags]
 
+LONG = {"torchvision/googlenet", "transformers/mamba"}
+"""Of these: models that take ten times as long as others."""
+
 PARALLEL = {
     "torchvision/googlenet",
     "torchvision/inception_v3",
@@ -51,11 +53,8 @@ PARALLEL = {
 """Models whose branches must not end up on one lane."""
 
 
-CLOSE = {"transformers/falcon_mamba", "transformers/jamba", "transformers/mamba"}
-"""Models that scan in another order when they are traced: the last bits differ from eager, on a single lane, too."""
-
-CLOSE_IN_EVAL = {f"torchvision/vit_{name}" for name in ("b_16", "b_32", "h_14", "l_16", "l_32")}
-"""The same in eval mode only, in which attention has a fused kernel that it leaves alone when it is traced."""
+CLOSE = {"transformers/mamba"}
+"""It scans in another order when it is traced: the last bits differ from eager, on a single lane, too."""
 
 DECIDES = "Python decides on the value of a tensor"
 
@@ -140,15 +139,8 @@ def drawn() -> int:
     return int(torch.randint(1 << 31, ()))
 
 
-def traced(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the model gives when torch traces it, and runs what it found as it is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells how it traces
-        return torch.compile(model, backend="eager")(*args, **kwargs)
-
-
 def check_eval(entry: zoo.ZooModel) -> None:
-    """Keys, structure and bits, for two batch sizes. A model that computes otherwise when traced: the bits of that."""
+    """Keys, structure and bits, for two batch sizes."""
     model = model_of(entry)
     with torch.no_grad():
         parallel = on_lanes(entry, model)
@@ -159,12 +151,10 @@ def check_eval(entry: zoo.ZooModel) -> None:
             args, kwargs = entry.inputs(batch=batch, seed=batch)
             expected, found = model(*args, **kwargs), parallel(*args, **kwargs)
             assert type(found) is type(expected)
-            if entry.name in CLOSE | CLOSE_IN_EVAL:
+            if entry.name in CLOSE:
                 torch.testing.assert_close(tensors(found), tensors(expected))
-                if "quick" in entry.tags:
-                    continue  # torch takes seconds to trace these; the rest has one of each kind
-                expected = traced(model, args, kwargs)
-            assert_same(tensors(expected), tensors(found))
+            else:
+                assert_same(tensors(expected), tensors(found))
 
 
 def check_train(entry: zoo.ZooModel) -> None:
@@ -233,8 +223,8 @@ def quick(request: pytest.FixtureRequest) -> Iterator[zoo.ZooModel]:
 
 def in_turns(first: int) -> pytest.MarkDecorator:
     """Each model is judged in one mode by the quick tests, and in both by the slow ones."""
-    marks = [[], [pytest.mark.slow]]
-    models = [pytest.param(entry, id=str(entry), marks=marks[(number + first) % 2]) for number, entry in enumerate(QUICK)]
+    marks = [[pytest.mark.slow] if (number + first) % 2 or entry.name in LONG else [] for number, entry in enumerate(QUICK)]
+    models = [pytest.param(entry, id=str(entry), marks=mark) for entry, mark in zip(QUICK, marks, strict=True)]
     return pytest.mark.parametrize("quick", models, indirect=True, scope="module")
 
 
@@ -282,23 +272,10 @@ def other(request: pytest.FixtureRequest) -> zoo.ZooModel:
     return entry
 
 
-@pytest.fixture
-def gone() -> Iterator[None]:
-    """Large models leave nothing behind for the next test."""
-    yield
-    gc.collect()
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("gone")
-def test_eval_of_the_rest(other: zoo.ZooModel) -> None:
-    check_eval(other)
-    check_fake(other, train=False)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("gone")
-def test_training_of_the_rest(other: zoo.ZooModel) -> None:
-    skip_if_eval_only(other)
-    check_train(other)
-    check_fake(other, train=True)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "training"])
+def test_eight_fake_gpus_for_the_rest(other: zoo.ZooModel, train: bool) -> None:
+    if train:
+        skip_if_eval_only(other)
+    check_fake(other, train)
+    gc.collect()  # large models leave nothing behind for the next test

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_net import batch, build, freeze, loss_of, momentum_of, optimizer_of
+from jobs.checkpoint_net import batch, build, freeze, loss_of, momentum_of, optimizer_of
 from torch.optim.swa_utils import AveragedModel
 
 from partitioner.distributed import latest, load, parallelize, save

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoint_net import batch, build, loss_of, optimizer_of
+from jobs.checkpoint_net import batch, build, loss_of, optimizer_of
 
 from partitioner.distributed import latest, load, parallelize, save
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from refuse_nets import Averaged, Choosing, Counted, Dropping, Echo, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
+from jobs.refuse_nets import Averaged, Choosing, Counted, Dropping, Echo, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
 from torch import Tensor, nn
 
 import partitioner.distributed.ranks

@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from subprocess import PIPE
 
-
-def command(ranks: int, program: Path, *arguments: object, options: tuple[str, ...] = ()) -> list[str]:
-    """What starts a program."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
-    return [sys.executable, *torchrun, str(program), *map(str, arguments)]
-
-
 TESTS = Path(__file__).parents[1]
+
+
+def command(
+    ranks: int, program: Path, *arguments: object, options: tuple[str, ...] = (), module: str = "torch.distributed.run"
+) -> list[str]:
+    """What starts a program."""
+    torchrun = ["-m", module, "--standalone", "--nproc-per-node", str(ranks), *options]
+    return [sys.executable, *torchrun, str(program), *map(str, arguments)]
 
 
 def environment(**variables: object) -> dict[str, str]:
@@ -35,8 +36,8 @@ def environment(**variables: object) -> dict[str, str]:
 def start(
     ranks: int, program: Path, *arguments: object, options: tuple[str, ...] = (), timeout: float = 120, **variables: str
 ) -> str:
-    """Run a program to its end, which must be a good one; what it printed."""
-    asked = command(ranks, program, *arguments, options=options)
+    """Run a program to its end, which must be a good one; what it printed. Its ranks are forks of one process."""
+    asked = command(ranks, program, *arguments, options=options, module="jobs.forked")
     job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=environment(**variables))
     try:
         out, errors = job.communicate(timeout=timeout)
