@@ -57,6 +57,18 @@ def test_what_a_model_says_is_said_when_it_is_called_and_as_often_as_in_eager() 
         assert [_said(lambda: made[-1](x)) for _ in range(2)] == expected
 
 
+def test_what_has_been_said_once_stays_said() -> None:
+    """A block of `catch_warnings` stood around each tracing, and by it Python forgets what it has said already."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        for number in range(4):
+            partition(nn.Linear(2, 2), ["cpu"], example_inputs=torch.ones(1, 2))
+            if number:  # the first imports what changes filters
+                warnings.warn("mine", stacklevel=1)
+    assert [str(each.message) for each in caught] == ["mine"]
+
+
 def test_who_is_quiet_is_one_thread_and_an_interrupt_ends_it() -> None:
     """What other threads warn of is heard; a block that is left by an error leaves nothing behind. Filters stay as they are: a
     model that read them was traced with one more than there were.

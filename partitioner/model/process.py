@@ -47,11 +47,8 @@ def process_undo() -> Callable[[], None]:
     """Puts back what belongs to the process or the thread: generators of random numbers, options, the environment."""
     generator, python, numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()
     asked = [(ask, put, then) for ask, put, then in map(_asked, _options()) if then is not ask]
-    warned = warnings.catch_warnings()
-    warned.__enter__()
 
     def undo() -> None:
-        warned.__exit__(None, None, None)
         for ask, put, then in asked:
             with suppress(Exception):  # what can no longer be asked for, or set, such as a folder that is gone
                 if not _is_same(ask(), then):
@@ -95,6 +92,7 @@ def _of_python() -> Iterator[Option]:
     yield os.getcwd, os.chdir
     yield partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     yield lambda: logging.root.manager.disable, logging.disable
+    yield _filters, _set_filters
     yield partial(list, sys.path), partial(refill, sys.path)
     yield partial(list, sys.argv), partial(refill, sys.argv)
     yield lambda: dict(os.environ), _set_environment
@@ -105,6 +103,18 @@ def _of_python() -> Iterator[Option]:
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
             yield partial(signal.getsignal, number), partial(signal.signal, number)
+
+
+def _filters() -> tuple[object, list[object], object]:
+    return warnings.filters, list(warnings.filters), warnings.showwarning
+
+
+def _set_filters(then: tuple[Any, list[object], Any]) -> None:
+    """Only if they have changed: by this Python forgets which warnings it has given that are to come once."""
+    warnings.filters, kept, warnings.showwarning = then
+    refill(then[0], kept)
+    with warnings.catch_warnings():  # tells Python that they have
+        pass
 
 
 def _of_torch() -> Iterator[Option]:
