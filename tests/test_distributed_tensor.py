@@ -99,6 +99,29 @@ def test_ops_have_their_ways_under_autocast_and_are_tried_in_silence(caplog: pyt
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
+class Halved(nn.Module):
+    """Ops whose inputs have two dtypes, as autocast allows: what the first one gives, and weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.wide = nn.Linear(8, 8), nn.Linear(8, 8), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.wide(self.second(F.gelu(self.first(x)))).float()
+
+
+def test_parts_have_the_dtypes_that_autocast_gives_them() -> None:
+    """Of parts float32 was foreseen, and a stage read 4 bytes where the one before had sent 2. Convolutions were whole."""
+    example = example_in(Halved(), torch.ones(4, 8, 8), None, 1)
+    sharding = sharding_of(example.traced, Axis(2), Device("cpu", "cpu"), Spec())
+    assert str(sharding.rules["wide_conv1d"]) == "S(1), S(1), P -> P"
+    local, _ = shared(example, sharding, Place(), torch.device("cpu"))
+    known = example.traced.graph.metas
+    found = {name: meta.dtype for name, meta in local.traced.graph.metas.items() if name in known}
+    assert found == {name: known[name].dtype for name in found} and found["second_linear"] is torch.bfloat16
+
+
 def odd_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Cross entropies for which there is no such rule: they are computed of whole logits."""
     weight = torch.rand(8)

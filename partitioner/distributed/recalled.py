@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.model.modes import modes_here
 from partitioner.model.node import call_target
 from partitioner.model.storage import storage_key
 
@@ -55,7 +56,7 @@ class _Made:
 
 @dataclass(eq=False)
 class Calls:
-    """Calls ops on fakes, without gradients, or tells what they would give.
+    """Calls ops on fakes, without gradients and in the caller's autocast, or tells what they would give.
 
     Attributes:
         known: what calls gave, by what tells them apart; ``None`` where that cannot be made again.
@@ -79,7 +80,7 @@ class Calls:
             (torch.Size([3, 2]), True)
         """
         leaves, structure = tree_flatten((args, kwargs))
-        key: Any = (kind, target, structure, *_forms(leaves, fake))
+        key: Any = (kind, target, structure, modes_here()[2:], *_forms(leaves, fake))
         known = None
         try:
             known = self.known.get(key)

@@ -37,6 +37,7 @@ from partitioner.ir.graph import NOTHING, Graph, Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.sharding import F, P, Placement, R, shard
 from partitioner.ir.shared import Sharding
+from partitioner.model.modes import in_mode
 from partitioner.model.node import fill
 from partitioner.model.storage import tensor_bytes
 
@@ -104,7 +105,7 @@ class _Local:
             call = replace(call, op="call_function", target=self.draws.drawing(call.op, call.target, alike=not split))
         made = self.fx.create_node(call.op, call.target, args, kwargs, name=node.name)
         converted = [source for old, source in sources.items() if source.name != old.name]
-        value = self._run(made, node) if split or converted else node.meta.get("example_value")
+        value = self._run(made, node, known.mode) if split or converted else node.meta.get("example_value")
         self._new(node, made, value, rule.output)
         views = self._shared(converted) if set(known.storages) != {known.name} else set()
         self.storages[node.name] = tuple(sorted({*known.storages, *views}))
@@ -186,7 +187,7 @@ class _Local:
         function, rest = conversion(source, target, axis.ranks, self.place.rank, self.place.group)
         name = f"{node.name}_{target.kind.lower()}{target.dim if target.kind == 'S' else ''}"
         new = self.fx.create_node("call_function", function, (made, *rest), name=name)
-        value = self._run(new, node)
+        value = self._run(new, node, mode)
         self._new(node, new, value, target, mode)
         shares = target == F
         self.storages[new.name] = (new.name, *(self.storages[made.name] if shares else ()))
@@ -216,12 +217,13 @@ class _Local:
         )
         return new
 
-    def _run(self, node: torch.fx.Node, like: torch.fx.Node) -> Any:
+    def _run(self, node: torch.fx.Node, like: torch.fx.Node, mode: Mode | None) -> Any:
         """What a node gives, of fakes; whether it needs a gradient is known from the node that it stands for."""
         values = {source: source.meta.get("example_value") for source in node.all_input_nodes}
         fake = next(leaf.fake_mode for leaf in tree_leaves(tuple(values.values())) if isinstance(leaf, FakeTensor))
         args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
-        found = self.calls(node.op, node.target, args, kwargs, fake)
+        with in_mode(mode):
+            found = self.calls(node.op, node.target, args, kwargs, fake)
         needed = iter([tensor.requires_grad for tensor in tensors_of(like)])
         for leaf in tree_leaves(found):
             if isinstance(leaf, torch.Tensor) and next(needed, False):
