@@ -20,7 +20,7 @@ from partitioner.distributed.cut import Cut, _evenly, cut_into, sharing_a_stage
 from partitioner.distributed.example import Example, example_of
 from partitioner.distributed.part import Stage, part_of
 from partitioner.distributed.rerun import Rerun
-from partitioner.errors import PlacementError
+from partitioner.errors import PlacementError, VerifyError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.access import Access
@@ -203,6 +203,17 @@ def test_the_next_microbatch_does_not_write_what_is_being_sent() -> None:
     stage = Stage(part, partial(interpret, part.graph), part.traced.state, lambda number: {})
     first, second = (stage(torch.tensor([number])) for number in range(2))
     assert (first[0].item(), second[0].item()) == (1.0, 2.0)
+
+
+def test_what_the_next_stage_has_no_room_for_is_not_sent() -> None:
+    """Gloo fills a larger buffer without a word: a stage read 4 bytes of each number where 2 had come."""
+    model, x = Behind(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
+    example = example_of(model, Call.of((x,), {}))
+    first = part_of(example.traced, cut_into(example.traced, 2, CPU), 0)
+    run = partial(interpret, first.graph)
+    stage = Stage(first, lambda values: [each.bfloat16() for each in run(values)], first.traced.state, lambda _: {"x": x})
+    with pytest.raises(VerifyError, match=r"a stage passes \w+ as bfloat16\[2, 4\], and float32\[2, 4\] was foreseen"):
+        stage(torch.zeros(1, dtype=torch.int64))
 
 
 def test_what_runs_again_reads_the_buffer_as_it_was() -> None:

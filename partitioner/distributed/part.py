@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from partitioner.distributed.cut import Cut
-from partitioner.errors import InputError
+from partitioner.errors import InputError, VerifyError
 from partitioner.frontend.analysis.build import Traced
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, TensorMeta
+from partitioner.model.storage import tensor_bytes
 
 Run = Callable[[Sequence[Any]], list[Any]]
 """Runs a graph on the values of its placeholders."""
@@ -141,6 +142,8 @@ class Stage(nn.Module):
         known |= {name: held[key] for name, (held, key) in inside.places.items()}
         arguments = [known[name] for name in part.graph.arguments]
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
+        for name in part.passed:
+            _refuse_another(name, known[name], part.graph.metas.get(name))
         return tuple(_sendable(known[name], name in part.copied) for name in part.passed)
 
     @property
@@ -158,6 +161,17 @@ class Stage(nn.Module):
             now = "train" if self.training else "eval"
             raise InputError(f"these stages were traced in {now} mode; make new ones of the model in the other mode")
         return self
+
+
+def _refuse_another(name: str, value: torch.Tensor, meta: TensorMeta | None) -> None:
+    """Refuse to send what the next rank has no room for: it would read on in what lies there, and not notice.
+
+    Raises:
+        VerifyError: says what was foreseen.
+    """
+    if meta is not None and (value.shape != meta.shape or value.dtype != meta.dtype):
+        found = TensorMeta(tuple(value.shape), value.dtype, tensor_bytes(value))
+        raise VerifyError(f"a stage passes {name} as {found}, and {meta} was foreseen when the stages were made")
 
 
 def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:
