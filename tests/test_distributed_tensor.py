@@ -100,7 +100,7 @@ def test_ops_have_their_ways_under_autocast_and_are_tried_in_silence(caplog: pyt
 
 
 class Halved(nn.Module):
-    """Ops whose inputs have two dtypes, as autocast allows: what the first one gives, and weights."""
+    """Ops whose inputs have two dtypes, as autocast allows: what the first one gives, and weights; or one that they refuse."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,10 +108,11 @@ class Halved(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return self.wide(self.second(F.gelu(self.first(x)))).float()
+            halves = self.wide(self.second(F.gelu(self.first(x))))
+            return torch.view_as_complex(halves.unflatten(2, (4, 2))).abs()
 
 
-def test_parts_have_the_dtypes_that_autocast_gives_them() -> None:
+def test_parts_have_the_dtypes_that_autocast_gives_them(caplog: pytest.LogCaptureFixture) -> None:
     """Of parts float32 was foreseen, and a stage read 4 bytes where the one before had sent 2. Convolutions were whole."""
     example = example_in(Halved(), torch.ones(4, 8, 8), None, 1)
     sharding = sharding_of(example.traced, Axis(2), Device("cpu", "cpu"), Spec())
@@ -120,6 +121,7 @@ def test_parts_have_the_dtypes_that_autocast_gives_them() -> None:
     known = example.traced.graph.metas
     found = {name: meta.dtype for name, meta in local.traced.graph.metas.items() if name in known}
     assert found == {name: known[name].dtype for name in found} and found["second_linear"] is torch.bfloat16
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def odd_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:

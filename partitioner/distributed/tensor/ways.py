@@ -229,17 +229,18 @@ def _is_fake(node: torch.fx.Node) -> bool:
 
 
 def _traced(call: Call, values: Mapping[torch.fx.Node, Any], inputs: Sequence[torch.fx.Node]) -> AtenTrace:
-    leaves = [leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)]
-    with torch.no_grad(), leaves[0].fake_mode, _plain():
-        if len({leaf.dtype for leaf in leaves if leaf.is_floating_point()}) > 1:
+    fake = next(leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)).fake_mode
+    with torch.no_grad(), fake, _plain():
+        if not any(isinstance(each, torch.dtype) for each in tree_leaves((call.args, call.kwargs))):
             values = {source: tree_map(_single, value) for source, value in values.items()}
-            leaves = [leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)]
+        leaves = [leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)]
         return aten_trace(lambda: call.on(values), leaves)
 
 
 def _single(leaf: Any) -> Any:
-    """A tensor as autocast might cast it, of an op whose inputs have several dtypes: no way depends on which they are."""
-    return leaf.float() if isinstance(leaf, FakeTensor) and leaf.is_floating_point() else leaf
+    """A tensor in single precision, for autocast takes what ops refuse: inputs of several dtypes, or of half precision. No way
+    depends on which dtype it is, but where one is asked for by name."""
+    return leaf.float() if isinstance(leaf, FakeTensor) and leaf.dtype in (torch.float16, torch.bfloat16) else leaf
 
 
 def _shape_of(trace: AtenTrace, held: Mapping[int, Placement], ranks: int) -> tuple[int, ...] | None:
