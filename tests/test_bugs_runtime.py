@@ -222,3 +222,13 @@ def test_a_mutable_argument() -> None:
     assert_same(model(X, options), parallel(X, options))
     options.add(2)
     assert_same(model(X, options), parallel(X, options))
+
+
+def test_many_modules_that_are_compiled_as_one_graph() -> None:
+    """All partitioned modules had one code object in front of their forwards. torch counts what it compiles by code objects, so
+    the ninth one, of whatever class, was too many: a raw error where one graph is wanted.
+    """
+    for number in range(torch._dynamo.config.recompile_limit + 2):
+        kind = type(f"Kind{number}", (nn.Linear,), {})
+        parallel = partition(kind(6, 2), spec=spec())
+        assert_same(parallel.original(X), torch.compile(parallel, backend="eager", fullgraph=True)(X))

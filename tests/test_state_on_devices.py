@@ -7,8 +7,10 @@ has been spread cannot be traced as it lies, just as on a machine that has them.
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
@@ -716,6 +718,17 @@ def test_a_first_call_that_fails_places_nothing() -> None:
         parallel(numbers(4, 5))
     assert set(homes(parallel).values()) == {"cpu"}
     assert parallel(X).shape == (4, 6) and set(homes(parallel).values()) == set(TWO)
+
+
+def test_a_call_that_fails_keeps_no_model() -> None:
+    """torch never lets go of a callback that has raised, as ours does where nothing can run as it is; it held the model."""
+    parallel = spread(Tower(), (X,), TWO)
+    with pytest.raises(TypeError):
+        parallel("no tensor")
+    alive = [weakref.ref(weight) for weight in parallel.parameters()]
+    del parallel
+    gc.collect()
+    assert [weight() for weight in alive] == [None] * len(alive)
 
 
 class Recorded(nn.Module):

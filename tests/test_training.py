@@ -177,6 +177,35 @@ def test_saved_tensor_hooks() -> None:
     assert counts[0] == counts[1] and counts[0]
 
 
+class Averages(Pair):
+    """A buffer is written between ops that keep what they read for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.more = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(x.mean(0))
+        return self.more(x).exp() * 2 + self.more(x * x).exp() * 3 + self.mean[0]
+
+
+def test_what_a_checkpoint_runs_again_is_what_eager_does() -> None:
+    """A checkpoint around a module ends when it has the last of the tensors that it wants. Hooks on saved tensors stay on the
+    caller's thread, but the plan's order is not eager's: what forward writes was written once, where eager does so twice.
+    """
+    found = []
+    for module in twins(Averages()):
+        packed: list[tuple[int, ...]] = []
+        checkpoint(module, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, to=packed: to.append(tuple(x.shape)) or x, lambda x: x):
+            module(X)
+        found.append([module.mean, packed])
+    assert_same(*found)
+
+
 def test_anomaly_mode() -> None:
     _, parallel = twins()
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():

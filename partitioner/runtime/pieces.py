@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch._C._autograd import _top_saved_tensors_default_hooks
+
 from partitioner.backends import Executable
 from partitioner.ir.access import TOKENS
 from partitioner.ir.mode import Mode
@@ -126,7 +128,7 @@ class Piece:
         self.latest.note(self)
         if self.made.admit is not None:
             self.made.admit(arguments)
-        plainly = HERE.plainly or (self.written and sharing(arguments, self.written) != self.shared)
+        plainly = HERE.plainly or (self.written and (sharing(arguments, self.written) != self.shared or self._may_stop()))
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
@@ -136,3 +138,11 @@ class Piece:
         if self.leaves is not None:
             take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
         return results
+
+    def _may_stop(self) -> bool:
+        """Whether hooks on saved tensors may end the call, as those of a checkpoint do that has what it wants.
+
+        What has been written by then is eager's in eager's order alone. On several devices there is no such order.
+        """
+        hooked = _top_saved_tensors_default_hooks(False) is not None
+        return hooked and len({lane.torch_device for lane in self.plan.program.lanes}) == 1

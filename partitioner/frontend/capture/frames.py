@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -133,12 +134,22 @@ class Callback(convert_frame.CatchErrorsWrapper):
 
 
 class Convert:
-    """What that calls for each frame that is to be traced: Dynamo, and our answer to failure."""
+    """What that calls for each frame that is to be traced: Dynamo, and our answer to failure.
+
+    It does not keep the model: torch never lets go of a callback that has raised.
+    """
 
     def __init__(self, owner: Owner, backend: Any) -> None:
-        self.owner = owner
+        self._owner = weakref.ref(owner)
         self._torchdynamo_orig_backend = backend  # the name by which torch looks for the backend
         self.convert = convert_frame.convert_frame_assert(backend, one_graph=owner.whole)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose frames they are; it is called, so it is there."""
+        owner = self._owner()
+        assert owner is not None, "its method is being called"
+        return owner
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
         """Trace a frame, or say how it is to run."""

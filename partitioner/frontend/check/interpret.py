@@ -22,8 +22,9 @@ def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+    """Runs the nodes. A value goes when its last reader has run, as in eager."""
     values: dict[Any, Any] = {}
-    given = iter(arguments)
+    given, left = iter(arguments), {node: len(node.users) for node in graph.fx.nodes}
     for node in graph.fx.nodes:
         if node.op == "placeholder":
             values[node] = next(given)
@@ -33,4 +34,9 @@ def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
             args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
             with in_mode(graph.by_name[node.name].mode):
                 values[node] = call_node(node, args, kwargs)
+            del args, kwargs
+            for read in node.all_input_nodes:
+                left[read] -= 1
+            for gone in [each for each in (node, *node.all_input_nodes) if not left[each]]:
+                del values[gone]
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))
