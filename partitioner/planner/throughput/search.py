@@ -88,11 +88,10 @@ class Annealing:
             seconds = (until - began) / left
             for step in range(steps):
                 if not step % TOGETHER:
-                    passed = max(step / steps, (monotonic() - began) / seconds if seconds > 0.0 else 1.0)
+                    passed = (monotonic() - began) / seconds if seconds > 0.0 else 1.0
                     if passed >= 1.0 or self.least <= enough * (1 + 1e-9):
                         break
-                    temperature = WARM * (COLD / WARM) ** passed
-                self._step(temperature)
+                self._step(WARM * (COLD / WARM) ** max(step / steps, passed))
             self._restart()
 
     @property
