@@ -75,7 +75,7 @@ def rents(cost: Table, capacity: Table, held: Table, room: Table) -> tuple[Table
         room: bytes of each processor.
     """
     number, cost, capacity, room = _merged(cost, capacity, room)
-    price, scarce = np.full(len(cost), 1.0 / capacity.sum()), (0.0 < room) & (room < held.sum())
+    price, scarce = np.full(len(cost), 1.0 / capacity.sum()), (room > 0.0) & (room < held.sum())
     turns, most = int(min(150, max(3, 40_000_000 / cost.size))) if len(cost) > 1 and cost.size else 0, -1.0
     rent, room = np.zeros(len(cost)), np.where(scarce, room, 1.0)
     best = price, rent

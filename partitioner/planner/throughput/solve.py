@@ -44,7 +44,7 @@ TURNS, SLOWLY = 4, 10**9
 MOST_BOTH = 20_000
 """Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
 
-FAR = 1.02
+FAR = 1.05
 """A load over a bound beyond which no proof is near: half of the time that is left for one goes to quick rounds instead."""
 
 MOVES, MOST_MOVED = 1_500, 600
