@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
@@ -13,7 +14,9 @@ import pytest
 from partitioner import plan
 from partitioner.ir.problem import ORDER, Kind, Problem, Processor
 from partitioner.planner.caps import in_whole
+from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.policies.exact import worth_while
+from partitioner.planner.policies.list import List
 from partitioner.planner.throughput.branch import STEPS, Branching
 from partitioner.planner.throughput.fitting import FEW
 from partitioner.planner.throughput.solve import balanced
@@ -108,3 +111,20 @@ def test_the_solver_is_asked_before_deep_search(monkeypatch: pytest.MonkeyPatch)
 def test_little_time_is_for_local_search_where_processors_are_unequal() -> None:
     small, large = planted(Random(0), 4, 3), planted(Random(0), 4, 19)
     assert not worth_while(large, 1.0) and worth_while(large, 5.0) and worth_while(small, 1.0)
+
+
+def scarce(draw: Random, tasks: int) -> Problem:
+    """Sixteen processors of three kinds, each with its share of memory, which is 2% more than all tasks hold."""
+    work, held = [draw.uniform(1, 100) for _ in range(tasks)], [float(draw.randint(1, 1000)) for _ in range(tasks)]
+    kinds = tuple(Kind(f"k{each}", {1: [seconds * 2**each * draw.uniform(0.8, 1.25) for seconds in work]}) for each in range(3))
+    where = tuple(Processor(f"p{each}", each % 3, memory=1.02 * sum(held) / 16) for each in range(16))
+    return Problem("scarce", tuple(f"t{task}" for task in range(tasks)), kinds, where, [], memory=held)
+
+
+def test_scarce_memory_has_a_price() -> None:
+    """Fast processors had no room for what was sent to them: loads were 15% above the bound, and that 1% below 799.61."""
+    problem = scarce(Random(5), 160)
+    answer = List()(replace(problem, objective="throughput"))
+    assert 799.3 <= answer.bound <= 799.613, "what a simplex method finds for tasks that may be divided is 799.6129"
+    assert 799.3 <= makespan_bound(problem) <= 799.613
+    assert answer.cost <= 1.07 * answer.bound

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from itertools import pairwise, permutations, product
 from math import inf
 from time import monotonic, process_time
-from typing import Any
+from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
@@ -416,6 +416,23 @@ def test_annealing_sees_beyond_the_last_percent(seed: int, best: float) -> None:
     for walk in walks:
         walk.run(inf, rounds=8, steps=3_000)
     assert min(walk.least for walk in walks) == best
+
+
+def test_a_round_that_the_clock_ends_is_cold() -> None:
+    """Where its moves took longer than there was time, a round ended hot, and nothing good is found there."""
+
+    class Felt(Annealing):
+        heats: ClassVar[list[float]] = []
+
+        def _step(self, temperature: float) -> None:
+            self.heats.append(temperature)
+            super()._step(temperature)
+
+    park = park_of(units_of(meshed(7), contiguous=False))
+    walk = Felt(park, evened(park, Feasible(park.units.problem))[1])
+    walk.run(monotonic() + 0.2, rounds=2, steps=10**9)
+    warmer = [place for place, (one, next_) in enumerate(pairwise(walk.heats)) if next_ > 10 * one]
+    assert len(warmer) == 1 and walk.heats[warmer[0]] < 0.1 * walk.heats[0]
 
 
 def test_a_processor_that_is_slower_by_far_is_no_trouble() -> None:

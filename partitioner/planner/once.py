@@ -11,8 +11,6 @@ from functools import wraps
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from partitioner.ir.problem import Problem
 
 T = TypeVar("T")
@@ -24,9 +22,7 @@ def once(reckon: Callable[[Problem], T]) -> Callable[[Problem], T]:
 
     def asked(problem: Problem) -> T:
         if problem not in known:
-            known[problem] = found = reckon(problem)
-            if isinstance(found, np.ndarray):
-                found.setflags(write=False)
+            known[problem] = reckon(problem)
         return known[problem]
 
     return wraps(reckon)(asked)

@@ -20,7 +20,7 @@ import numpy as np
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
-from partitioner.planner.prices import Table, able_seconds, lane_counts, least_work, prices
+from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_rents, least_paid, least_work, prices
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
@@ -52,6 +52,9 @@ def makespan_bound(problem: Problem) -> float:
     lanes = lane_counts(problem)
     found += [_between(heads, tails, each) for each in (least_work(problem), *_alone(seconds, lanes))]
     found += [_grouped(problem, seconds, heads, tails), _with_starts(problem, float(seconds.min(axis=0).sum()))]
+    if problem.crowded:
+        price, rent, held = lane_rents(problem)
+        found.append(least_paid(seconds, held, np.array(problem.caps), price, rent) * (1 - 1e-9))
     found.append(passage_bound(problem))
     shared = _shared(problem, seconds)
     if shared is not None:

@@ -1,6 +1,6 @@
 """What the largest load cannot be below, whoever places the tasks. Proven, and quick.
 
-work     all processors share all of it, each unit where it is cheapest in the long run
+work     all processors share all of it and all bytes, each unit where it is cheapest in the long run
 a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut
 """
 
@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 
 from partitioner.ir.problem import Problem
-from partitioner.planner.prices import prices
+from partitioner.planner.prices import least_paid, rents
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import Alike, Park, park_of
 from partitioner.planner.throughput.units import Floats
@@ -51,8 +51,11 @@ def bound_of(park: Park) -> float:
         return 0.0
     park.units.able  # noqa: B018  raises where a unit can run nowhere
     seconds = np.array([park.units.seconds[each.processors[0]] for each in park.classes])
-    price = prices(seconds, np.array([len(each.processors) for each in park.classes], dtype=float))
-    simple = max(float((seconds * price[:, None]).min(axis=0).sum()), float(seconds.min(axis=0).max()))
+    many, caps = np.array([len(each.processors) for each in park.classes], dtype=float), park.units.problem.caps
+    room = many * [caps[each.processors[0]] for each in park.classes]
+    held = park.units.memory
+    paid = least_paid(seconds, held, room, *rents(seconds, many, held, room))
+    simple = max(paid, float(seconds.min(axis=0).max()))
     return SAFE * cut_bound(park, seconds, simple)
 
 

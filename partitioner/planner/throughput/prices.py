@@ -14,7 +14,7 @@ import numpy as np
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import bits
-from partitioner.planner.prices import prices, wasted
+from partitioner.planner.prices import owed, rents, wasted
 from partitioner.planner.throughput.units import Floats, Units
 
 Charge = tuple[int, float, float]
@@ -133,8 +133,9 @@ class Park:
         rows = self.units.rows
         if len(set(map(id, rows))) == 1:
             return []
-        price = len(rows) * prices(self.units.seconds, np.ones(len(rows)))
-        found: list[list[float]] = wasted(self.units.seconds, price).tolist()
+        seconds, held = self.units.seconds, self.units.memory
+        price, rent = rents(seconds, np.ones(len(rows)), held, np.array(self.units.problem.caps))
+        found: list[list[float]] = wasted(owed(seconds, price, held, rent) * len(rows)).tolist()
         return found
 
     def flow_seconds(self, each: float, byte: float) -> Floats:

@@ -32,6 +32,9 @@ HOPELESS = 2.0
 WARM, COLD = 1.0, 1e-3
 """Energies that a worse move may add at the beginning and at the end of a round; 1 is a processor with the largest load."""
 
+TOGETHER = 64
+"""Moves that are made between two looks at the time."""
+
 SWAP = 0.75
 """Part of all moves that bring a piece back."""
 
@@ -72,40 +75,24 @@ class Annealing:
         return True
 
     def run(self, until: float, rounds: int, steps: int, enough: float = 0.0) -> None:
-        """Anneal from the best placement, several times and quickly.
+        """Anneal from the best placement, several times: a round is cold when its steps or its part of the time are over.
 
         Args:
             until: moment, by the monotonic clock, at which to stop.
             rounds: how often to warm up and cool down.
-            steps: moves that are tried in each round.
+            steps: moves that are tried in each round, at most.
             enough: a largest load that cannot be beaten.
         """
-        if self._idle:
-            return None
-        for _ in range(rounds):
-            self.power = next(self.powers)
+        for left in range(0 if self._idle else rounds, 0, -1):
+            began, self.power = monotonic(), next(self.powers)
+            seconds = (until - began) / left
             for step in range(steps):
-                if not step % 64 and (monotonic() > until or self.least <= enough * (1 + 1e-9)):
-                    return self._restart()
-                self._step(WARM * (COLD / WARM) ** (step / steps))
+                if not step % TOGETHER:
+                    passed = (monotonic() - began) / seconds if seconds > 0.0 else 1.0
+                    if passed >= 1.0 or self.least <= enough * (1 + 1e-9):
+                        break
+                self._step(WARM * (COLD / WARM) ** max(step / steps, passed))
             self._restart()
-        return None
-
-    def cool(self, until: float, enough: float = 0.0) -> None:
-        """Anneal from the best placement once, as slowly as there is time.
-
-        Args:
-            until: moment, by the monotonic clock, at which it is cold.
-            enough: a largest load that cannot be beaten.
-        """
-        if self._idle:
-            return
-        began, self.power = monotonic(), next(self.powers)
-        while (now := monotonic()) < until and self.least > enough * (1 + 1e-9):
-            temperature = WARM * (COLD / WARM) ** ((now - began) / (until - began))
-            for _ in range(64):
-                self._step(temperature)
-        self._restart()
 
     @property
     def _idle(self) -> bool:
@@ -208,10 +195,10 @@ class Annealing:
     def _energy(self, deltas: dict[int, float]) -> float:
         """What the energy would change by."""
         slots, scale, power, total = self.loads.slots, self.scale, self.power, 0.0
-        for processor in {slot // 3 for slot in deltas}:
-            first = 3 * processor
-            old = max(slots[first : first + 3])
-            new = max(slots[slot] + deltas.get(slot, 0.0) for slot in range(first, first + 3))
+        for first in {slot - slot % 3 for slot in deltas}:
+            one, two, three = slots[first : first + 3]
+            old = max(one, two, three)
+            new = max(one + deltas.get(first, 0.0), two + deltas.get(first + 1, 0.0), three + deltas.get(first + 2, 0.0))
             total += min(HOPELESS, max(new, 0.0) / scale) ** power - min(HOPELESS, max(old, 0.0) / scale) ** power
         return total
 

@@ -10,7 +10,7 @@ from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
-from partitioner.planner.feasible import Feasible, remedy
+from partitioner.planner.feasible import remedy
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
@@ -38,11 +38,14 @@ ROUNDS = 4
 PROOF = 0.5
 """Part of the time for a proof by CP-SAT."""
 
-TURNS = 4
-"""Slow rounds of annealing in the time that is left when no proof was found."""
+TURNS, SLOWLY = 4, 10**9
+"""Slow rounds of annealing in the time that is left when no proof was found, and moves that there is no time for."""
 
 MOST_BOTH = 20_000
 """Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
+
+FAR = 1.05
+"""A load over a bound beyond which no proof is near: half of the time that is left for one goes to quick rounds instead."""
 
 MOVES, MOST_MOVED = 1_500, 600
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
@@ -196,16 +199,17 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
         return search.least
     turn = (until - monotonic()) / TURNS
     for _ in range(TURNS):
-        search.cool(min(until, monotonic() + turn), bound)
+        search.run(min(until, monotonic() + turn), 1, SLOWLY, bound)
     return bound
 
 
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
     answers = [staged(park.units, soon, MOST_IDEALS, bound)]
+    rules = Homes(park.units.problem)
     for each in () if park.units.contiguous else sparings(park):
         with suppress(PlacementError):
-            homes = evened(park, Feasible(park.units.problem), each)[1]
+            homes = rules.run(partial(evened, park, sparing=each))[1]
             answers.append([homes[tasks[0]] for tasks in park.units.members])
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
     return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
@@ -246,10 +250,12 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
         if search.least <= bound * (1 + CLOSE) or not _has_time(search.park, until):
             return bound
         whole = model.Model(search.park, search.least, bound, resolution=resolution)
-        found = whole.solve(PROOF * (until - monotonic()), whole.canonical(search.best))
+        far = search.least > bound * FAR
+        found = whole.solve((PROOF / 2 if far else PROOF) * (until - monotonic()), whole.canonical(search.best))
         search.take(found.homes)
         bound = max(bound, found.bound)
         if not found.done:
+            search.run(monotonic() + PROOF * (until - monotonic()), ROUNDS if far else 0, SLOWLY, bound)
             _in_turns(search, bound, until)
             return bound
     return bound
@@ -258,12 +264,12 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
 def _in_turns(search: Annealing, bound: float, until: float) -> None:
     """Search on by annealing, which finds its way to other answers, and by neighbourhoods, which make them the best near by."""
     if not _has_time(search.park, until):
-        return search.cool(until, bound)
+        return search.run(until, 1, SLOWLY, bound)
     near = Neighbourhoods(search, search.random.getrandbits(30))
     whole = model.Model(search.park, search.least, bound, apart=False)
     turn = (until - monotonic()) / (2 * TURNS)
     while monotonic() < until and search.least > bound * (1 + CLOSE):
-        search.cool(min(until, monotonic() + turn), bound)
+        search.run(min(until, monotonic() + turn), 1, SLOWLY, bound)
         if near.run(whole, min(until, monotonic() + turn)):
             return None
     return None

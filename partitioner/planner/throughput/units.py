@@ -129,9 +129,11 @@ class Units:
         finite = np.isfinite(self.seconds)
         if not finite.any(axis=0).all():
             raise PlacementError(self._nowhere(int(np.argmin(finite.any(axis=0)))))
-        _, first, kind = np.unique(finite, axis=1, return_index=True, return_inverse=True)
-        lists = [np.flatnonzero(finite[:, unit]).tolist() for unit in first]
-        return [lists[each] for each in kind.ravel().tolist()]
+        known: dict[bytes, list[int]] = {}
+        for unit, key in enumerate(keys := [column.tobytes() for column in np.packbits(finite, axis=0).T]):
+            if key not in known:
+                known[key] = np.flatnonzero(finite[:, unit]).tolist()
+        return [known[key] for key in keys]
 
     @cached_property
     def able_sets(self) -> list[frozenset[int]]:
