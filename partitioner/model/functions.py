@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
+from dis import opmap
 from functools import cached_property, partial, partialmethod
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,6 +14,8 @@ from torch._library.custom_ops import CustomOpDef
 
 _OTHERS = sys.stdlib_module_names | {"torch", "numpy", "partitioner"}
 """Packages whose classes, functions and modules are not the user's."""
+
+_BINDS = frozenset(opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"))
 
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 
@@ -62,10 +65,15 @@ def wrapped(value: Any) -> tuple[Any, ...]:
 
 def names_in(code: CodeType) -> Iterator[str]:
     """The globals and attributes that a function's code speaks of, those of the functions in it included."""
-    yield from code.co_names
+    for each in _codes_in(code):
+        yield from each.co_names
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_in(constant)
+            yield from _codes_in(constant)
 
 
 def reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -107,11 +115,18 @@ def _is_users_own(item: Any) -> bool:
 
 
 def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
-    """Each puts back what a name stands for that a function may bind: one of its closure, or a global number or text."""
+    """Each puts back what a name stands for, if for anything: one of a function's closure, or a global that it may bind."""
     yield from (partial(setattr, cell, "cell_contents", cell.cell_contents) for _, cell in _cells(function))
-    for known, name, item in _spoken_of(function):
-        if isinstance(item, int | float | str | None):
-            yield partial(known.__setitem__, name, item)
+    if not all(_BINDS.isdisjoint(code.co_code[::2]) for code in _codes_in(function.__code__)):
+        for held in _scopes(function):
+            for name in dict.fromkeys(names_in(function.__code__)):
+                yield partial(held.__setitem__, name, held[name]) if name in held else partial(_unbind, held, name)
+
+
+def _unbind(held: dict[str, Any], name: str) -> None:
+    """A module that was imported meanwhile stays, for it is imported once."""
+    if not isinstance(held.get(name), ModuleType):
+        held.pop(name, None)
 
 
 def places(function: FunctionType) -> Iterator[tuple[Callable[[Any], None], Any]]:
@@ -123,10 +138,14 @@ def places(function: FunctionType) -> Iterator[tuple[Callable[[Any], None], Any]
 def _spoken_of(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """The globals that a function speaks of, and what it may speak of in modules of the user's: where, by which name, what."""
     names = dict.fromkeys(names_in(function.__code__))
-    found = [(function.__globals__, name) for name in names if name in function.__globals__]
-    modules = [held[name] for held, name in found if isinstance(held[name], ModuleType) and is_users(held[name].__name__)]
-    found += [(vars(module), name) for module in modules for name in names if name in vars(module)]
-    yield from ((held, name, held[name]) for held, name in found)
+    yield from ((held, name, held[name]) for held in _scopes(function) for name in names if name in held)
+
+
+def _scopes(function: FunctionType) -> list[dict[str, Any]]:
+    """A function's globals, and those of the user's modules that it speaks of."""
+    known = function.__globals__
+    spoken = [known[name] for name in dict.fromkeys(names_in(function.__code__)) if name in known]
+    return [known, *(vars(each) for each in spoken if isinstance(each, ModuleType) and is_users(each.__name__))]
 
 
 def _cells(function: FunctionType) -> list[tuple[str, CellType]]:

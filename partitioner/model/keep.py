@@ -8,12 +8,14 @@ copied, one level deep for each container.
 
 from __future__ import annotations
 
-from collections import deque
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from threading import local
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,7 +58,10 @@ _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing 
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
-_OF_GLOBALS = (*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef)
+_OF_GLOBALS = (
+    *(*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),
+    *(local, SimpleNamespace, Namespace, ChainMap, UserDict, UserList),
+)
 """What is kept of globals that functions speak of, beside what is the user's own."""
 
 
@@ -270,6 +275,12 @@ def _stands_between(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The dictionary of an object's attributes, if it has one that may be looked at."""
-    held = None if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)) else getattr(value, "__dict__", None)
+    """The dictionary of an object's attributes, if it has one that may be looked at.
+
+    Who asks a partial for its dictionary gives it one, and a partial of that partial is then made in another way.
+    """
+    if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)):
+        return None
+    reduced: Any = value.__reduce__() if type(value) is partial else None
+    held = getattr(value, "__dict__", None) if reduced is None else reduced[2][3]
     return held if isinstance(held, dict) else None

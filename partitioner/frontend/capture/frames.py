@@ -35,10 +35,12 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     leaner,
     lookups,
     made,
+    midway,
     numbers,
     numpys,
     sharing,
     values,
+    written,
 )
 from partitioner.frontend.capture.amended import all_amended
 from partitioner.frontend.capture.answers import answered_now

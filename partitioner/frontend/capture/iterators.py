@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch._dynamo.exc import ObservedUserStopIteration, Unsupported
+from torch._dynamo.exc import ObservedException, ObservedUserStopIteration, Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import UserDefinedObjectVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.variables.iter import ZipVariable
 from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable
 
 from partitioner.frontend.capture.amended import amends
@@ -43,6 +44,16 @@ def _next(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
         if tx.current_instruction.opname == "SEND" and tx.exn_vt_stack.get_current_exception().args:
             raise Unsupported("yield from gives what a generator returns") from None
         raise
+
+
+@amends(ZipVariable, "tp_iternext_impl" if hasattr(ZipVariable, "tp_iternext_impl") else "next_variable")
+def _next_of_zip(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    try:
+        return plain(self, tx)
+    except ObservedException as error:
+        if isinstance(error, ObservedUserStopIteration):
+            raise
+        raise Unsupported("zip tells which of its arguments is shorter") from None
 
 
 def _given(value: Any, deep: int) -> Iterator[Any]:

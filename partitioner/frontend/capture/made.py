@@ -9,6 +9,7 @@ Dynamo holds an empty object for each that forward makes, and what is in it else
 - A set of a class of the user's would be returned without its members. Where one is made the graph ends.
 - A text that is formatted, ``f"{x}"``, is so when the frame ends: it would tell what was written to a tensor, a list or an
   object since. Of what may change the graph ends.
+- A partial of a partial is one of the innermost function, with the arguments of both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
     dicts,
 )
+from torch._dynamo.variables.functions import FunctoolsPartialVariable
 from torch._dynamo.variables.lists import SizeVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
@@ -70,6 +72,14 @@ def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     if issubclass(self.value, set | frozenset) and is_users(getattr(self.value, "__module__", None)):
         raise Unsupported(f"a {self.value.__name__} is made, which is a set")
     return plain(self, *arguments)
+
+
+@amends(FunctoolsPartialVariable, "__init__")
+def _partial(plain: Callable[..., None], self: Any, function: Any, args: Any, keywords: Any, **options: Any) -> None:
+    inner = function.realize()
+    if options.get("source") is None and type(inner) is FunctoolsPartialVariable:
+        function, args, keywords = inner.func, [*inner.args, *args], {**inner.keywords, **keywords}
+    plain(self, function, args, keywords, **options)
 
 
 @amends(StringFormatVariable, "__init__")

@@ -13,17 +13,30 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
+from torch._dynamo.variables import UserMethodVariable
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE, Condition
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 
 
+@amends(compare_op_handlers, "==")
+@amends(compare_op_handlers, "!=")
+def _equal(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
+    """Dynamo compares the functions of bound methods, and not whose they are."""
+    if all(isinstance(variable.realize(), UserMethodVariable) for variable in pair):
+        raise Unsupported("bound methods are compared")
+    return plain(tx, pair, options)
+
+
 @amends(compare_op_handlers, "is")
 @amends(compare_op_handlers, "is not")
 def _compare(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
     """Note the pairs of objects of which a frame asks whether they are one."""
+    if pair[0] is not pair[1] and all(isinstance(variable.realize(), UserMethodVariable) for variable in pair):
+        raise Unsupported("bound methods are compared, of which there is a new one each time")
     if all(variable.source is not None for variable in pair):
         one, other = (name_of(variable.source) for variable in pair)
         HERE.compared[one, other] = None

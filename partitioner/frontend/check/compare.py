@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,8 @@ def _gradients(module: nn.Module, inputs: list[torch.Tensor], outputs: list[Any]
 def differs(wanted: Outcome, found: Outcome) -> str | None:
     """The first difference between two runs."""
     if not _alike(wanted.structure, found.structure):
-        return f"outputs: {wanted.structure} in the model, {found.structure} in the program"
+        mine, theirs = (shorten(str(each.structure), 200) for each in (wanted, found))
+        return f"outputs: {mine} in the model, {theirs} in the program"
     named: list[tuple[str, Any, Any]] = [
         (f"output {number}", mine, theirs)
         for number, (mine, theirs) in enumerate(zip(wanted.outputs, found.outputs, strict=True))

@@ -1,0 +1,49 @@
+"""Classes that a frame writes to, and lists and dictionaries of a user's class that it changes in place.
+
+What is written to a class Dynamo keeps until the frame ends. It looks there when the class itself is asked for the attribute,
+and not when an heir is, which is told here, or an object of the class, of which the graph ends. And what an operator in place
+gives, ``items += [1]``, was the plain list that the user's one is made of, so that the user's stayed as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import UserDefinedClassVariable, UserDefinedObjectVariable
+
+from partitioner.frontend.capture.amended import amends
+
+
+def _giver(bases: tuple[type, ...], name: str) -> Any:
+    """The first class that has an attribute, if it was given it in this frame."""
+    written = InstructionTranslator.current_tx().output.side_effects.store_attr_mutations
+    given = {
+        each.value: each for each, names in written.items() if name in names and isinstance(each, UserDefinedClassVariable)
+    }
+    return given and given.get(next((base for base in bases if base in given or name in vars(base)), object))
+
+
+@amends(UserDefinedClassVariable, "var_getattr")
+def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    giver = _giver(self.value.__mro__, name)
+    return tx.output.side_effects.load_attr(giver, name) if giver and giver is not self else plain(self, tx, name)
+
+
+@amends(UserDefinedObjectVariable, "var_getattr")
+def _of_object(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    if _giver(type(self.value).__mro__, name) and name not in getattr(self.value, "__dict__", ()):
+        raise Unsupported(f"{name} of a {type(self.value).__name__} is read, which a class of it was given before")
+    return plain(self, tx, name)
+
+
+def _in_place(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    found = plain(self, *arguments)
+    return self if found is self._base_vt is not None else found
+
+
+for _name in dir(UserDefinedObjectVariable):
+    if "_inplace_" in _name:
+        amends(UserDefinedObjectVariable, _name)(_in_place)
