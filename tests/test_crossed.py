@@ -16,7 +16,7 @@ import ingredients_systems
 import pytest
 import scenes_of_change
 import torch
-from hostile.judge import EQUAL, FAULTS, Variant, judge
+from hostile.judge import FAULTS, Variant, assert_equal, judge
 from hostile.program import Program, Run, Steps, raised, rand
 from ingredients import INGREDIENTS, Layers
 from pretend import pretending, spread
@@ -88,8 +88,7 @@ def test_equal_or_refused(crossing: Crossing) -> None:
 
 def alone(ingredient: str, *scenes: str, training: bool = False) -> None:
     """Holds a crossing against eager."""
-    verdict = judge(program(Crossing(ingredient, scenes, training)), Variant(training, True))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(program(Crossing(ingredient, scenes, training)), Variant(training, True))
 
 
 def test_padded_rows_of_an_encoder() -> None:
@@ -112,8 +111,7 @@ def test_gradients_of_gradients_that_were_recorded_on_lanes() -> None:
         )
 
     twice = Crossing("weight_norm", ("gradient_of_gradient", "gradient_of_gradient", "backward_twice"), True)
-    verdict = judge(program(twice), Variant(True, True), on_lanes)
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(program(twice), Variant(True, True), on_lanes)
 
 
 class Slope(nn.Module):
@@ -137,8 +135,7 @@ def test_an_op_fails_within_a_transform(capfd: pytest.CaptureFixture[str]) -> No
             yield run.module.head(rand())
         yield run(rand(), good)
 
-    verdict = judge(Program("slope", Slope, script, lambda: ((rand(), good), {})), Variant(True, True))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(Program("slope", Slope, script, lambda: ((rand(), good), {})), Variant(True, True))
     assert capfd.readouterr().err == ""
 
 

@@ -1,7 +1,7 @@
 """Training over ranks is training in one process: losses, norms of gradients, and every parameter after ten steps.
 
 The one process runs the microbatches of a step one after the other. Where ranks sum in its order too, bits are equal.
-Jobs are started by torchrun, as users start them; one job makes several trainings, for its start is what takes the time.
+One job makes several trainings, for its start is what takes the time.
 """
 
 from __future__ import annotations

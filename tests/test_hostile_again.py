@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import OLD_TORCH
 from torch import Tensor, nn
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_equal(name: str, example: bool) -> None:
-    verdict = judge(AGAIN[name], Variant(example, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(AGAIN[name], Variant(example, example))
 
 
 # -- what `partition` itself runs, and has to put back ---------------------------------------------------------------------
@@ -181,8 +180,7 @@ def test_an_attribute_that_comes_later(kind: str, ask: Callable[[Any], float]) -
     if OLD_TORCH and kind == "partial" and ask is not by_hasattr:
         pytest.xfail("its tracer makes a constant of what a partial lacks")
     program = Program(kind, lambda: asking(OWNERS[kind](), ask), script, lambda: ((rand(),), {}))
-    verdict = judge(program, Variant(False, False))
-    assert verdict.kind == EQUAL, verdict.detail
+    assert_equal(program, Variant(False, False))
 
 
 def calls_of_a_function() -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, kept_in, raised, rand, two
 from lanes import OLD_TORCH
 from torch import Tensor, nn
@@ -34,8 +34,7 @@ NOT_BEFORE = {"order_of_the_models_own_dictionary", "tensors_in_lists"}
 @pytest.mark.parametrize("name", MADE)
 def test_equal(name: str, example: bool, request: pytest.FixtureRequest) -> None:
     request.applymarker(pytest.mark.xfail(OLD_TORCH and name in NOT_BEFORE, reason="an older tracer", strict=True))
-    verdict = judge(MADE[name], Variant(True, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(MADE[name], Variant(True, example))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -29,8 +29,7 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MORE)
 def test_equal(name: str, example: bool) -> None:
-    verdict = judge(MORE[name], Variant(not example, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(MORE[name], Variant(not example, example))
 
 
 class History(Two):

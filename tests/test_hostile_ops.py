@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from torch import Tensor, nn
 
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", OPS)
 def test_equal(name: str, example: bool) -> None:
-    verdict = judge(OPS[name], Variant(example, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(OPS[name], Variant(example, example))
 
 
 LOG: list[int] = []

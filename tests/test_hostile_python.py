@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
 from torch import Tensor, nn
 
@@ -29,8 +29,7 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", PYTHON)
 def test_equal(name: str, example: bool) -> None:
-    verdict = judge(PYTHON[name], Variant(True, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(PYTHON[name], Variant(True, example))
 
 
 # -- globals -------------------------------------------------------------------------------------------------------------------

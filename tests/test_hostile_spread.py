@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Variant, judge
+from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import assert_same
 from pretend import World, pretending, put, spec, spread
@@ -239,8 +239,7 @@ def autocast_inside(run: Run) -> Steps:
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_scripted_functions_cast_as_they_do(name: str, example: bool) -> None:
-    verdict = judge(SCRIPTED[name], Variant(True, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(SCRIPTED[name], Variant(True, example))
 
 
 def test_scripted_functions_on_several_devices(world: World) -> None:

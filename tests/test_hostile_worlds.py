@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hostile.judge import EQUAL, Change, Variant, judge
+from hostile.judge import Change, Variant, assert_equal
 from hostile.program import Program, Run, Steps, Towers, Two, kept_in, rand
 from torch import Tensor, nn
 
@@ -35,8 +35,7 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", WORLDS)
 def test_equal(name: str, example: bool) -> None:
-    verdict = judge(WORLDS[name], Variant(example, example))
-    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+    assert_equal(WORLDS[name], Variant(example, example))
 
 
 class ClonesItself(Two):
@@ -247,5 +246,4 @@ def test_tangents_reach_the_result(made: Change) -> None:
                 yield tuple(torch.autograd.forward_ad.unpack_dual(run(dual)))
             yield run.learn(rand(grad=True))
 
-    verdict = judge(Program("tangents", Two, script, lambda: ((rand(),), {})), Variant(True, True), made)
-    assert verdict.kind == EQUAL, verdict.detail
+    assert_equal(Program("tangents", Two, script, lambda: ((rand(),), {})), Variant(True, True), made)

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from partitioner.distributed.cut import Cut
+from partitioner.distributed.example import meta_of
 from partitioner.errors import InputError, VerifyError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import Graph, TensorMeta
-from partitioner.model.storage import tensor_bytes
 
 Run = Callable[[Sequence[Any]], list[Any]]
 """Runs a graph on the values of its placeholders."""
@@ -170,8 +170,7 @@ def _refuse_another(name: str, value: torch.Tensor, meta: TensorMeta | None) -> 
         VerifyError: says what was foreseen.
     """
     if meta is not None and (value.shape != meta.shape or value.dtype != meta.dtype):
-        found = TensorMeta(tuple(value.shape), value.dtype, tensor_bytes(value))
-        raise VerifyError(f"a stage passes {name} as {found}, and {meta} was foreseen when the stages were made")
+        raise VerifyError(f"a stage passes {name} as {meta_of(value)}, and {meta} was foreseen when the stages were made")
 
 
 def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:

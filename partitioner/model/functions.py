@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dis import opmap
 from functools import cached_property, partial, partialmethod
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -117,9 +117,10 @@ def _is_users_own(item: Any) -> bool:
 def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
     """Each puts back what a name stands for, if for anything: one of a function's closure, or a global that it may bind."""
     yield from (partial(setattr, cell, "cell_contents", cell.cell_contents) for _, cell in _cells(function))
-    if not all(_BINDS.isdisjoint(code.co_code[::2]) for code in _codes_in(function.__code__)):
-        for held in _scopes(function):
-            for name in dict.fromkeys(names_in(function.__code__)):
+    if any(not _BINDS.isdisjoint(code.co_code[::2]) for code in _codes_in(function.__code__)):
+        names = dict.fromkeys(names_in(function.__code__))
+        for held in _scopes(function, names):
+            for name in names:
                 yield partial(held.__setitem__, name, held[name]) if name in held else partial(_unbind, held, name)
 
 
@@ -138,13 +139,13 @@ def places(function: FunctionType) -> Iterator[tuple[Callable[[Any], None], Any]
 def _spoken_of(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """The globals that a function speaks of, and what it may speak of in modules of the user's: where, by which name, what."""
     names = dict.fromkeys(names_in(function.__code__))
-    yield from ((held, name, held[name]) for held in _scopes(function) for name in names if name in held)
+    yield from ((held, name, held[name]) for held in _scopes(function, names) for name in names if name in held)
 
 
-def _scopes(function: FunctionType) -> list[dict[str, Any]]:
-    """A function's globals, and those of the user's modules that it speaks of."""
+def _scopes(function: FunctionType, names: Iterable[str]) -> list[dict[str, Any]]:
+    """A function's globals, and those of the user's modules that it speaks of by these names."""
     known = function.__globals__
-    spoken = [known[name] for name in dict.fromkeys(names_in(function.__code__)) if name in known]
+    spoken = [known[name] for name in names if name in known]
     return [known, *(vars(each) for each in spoken if isinstance(each, ModuleType) and is_users(each.__name__))]
 
 

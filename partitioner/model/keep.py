@@ -281,6 +281,5 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """
     if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)):
         return None
-    reduced: Any = value.__reduce__() if type(value) is partial else None
-    held = getattr(value, "__dict__", None) if reduced is None else reduced[2][3]
+    held: Any = getattr(value, "__dict__", None) if type(value) is not partial else value.__reduce__()[2][3]
     return held if isinstance(held, dict) else None

@@ -107,8 +107,7 @@ def least_paid(cost: Table, held: Table, room: Table, price: Table, rent: Table)
     >>> least_paid(cost, held, room, *rents(cost, np.ones(2), held, room)) > 6.0  # no more than 4 fit on the first
     True
     """
-    paid = owed(cost, price, held, rent).min(axis=0).sum() - (rent * np.where(rent > 0, room, 0.0)).sum()
-    return float(paid)
+    return float(owed(cost, price, held, rent).min(axis=0).sum() - (rent * np.where(rent > 0, room, 0.0)).sum())
 
 
 def owed(cost: Table, price: Table, held: Table, rent: Table) -> Table:
@@ -118,8 +117,8 @@ def owed(cost: Table, price: Table, held: Table, rent: Table) -> Table:
 
 @once
 def lane_prices(problem: Problem) -> Table:
-    """`prices` of a problem."""
-    return prices(able_seconds(problem), lane_counts(problem))
+    """`prices` of a problem; where all memory suffices, those of its rents, which are all 0."""
+    return prices(able_seconds(problem), lane_counts(problem)) if problem.crowded else lane_rents(problem)[0]
 
 
 @once

@@ -64,6 +64,12 @@ def judge(program: Program, variant: Variant, made: Change | None = None) -> Ver
         return Verdict(RAW, f"looking at the module: {_told(error)}")
 
 
+def assert_equal(program: Program, variant: Variant, made: Change | None = None) -> None:
+    """What is made of the model does what the plain one does."""
+    verdict = judge(program, variant, made)
+    assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
+
+
 @functools.cache
 def _wake_the_tracer() -> None:
     """Its first use replaces functions of torch for good, which is no program's doing."""

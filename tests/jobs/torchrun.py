@@ -1,4 +1,4 @@
-"""How tests start programs with torchrun, as users do."""
+"""How tests start programs with torchrun: as users do (`command`), or with ranks that need no start of their own (`start`)."""
 
 from __future__ import annotations
 

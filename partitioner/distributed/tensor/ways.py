@@ -229,12 +229,12 @@ def _is_fake(node: torch.fx.Node) -> bool:
 
 
 def _traced(call: Call, values: Mapping[torch.fx.Node, Any], inputs: Sequence[torch.fx.Node]) -> AtenTrace:
-    fake = next(leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)).fake_mode
-    with torch.no_grad(), fake, _plain():
+    with torch.no_grad(), _plain():
         if not any(isinstance(each, torch.dtype) for each in tree_leaves((call.args, call.kwargs))):
             values = {source: tree_map(_single, value) for source, value in values.items()}
         leaves = [leaf for source in inputs for leaf in tree_leaves(values[source]) if isinstance(leaf, FakeTensor)]
-        return aten_trace(lambda: call.on(values), leaves)
+        with leaves[0].fake_mode:
+            return aten_trace(lambda: call.on(values), leaves)
 
 
 def _single(leaf: Any) -> Any:

@@ -50,9 +50,9 @@ def _next(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
 def _next_of_zip(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
     try:
         return plain(self, tx)
-    except ObservedException as error:
-        if isinstance(error, ObservedUserStopIteration):
-            raise
+    except ObservedUserStopIteration:
+        raise
+    except ObservedException:
         raise Unsupported("zip tells which of its arguments is shorter") from None
 
 

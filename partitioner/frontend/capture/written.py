@@ -19,11 +19,13 @@ from partitioner.frontend.capture.amended import amends
 
 def _giver(bases: tuple[type, ...], name: str) -> Any:
     """The first class that has an attribute, if it was given it in this frame."""
-    written = InstructionTranslator.current_tx().output.side_effects.store_attr_mutations
-    given = {
-        each.value: each for each, names in written.items() if name in names and isinstance(each, UserDefinedClassVariable)
-    }
-    return given and given.get(next((base for base in bases if base in given or name in vars(base)), object))
+    effects = InstructionTranslator.current_tx().output.side_effects
+    for base in bases:
+        if base in effects and effects.has_pending_mutation_of_attr(effects[base], name):
+            return effects[base]
+        if name in vars(base):
+            return None
+    return None
 
 
 @amends(UserDefinedClassVariable, "var_getattr")

@@ -24,19 +24,15 @@ def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
 def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
     """Runs the nodes. A value goes when its last reader has run, as in eager."""
     values: dict[Any, Any] = {}
-    given, left = iter(arguments), {node: len(node.users) for node in graph.fx.nodes}
+    given, last = iter(arguments), graph.last_uses([op.name for op in graph.ops], graph.outputs)
     for node in graph.fx.nodes:
         if node.op == "placeholder":
             values[node] = next(given)
         elif node.op == "get_attr":
             values[node] = graph.bodies[str(node.target)]
         elif node.op != "output":
-            args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
             with in_mode(graph.by_name[node.name].mode):
-                values[node] = call_node(node, args, kwargs)
-            del args, kwargs
-            for read in node.all_input_nodes:
-                left[read] -= 1
-            for gone in [each for each in (node, *node.all_input_nodes) if not left[each]]:
-                del values[gone]
+                values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+            for name in last[node.name]:
+                del values[graph.nodes[name]]
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))
