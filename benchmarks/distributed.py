@@ -87,8 +87,8 @@ def balance() -> None:
     """Print the table of stages."""
     from dataclasses import replace
 
-    from partitioner.distributed.cut import cut_into
-    from partitioner.distributed.example import example_of
+    from partitioner.distributed.pipeline.cut import cut_into
+    from partitioner.distributed.traced.example import example_of
     from partitioner.ir.machine import Device
     from partitioner.model.call import example_call
 
@@ -107,7 +107,7 @@ def balance() -> None:
 
 def measured(example: Any, cut: Any) -> float:
     """The longest stage over the mean: medians of forwards."""
-    from partitioner.distributed.part import Stage, part_of
+    from partitioner.distributed.pipeline.part import Stage, part_of
     from partitioner.frontend.check.interpret import interpret
 
     given = example.arguments(example.call.tensors)

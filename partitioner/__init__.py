@@ -74,6 +74,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: `python -m partitioner --help` needs no torch."""
+    if name == "distributed":
+        return import_module("partitioner.distributed")
     if name not in __all__:
         raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
     value = getattr(import_module(f"partitioner.{_HOME.get(name, 'errors')}"), name)

@@ -17,13 +17,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from partitioner.cli.main import app
-from partitioner.distributed.auto import parts, ways
-from partitioner.distributed.bench import Bench
-from partitioner.distributed.bounds import with_bubble
-from partitioner.distributed.loads import BACKWARD
-from partitioner.distributed.outlook import outlook
-from partitioner.distributed.prediction import Outlook
-from partitioner.distributed.schedules import SCHEDULES
+from partitioner.distributed.pipeline.schedules import SCHEDULES
+from partitioner.distributed.predicted.auto import parts, ways
+from partitioner.distributed.predicted.bench import Bench
+from partitioner.distributed.predicted.bounds import with_bubble
+from partitioner.distributed.predicted.loads import BACKWARD
+from partitioner.distributed.predicted.outlook import outlook
+from partitioner.distributed.predicted.prediction import Outlook
 from partitioner.errors import PartitionerError, PlacementError, SpecError
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import DEFAULT_LINK

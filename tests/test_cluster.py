@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.distributed.communication import all_gather, all_reduce, message, reduce_scatter
+from partitioner.distributed.predicted.communication import all_gather, all_reduce, message, reduce_scatter
 from partitioner.errors import SpecError
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import Device, Link

@@ -386,7 +386,7 @@ def test_a_body_that_is_called_with_what_it_writes_is_recorded_on_a_copy() -> No
 
 
 def test_a_job_and_torch_compile_say_what_they_cannot_have() -> None:
-    from partitioner.distributed.outlook import distributed_in
+    from partitioner.distributed.predicted.outlook import distributed_in
 
     for option in ({"compile_tasks": "inductor"}, {"cuda_graphs": True}):
         with pytest.raises(SpecError, match=f"{next(iter(option))}: .* is for one process"):

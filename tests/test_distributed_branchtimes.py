@@ -14,10 +14,10 @@ from jobs.nets import TRAININGS
 from torch import Tensor, nn
 
 from partitioner.distributed import outlook
-from partitioner.distributed.branches import branch_of, owners_of, sharing_a_rank
-from partitioner.distributed.branchtimes import branches_of
-from partitioner.distributed.communication import all_reduce, broadcast
-from partitioner.distributed.example import example_in
+from partitioner.distributed.pipeline.branches import branch_of, owners_of, sharing_a_rank
+from partitioner.distributed.predicted.branchtimes import branches_of
+from partitioner.distributed.predicted.communication import all_reduce, broadcast
+from partitioner.distributed.traced.example import example_in
 from partitioner.errors import TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.machine import Device, Link

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.distributed.halves import of_inputs, of_parameters
+from partitioner.distributed.pipeline.halves import of_inputs, of_parameters
 
 WIDTH = 4
 

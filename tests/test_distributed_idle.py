@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from partitioner.distributed import Cut, Ranked, load, save
-from partitioner.distributed.kept import Kept
+from partitioner.distributed.state.kept import Kept
 from partitioner.errors import CheckpointError
 
 

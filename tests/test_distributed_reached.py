@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.distributed.example import example_in
-from partitioner.distributed.loss import _made_of
-from partitioner.distributed.reached import results_of
+from partitioner.distributed.run.loss import _made_of
+from partitioner.distributed.run.reached import results_of
+from partitioner.distributed.traced.example import example_in
 
 
 class Net(nn.Module):

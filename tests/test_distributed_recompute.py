@@ -15,11 +15,12 @@ from jobs.nets import TRAININGS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed import outlook, plan, segments
-from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.rerun import Rerun, refuse_unknown
-from partitioner.distributed.schedules import SCHEDULES, kind_of
-from partitioner.distributed.segments import in_flight, segments_of
+from partitioner.distributed import outlook, plan
+from partitioner.distributed.pipeline import segments
+from partitioner.distributed.pipeline.rerun import Rerun, refuse_unknown
+from partitioner.distributed.pipeline.schedules import SCHEDULES, kind_of
+from partitioner.distributed.pipeline.segments import in_flight, segments_of
+from partitioner.distributed.traced.example import Example, example_in
 from partitioner.errors import PlacementError, SpecError, TraceError
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.access import ANY, Access

@@ -14,10 +14,10 @@ from jobs.nets import TRAININGS
 from jobs.torchrun import start
 from torch import Tensor, nn
 
-from partitioner.distributed.example import example_in
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
 from partitioner.distributed.tensor.ways import Ways
+from partitioner.distributed.traced.example import example_in
 from partitioner.ir.access import SENT, Access
 from partitioner.ir.machine import Device
 from partitioner.ir.shared import Axis, Rule

@@ -13,9 +13,9 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from partitioner.distributed.cut import cut_into
-from partitioner.distributed.example import example_in
-from partitioner.distributed.held import Ranked
+from partitioner.distributed.pipeline.cut import cut_into
+from partitioner.distributed.state.held import Ranked
+from partitioner.distributed.traced.example import example_in
 from partitioner.errors import TraceError
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.machine import Device

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partitioner.distributed.auto import parts, ways
-from partitioner.distributed.bench import Bench
-from partitioner.distributed.cut import cut_into, uncut
-from partitioner.distributed.example import Example, example_in
-from partitioner.distributed.grown import Microbatches, grown
-from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.order import order_of
-from partitioner.distributed.schedules import SCHEDULES
-from partitioner.distributed.segments import least_in_flight, most_in_flight
+from partitioner.distributed.pipeline.cut import cut_into, uncut
+from partitioner.distributed.pipeline.order import order_of
+from partitioner.distributed.pipeline.schedules import SCHEDULES
+from partitioner.distributed.pipeline.segments import least_in_flight, most_in_flight
+from partitioner.distributed.predicted.auto import parts, ways
+from partitioner.distributed.predicted.bench import Bench
+from partitioner.distributed.traced.example import Example, example_in
+from partitioner.distributed.traced.grown import Microbatches, grown
+from partitioner.distributed.traced.offmeta import off_meta
 from partitioner.errors import PartitionerError
 from partitioner.ir.machine import Device
 from partitioner.spec.cluster import build_cluster

@@ -27,17 +27,17 @@ from jobs.torchrun import start
 from torch import Tensor, nn
 
 from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, settled_by, sharding_by
-from partitioner.distributed.branches import owners_of
-from partitioner.distributed.cut import Cut
-from partitioner.distributed.example import Example, example_in
 from partitioner.distributed.jobplan import JobPlan, plan
-from partitioner.distributed.outlook import distributed_in
-from partitioner.distributed.part import part_of
+from partitioner.distributed.pipeline.branches import owners_of
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.part import part_of
 from partitioner.distributed.planfile import read_job
+from partitioner.distributed.predicted.outlook import distributed_in
 from partitioner.distributed.tensor import shards
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import shared
 from partitioner.distributed.tensor.ways import rules_of
+from partitioner.distributed.traced.example import Example, example_in
 from partitioner.errors import InputError, PlacementError, SpecError, TraceError
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.saved_job import SavedJob, SavedStage

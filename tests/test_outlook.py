@@ -13,9 +13,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from partitioner.cli.main import app
-from partitioner.distributed.outlook import outlook
-from partitioner.distributed.prediction import BACKWARD
-from partitioner.distributed.schedules import SCHEDULES, kind_of
+from partitioner.distributed.pipeline.schedules import SCHEDULES, kind_of
+from partitioner.distributed.predicted.outlook import outlook
+from partitioner.distributed.predicted.prediction import BACKWARD
 from partitioner.errors import PlacementError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 

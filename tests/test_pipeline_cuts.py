@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from jobs.nets import TRAININGS, Clamped
 from torch import nn
 
-from partitioner.distributed.cut import Cut, _evenly, cut_into, sharing_a_stage
-from partitioner.distributed.example import Example, example_of
-from partitioner.distributed.part import Stage, part_of
-from partitioner.distributed.rerun import Rerun
+from partitioner.distributed.pipeline.cut import Cut, _evenly, cut_into, sharing_a_stage
+from partitioner.distributed.pipeline.part import Stage, part_of
+from partitioner.distributed.pipeline.rerun import Rerun
+from partitioner.distributed.traced.example import Example, example_of
 from partitioner.errors import PlacementError, VerifyError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.check.interpret import interpret

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.recalled import Calls
+from partitioner.distributed.traced.recalled import Calls
 from partitioner.model.storage import storage_key
 
 OPS: dict[str, Callable[..., Any]] = {

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partitioner.distributed.example import example_in
 from partitioner.distributed.tensor.collectives import cut, embedding_of_part
 from partitioner.distributed.tensor.portion import Portion
 from partitioner.distributed.tensor.shards import sharding_of
 from partitioner.distributed.tensor.ways import Ways, blocks_in, call_on_parts, inputs_of, is_vocabulary
+from partitioner.distributed.traced.example import example_in
 from partitioner.ir.machine import Device
 from partitioner.ir.sharding import F as FANNED
 from partitioner.ir.sharding import P, Placement, R, reshaped, shard

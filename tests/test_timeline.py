@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from partitioner.distributed.order import Action, Order, order_of
-from partitioner.distributed.schedules import SCHEDULES
-from partitioner.distributed.timeline import StageTimes, most_kept, played
+from partitioner.distributed.pipeline.order import Action, Order, order_of
+from partitioner.distributed.pipeline.schedules import SCHEDULES
+from partitioner.distributed.pipeline.timeline import StageTimes, most_kept, played
 from partitioner.errors import SpecError
 
 WHOLE = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b")

@@ -142,7 +142,7 @@ def _ranks(target: str, inputs: list[str] | None, spec: Spec, format_name: str) 
     """What a spec for many ranks promises for a model."""
     with working("importing torch"):
         from partitioner.cli.target import load_target
-        from partitioner.distributed.outlook import outlook
+        from partitioner.distributed.predicted.outlook import outlook
     with working(f"loading {target}"):
         found = load_target(target, inputs or ())
     with working(f"planning {found.name}"):

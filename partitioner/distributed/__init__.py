@@ -12,17 +12,17 @@ collectives pass what ranks share. What is done here is to trace the model, shar
 go wrong without a word.
 """
 
-from partitioner.distributed.background import Saving
-from partitioner.distributed.checkpoint import Progress, load, save
-from partitioner.distributed.checkpointfiles import latest
-from partitioner.distributed.cut import Cut, cut_into
-from partitioner.distributed.forward import Forward
-from partitioner.distributed.held import Ranked
 from partitioner.distributed.jobplan import JobPlan, plan
-from partitioner.distributed.outlook import outlook
-from partitioner.distributed.prediction import Outlook
-from partitioner.distributed.scaler import GradScaler
-from partitioner.distributed.step import Step
+from partitioner.distributed.pipeline.cut import Cut, cut_into
+from partitioner.distributed.predicted.outlook import outlook
+from partitioner.distributed.predicted.prediction import Outlook
+from partitioner.distributed.run.forward import Forward
+from partitioner.distributed.run.scaler import GradScaler
+from partitioner.distributed.run.step import Step
+from partitioner.distributed.state.background import Saving
+from partitioner.distributed.state.checkpoint import Progress, load, save
+from partitioner.distributed.state.checkpointfiles import latest
+from partitioner.distributed.state.held import Ranked
 from partitioner.distributed.wire import Wired, inference, parallelize, stages
 from partitioner.errors import CheckpointError
 

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.distributed.auto import parts
-from partitioner.distributed.branches import sharing_a_rank
-from partitioner.distributed.cut import Cut, sharing_a_stage
-from partitioner.distributed.example import Example
 from partitioner.distributed.jobplan import beside, held_by, rank_rows, section
-from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.outlook import Settled
-from partitioner.distributed.part import Part
+from partitioner.distributed.pipeline.branches import sharing_a_rank
+from partitioner.distributed.pipeline.cut import Cut, sharing_a_stage
+from partitioner.distributed.pipeline.part import Part
+from partitioner.distributed.pipeline.schedules import kind_of
+from partitioner.distributed.predicted.auto import parts
+from partitioner.distributed.predicted.outlook import Settled
 from partitioner.distributed.ranks import AXES
-from partitioner.distributed.schedules import kind_of
 from partitioner.distributed.tensor.replayed import replayed
+from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.offmeta import off_meta
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.cluster import Cluster

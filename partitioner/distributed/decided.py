@@ -18,15 +18,15 @@ import torch.distributed as dist
 from torch import nn
 
 from partitioner.distributed.applied import cut_by, owners_by, refuse_other_model, refuse_other_ranks, sharding_by
-from partitioner.distributed.bench import staged, tensor_axis
-from partitioner.distributed.branches import branch_of, owners_of
-from partitioner.distributed.cut import Cut
-from partitioner.distributed.example import Example
-from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.part import Part, part_of
+from partitioner.distributed.pipeline.branches import branch_of, owners_of
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.part import Part, part_of
+from partitioner.distributed.predicted.bench import staged, tensor_axis
 from partitioner.distributed.ranks import Ranks, agree, here, together, told_by_first
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
+from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.offmeta import off_meta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph

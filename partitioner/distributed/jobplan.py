@@ -19,20 +19,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from partitioner.distributed.auto import parts
-from partitioner.distributed.bench import staged, tensor_axis
-from partitioner.distributed.branches import owners_by_stage
-from partitioner.distributed.choice import Choice
-from partitioner.distributed.cut import Cut
-from partitioner.distributed.example import example_in
-from partitioner.distributed.offmeta import off_meta
-from partitioner.distributed.outlook import distributed_in, outlook, without_backward
+from partitioner.distributed.pipeline.branches import owners_by_stage
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.schedules import kind_of
 from partitioner.distributed.planfile import write_job
+from partitioner.distributed.predicted.auto import parts
+from partitioner.distributed.predicted.bench import staged, tensor_axis
+from partitioner.distributed.predicted.choice import Choice
+from partitioner.distributed.predicted.outlook import distributed_in, outlook, without_backward
 from partitioner.distributed.ranks import AXES
-from partitioner.distributed.schedules import kind_of
-from partitioner.distributed.state import unused
+from partitioner.distributed.state.values import unused
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
+from partitioner.distributed.traced.example import example_in
+from partitioner.distributed.traced.offmeta import off_meta
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.ir.saved_job import SavedJob, SavedRank, SavedSharding, SavedStage

@@ -23,26 +23,26 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from partitioner.distributed.applied import settled_by
-from partitioner.distributed.batches import Batches
 from partitioner.distributed.decided import Divided, agree_on, divided
-from partitioner.distributed.example import example_in
-from partitioner.distributed.forward import Forward, refuse_other_than_rows
-from partitioner.distributed.halves import SplitStage
-from partitioner.distributed.held import Ranked, held_of, start_alike
-from partitioner.distributed.loss import Loss, refuse_no_loss
-from partitioner.distributed.optimizers import refuse_old_parameters, refuse_partial_views
-from partitioner.distributed.outlook import distributed_in, settled
-from partitioner.distributed.part import Part, Stage
+from partitioner.distributed.pipeline.halves import SplitStage
+from partitioner.distributed.pipeline.part import Part, Stage
+from partitioner.distributed.pipeline.rerun import run_of
+from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
+from partitioner.distributed.predicted.outlook import distributed_in, settled
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
-from partitioner.distributed.rerun import run_of
-from partitioner.distributed.schedules import Kind, kind_of, schedule
-from partitioner.distributed.state import State, state_of, warn_of_copies
-from partitioner.distributed.step import Step
+from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.forward import Forward, refuse_other_than_rows
+from partitioner.distributed.run.loss import Loss, refuse_no_loss
+from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
+from partitioner.distributed.run.step import Step
+from partitioner.distributed.run.ties import Tie, held_twice, ties_of
+from partitioner.distributed.run.watch import Watch
+from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, wrapped_for
+from partitioner.distributed.state.held import Ranked, held_of, start_alike
+from partitioner.distributed.state.values import State, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
-from partitioner.distributed.ties import Tie, held_twice, ties_of
-from partitioner.distributed.watch import Watch
-from partitioner.distributed.wrap import refuse_hook, refuse_parameters, wrapped_for
+from partitioner.distributed.traced.example import example_in
 from partitioner.errors import SpecError
 from partitioner.ir.graph import TensorMeta
 from partitioner.model.accept import accepted

@@ -9,7 +9,7 @@
       links: {between: {network: InfiniBand-NDR}}
 
 With ``mesh: auto`` the planner chooses what the section does not say, for as many ``ranks`` as there are. Which combinations
-torch computes wrongly is known to `partitioner/distributed/schedules.py`, which refuses them.
+torch computes wrongly is known to `partitioner/distributed/pipeline/schedules.py`, which refuses them.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed import inference, parallelize
-from partitioner.distributed.example import example_in
 from partitioner.distributed.ranks import connect
 from partitioner.distributed.tensor import shards
 from partitioner.distributed.tensor.collectives import cut, total
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.losses import cross_entropy_of_part
+from partitioner.distributed.traced.example import example_in
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.machine import Device
 from partitioner.ir.shared import Axis, Rule

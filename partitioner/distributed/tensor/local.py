@@ -20,8 +20,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.example import meta_of
-from partitioner.distributed.recalled import Calls
 from partitioner.distributed.tensor.collectives import conversion, embedding_of_part
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.losses import (
@@ -31,6 +29,8 @@ from partitioner.distributed.tensor.losses import (
     part_arguments,
 )
 from partitioner.distributed.tensor.ways import Call, call_on_parts, inputs_of, is_vocabulary, part_like, tensors_of
+from partitioner.distributed.traced.example import meta_of
+from partitioner.distributed.traced.recalled import Calls
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import LATER, RNG, SENT, Access
 from partitioner.ir.graph import NOTHING, Graph, Op

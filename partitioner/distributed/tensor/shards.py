@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from partitioner.distributed.example import Example, differentiable
 from partitioner.distributed.tensor.collectives import cut, group_named
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.local import Place, local_graph
 from partitioner.distributed.tensor.losses import exchange_seconds, form_of_logits
 from partitioner.distributed.tensor.portion import Portion
 from partitioner.distributed.tensor.ways import Ways, blocks_in, inputs_of, rules_of, tensors_of, whole_rule
+from partitioner.distributed.traced.example import Example, differentiable
 from partitioner.errors import TraceError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import weight_of

@@ -1,0 +1,120 @@
+"""A batch as stages see it: divided into microbatches, once it is seen to be what the stages were made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from partitioner.distributed.run.watch import Watch
+from partitioner.distributed.traced.example import Example
+from partitioner.errors import InputError
+from partitioner.model.call import Call, example_call
+
+
+@dataclass(eq=False)
+class Batches:
+    """The microbatches of the step that is under way: stages ask for what they need of them.
+
+    Args:
+        model: the whole model, for its signature.
+        example: a call with a microbatch, as it was traced.
+        count: microbatches of a step.
+        device: where they are wanted.
+        watch: sees what was done to the model since its stages were made, if there are stages yet.
+
+    Attributes:
+        inputs, targets: of each microbatch.
+        whole: the inputs of all of them together, as they were given.
+    """
+
+    model: nn.Module
+    example: Example
+    count: int
+    device: torch.device
+    watch: Watch | None = None
+    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
+    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, number: int) -> Mapping[str, torch.Tensor]:
+        """The graph's inputs of one microbatch, by name."""
+        return self.inputs[number]
+
+    def fill(self, inputs: Any, target: Any) -> None:
+        """Divide a batch.
+
+        Raises:
+            InputError: it is not like the example, or does not divide; or the model is not as it was.
+        """
+        if self.watch is not None:
+            self.watch.refuse_changes()
+        call = example_call(self.model, inputs, None)
+        assert call is not None
+        if call.spec != self.example.call.spec:
+            raise InputError("the batch has another structure than the example inputs")
+        rows = self.rows(call)
+        self._refuse_target(target, rows)
+        self.whole = self.example.arguments(call.tensors)
+        self.inputs = [
+            self.example.arguments(
+                [
+                    (self._rows(tensor, number, rows) if by_row else tensor).to(self.device)
+                    for tensor, by_row in zip(call.tensors, self.example.by_rows, strict=True)
+                ]
+            )
+            for number in range(self.count)
+        ]
+        self.targets = [
+            tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target) for number in range(self.count)
+        ]
+
+    def _refuse_target(self, target: Any, rows: int) -> None:
+        """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
+        for leaf in tree_leaves(target):
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] != rows:
+                raise InputError(
+                    f"the target has a tensor of shape {tuple(leaf.shape)}, and the batch {rows} rows: a target's tensors have "
+                    "a row for each of them; what else a loss needs, let loss_fn hold it"
+                )
+
+    def rows(self, call: Call) -> int:
+        """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
+
+        Raises:
+            InputError: a tensor has another shape or dtype than the stages were made for.
+        """
+        for place, (tensor, known) in enumerate(zip(call.tensors, self.example.call.tensors, strict=True)):
+            by_row = self.example.by_rows[place]
+            wanted = (known.shape[0] * self.count, *known.shape[1:]) if by_row else tuple(known.shape)
+            if tuple(tensor.shape) != wanted or tensor.dtype != known.dtype:
+                name = call.names(self.model.forward)[place]
+                each = f": {self.count} microbatches of {tuple(known.shape)}" if by_row else ""
+                raise InputError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the stages were made for {known.dtype} of "
+                    f"shape {wanted}{each}. Pad it, drop the last batch of an "
+                    "epoch (drop_last=True), or make stages for this size"
+                )
+        return self.example.rows * self.count
+
+    def checksum(self) -> torch.Tensor:
+        """What tells one batch from another: sums of its microbatches' inputs, as they are and by place.
+
+        Masks are infinite and data may have gaps: what is not finite counts as numbers, for no sum of it equals another rank's.
+        """
+        given = [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)]
+        tensors = [each.detach().double().flatten().cpu().nan_to_num(0.25, 0.5, -0.5) for each in given]
+        places = (torch.arange(each.numel(), dtype=torch.float64) for each in tensors)
+        sums = [torch.stack((each.sum(), each @ place)) for each, place in zip(tensors, places, strict=True)]
+        return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)
+
+    def _rows(self, leaf: Any, number: int, rows: int) -> Any:
+        """The rows of one microbatch, of a tensor that has a row for each of the batch's; anything else as it is."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != rows:
+            return leaf
+        each = rows // self.count
+        return leaf[number * each : (number + 1) * each]

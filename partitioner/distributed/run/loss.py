@@ -1,0 +1,158 @@
+"""A user's loss function as the schedules of a job call it: for one microbatch after the other, scaled if need be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from partitioner.distributed.ranks import first_speaks
+from partitioner.distributed.run.batches import Batches
+from partitioner.errors import InputError
+
+
+class Scaler(Protocol):
+    """What scales a loss, so that small gradients do not vanish in half precision."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """A loss, scaled."""
+
+    def get_scale(self) -> float:
+        """By how much."""
+
+
+@first_speaks()
+def refuse_no_loss(function: Any) -> None:
+    """Refuse what cannot be called with a model's output.
+
+    Raises:
+        InputError: says what it is.
+    """
+    if isinstance(function, type):
+        raise InputError(f"loss_fn is the class {function.__name__}: give an instance of it, {function.__name__}()")
+    if not callable(function):
+        raise InputError(
+            f"loss_fn is of type {type(function).__name__}: give a function of the model's output and, if it takes one, of a "
+            "target; of a model that returns its loss, loss_fn=lambda output: output. For outputs alone, call inference"
+        )
+
+
+@dataclass(eq=False)
+class Loss:
+    """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
+
+    What it gives is divided by the number of microbatches, so that their sum is the mean over all of them.
+
+    Args:
+        function: of the model's output, and of a target if it takes two arguments.
+        batches: which know the targets.
+        scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/run/scaler.py`.
+        own: parameters that the function may read beside the output: where each rank has all of them, and DDP averages.
+        reached: places of the results of which losses were made since it was emptied.
+    """
+
+    function: Callable[..., torch.Tensor]
+    batches: Batches
+    scaler: Scaler | None = None
+    own: Iterable[torch.Tensor] = ()
+    reached: set[int] = field(default_factory=set)
+
+    @cached_property
+    def takes_target(self) -> bool:
+        """Whether the function has a second argument that must be given."""
+        try:
+            called = self.function.forward if isinstance(self.function, nn.Module) else self.function
+            parameters = inspect.signature(called).parameters.values()
+        except (TypeError, ValueError):
+            return True
+        needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
+        return len(needed) > 1 or any(each.kind == each.VAR_POSITIONAL for each in parameters)
+
+    def divided(self, batch: Any) -> tuple[Any, Any]:
+        """A batch's inputs and its target.
+
+        Raises:
+            InputError: it should be a pair, and is none.
+        """
+        if not self.takes_target:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(
+                "loss_fn takes an output and a target, so a batch is a pair (inputs, target); this one is a "
+                f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+            )
+        return batch[0], batch[1]
+
+    def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
+        """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
+        know of their gradients.
+
+        Raises:
+            InputError: names one.
+        """
+        known = {id(each) for each in self.own}
+        leaves, reached = _made_of(loss, results)
+        self.reached |= reached
+        foreign = [each for each in leaves if id(each) not in known]
+        if foreign:
+            raise InputError(
+                f"loss_fn reads a parameter of shape {tuple(foreign[0].shape)} by itself, not from the model's output, and "
+                "other ranks would know nothing of it. Let the model's forward read it and return what the loss needs: a layer "
+                "of the loss as one of the model, a penalty as an output; or take weight_decay of the optimizer"
+            )
+
+    def __call__(self, results: Any, number: torch.Tensor) -> torch.Tensor:
+        """The part of one microbatch in the loss.
+
+        Raises:
+            InputError: it is no scalar, or has no gradient.
+        """
+        flat = (results,) if isinstance(results, torch.Tensor) else tuple(results)
+        place = int(number)
+        output, target = self.batches.example.output(flat, self.batches(place)), self.batches.targets[place]
+        found = self.function(output, target) if self.takes_target else self.function(output)
+        if not isinstance(found, torch.Tensor) or found.dim():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise InputError(
+                f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch. What else is wanted of a "
+                "batch, let loss_fn put aside, detached"
+            )
+        if not found.requires_grad:
+            raise InputError(
+                "loss_fn gave a tensor without a gradient, and a step would train nothing: it does not depend on the model's "
+                "output (detach(), argmax, item()), or nothing in the model requires a gradient"
+            )
+        self._see_what_is_reached(found, flat)
+        part = found / self.batches.count
+        return part if self.scaler is None else self.scaler.scale(part)
+
+
+def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:
+    """The tensors that a loss is made of and that are trained, but for those that a model's results are made of; and the places
+    of the results that it is made of. One op may give several: under DDP a single one gives all of them."""
+    places = {get_gradient_edge(each)[:2]: place for place, each in enumerate(results) if _is_trained(each)}
+    leaves, reached = [], set()
+    seen, waiting = set(), [get_gradient_edge(loss)[:2]]
+    while waiting:
+        edge = waiting.pop()
+        if edge in seen:
+            continue
+        seen.add(edge)
+        if edge in places:
+            reached.add(places[edge])
+            continue
+        waiting += [(behind, place) for behind, place in edge[0].next_functions if behind is not None]
+        variable = getattr(edge[0], "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+    return leaves, reached
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

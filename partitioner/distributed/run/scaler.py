@@ -1,0 +1,47 @@
+"""A gradient scaler for a model that lies on several ranks: if a gradient overflows on one of them, all skip the step.
+
+    scaler = GradScaler(step)
+    loss = step(batch)             the loss is scaled where it is made, on the rank of the last stage
+    scaler.step(optimizer)         unscales, and steps if no rank has found an inf or a nan
+    scaler.update()
+
+torch's own scaler asks each rank for itself: ranks would part, and what they hold would no longer be one model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.amp import GradScaler as TorchGradScaler
+
+from partitioner.distributed.run.step import Step
+
+
+class GradScaler(TorchGradScaler):
+    """`torch.amp.GradScaler` over ranks. Made on every rank.
+
+    Args:
+        step: whose loss is scaled.
+        options: of torch's scaler, such as ``init_scale``.
+
+    Source: as `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` does for shards.
+    """
+
+    def __init__(self, step: Step, **options: Any) -> None:
+        super().__init__(step.ranks.device.type, **options)
+        self._device_here = step.ranks.device
+        self.scale(torch.zeros((), device=self._device_here))  # ranks that make no loss have a scale, too
+        step.loss.scaler = self
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale this rank's gradients, and learn whether those of any rank overflowed."""
+        super().unscale_(optimizer)
+        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        anywhere = sum(each.to(self._device_here) for each in found.values()) + torch.zeros((), device=self._device_here)
+        dist.all_reduce(anywhere)
+        for each in found.values():
+            each.copy_(anywhere)
+        if not found:
+            found[self._device_here] = anywhere

@@ -1,0 +1,128 @@
+"""What makes the copies of a stage along the data axis one model: DDP averages gradients, FSDP2 shards parameters as well.
+
+    data 0  stage 0  \
+                      gradients of both are averaged, once, behind the last microbatch
+    data 1  stage 0  /
+
+DDP may compress what it sends, by a communication hook of torch's. What neither can reduce is left to `ties.gradients_summed`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Sequence, Set
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from partitioner.distributed.pipeline.part import Stage
+from partitioner.distributed.ranks import Ranks, here
+from partitioner.errors import SpecError
+from partitioner.spec.distributed import DistributedSpec
+
+SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
+"""Which argument of an op says that its weight's gradient is sparse."""
+
+
+def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
+    """Refuse a hook where nothing would call it, and those that do not work on gloo.
+
+    Raises:
+        SpecError: says which, and what does work.
+    """
+    if asked.hook == "none":
+        return
+    if asked.wrap != "ddp" or asked.mesh.data == 1:
+        raise SpecError(f"hook {asked.hook} is DDP's: it needs wrap: ddp and a data axis of 2 or more")
+    if asked.hook != "fp16" and dist.get_backend(ranks.mesh.get_group("data")) == "gloo":
+        why = "bfloat16 cannot be reduced there" if asked.hook == "bf16" else "it hangs there with several buckets"
+        raise SpecError(f"hook {asked.hook} does not work on gloo: {why} (torch 2.13); take fp16, or none")
+
+
+def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
+    """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
+    and parameters with sparse gradients.
+
+    Raises:
+        SpecError: names them.
+    """
+    if asked.mesh.data == 1 or asked.wrap == "none":
+        return
+    for node in (node for module in modules for node in module.graph.fx.nodes if node.target in SPARSE):
+        place = SPARSE[node.target]
+        if node.kwargs.get("sparse", len(node.args) > place and node.args[place]):
+            raise SpecError(f"{node.name} has a sparse gradient, which {asked.wrap} cannot reduce: leave out sparse=True")
+    for module in modules if asked.wrap == "fsdp2" else ():
+        found: dict[torch.dtype, str] = {}
+        for key, each in module.named_parameters():
+            if each.requires_grad and each.dim():
+                found.setdefault(each.dtype, key)
+        if len(found) > 1:
+            pair = " and ".join(f"{key} of {dtype}" for dtype, key in [*found.items()][:2])
+            raise SpecError(f"wrap fsdp2 takes trained parameters of one dtype in each stage, and one has {pair}; take ddp")
+
+
+def wrapped_for(
+    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks, twice: Collection[str]
+) -> tuple[Sequence[nn.Module], set[nn.Parameter]]:
+    """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others.
+
+    Args:
+        modules: the stages.
+        asked: the mesh, and how copies agree.
+        ranks: this rank.
+        twice: the keys of what two stages of any rank share.
+    """
+    if asked.mesh.data == 1:
+        return modules, set()
+    if asked.wrap == "none":
+        _warn_of_copies_that_part(asked)
+        return modules, set()
+    apart = _reduced_apart(modules, asked, twice)
+    return [_wrapped(module, asked, ranks, apart) for module in modules], apart
+
+
+def _warn_of_copies_that_part(asked: DistributedSpec) -> None:
+    if here() == 0:
+        warnings.warn(
+            f"wrap: none with data {asked.mesh.data}: nothing averages the gradients of the copies, and each learns from its "
+            "own batches alone. Take wrap: ddp or fsdp2, or average gradients over step.ranks.mesh['data'] before each step of "
+            "the optimizer",
+            stacklevel=2,
+        )
+
+
+def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Collection[str]) -> set[nn.Parameter]:
+    """The parameters that neither DDP nor FSDP2 can reduce.
+
+    Those that two stages of a rank share, each of which would do it: also on ranks that have one of these stages, for holders
+    of a tie have it alike. And numbers under FSDP2, which cannot shard them.
+    """
+    held = ((key, each) for module in modules for key, each in module.named_parameters(remove_duplicate=False))
+    return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not each.dim())}
+
+
+def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter]) -> nn.Module:
+    """A stage that agrees with the same stage of other copies, but for ``apart``; the stage itself where that is all."""
+    if not any(each.requires_grad for each in {*module.parameters()} - apart):
+        return module
+    if asked.wrap == "fsdp2":
+        sharded: Any = fully_shard(module, mesh=ranks.mesh["data"], ignored_params={*apart})
+        if hasattr(sharded, "set_reduce_scatter_unused_params"):  # not in torch 2.11
+            sharded.set_reduce_scatter_unused_params(True)  # a copy's loss may leave out a result, and all send the same
+        return module
+    group: Any = ranks.mesh.get_group("data")
+    ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
+    wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+    if asked.hook == "power_sgd":
+        wrapped.register_comm_hook(PowerSGDState(group), powerSGD_hook)
+    elif asked.hook != "none":
+        wrapped.register_comm_hook(group, fp16_compress_hook if asked.hook == "fp16" else bf16_compress_hook)
+    return wrapped

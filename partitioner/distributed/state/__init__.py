@@ -1,0 +1,1 @@
+"""What ranks hold of a model, under its own keys, and the checkpoints that they write of it."""

@@ -1,0 +1,121 @@
+"""The parameters and buffers of one rank's stages, with their values, where the rank computes.
+
+    rank 0    stage 0    model-00001.safetensors    embed, layers 0 - 3        what a rank does not hold, it does not read
+    rank 1    stage 1    model-00002.safetensors    layers 4 - 7, head
+
+There is one tensor for each key, whichever of the rank's stages use it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.part import Part
+from partitioner.distributed.ranks import here
+from partitioner.distributed.tensor.shards import Shards
+from partitioner.errors import SpecError
+from partitioner.model.state import all_state
+from partitioner.runtime.materialise import materialise
+
+_COPIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""The models of which this process holds parts, and whether one of these has copies of their tensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The model's tensors, and those that were moved.
+
+    Args:
+        known: every tensor of the model, by key.
+        device: where this rank computes.
+        shards: which part this rank has of each, if there is a tensor axis.
+        read: whether all was read from files, of each tensor this rank's part.
+        moved: by key.
+    """
+
+    known: Mapping[str, torch.Tensor]
+    device: torch.device
+    shards: Shards | None = None
+    read: bool = False
+    moved: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def values(self, part: Part) -> dict[str, torch.Tensor]:
+        """What a part uses, by key."""
+        return {key: self._here(key, self.known.get(key, tensor)) for key, tensor in part.traced.state.items()}
+
+    def _here(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        split = self.shards is not None and key in self.shards.forms and not self.read
+        if tensor.device == self.device and not split:
+            return tensor
+        if key not in self.moved:
+            part = self.shards.part(key, tensor.detach()) if self.shards is not None and split else tensor.detach()
+            moved = part.to(self.device)
+            self.moved[key] = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
+        return self.moved[key]
+
+
+def unused(model: nn.Module, cut: Cut) -> set[str]:
+    """The keys of what no stage uses; it is with the first one."""
+    known = all_state(model)
+    used = {id(known[key]) for op in cut.graph.ops for key in op.state if key in known}
+    return {key for key, tensor in known.items() if id(tensor) not in used}
+
+
+def state_of(
+    model: nn.Module,
+    cut: Cut,
+    parts: Sequence[Part],
+    device: torch.device,
+    weights: str | Path | None = None,
+    shards: Shards | None = None,
+) -> State:
+    """The state of this rank's parts.
+
+    Args:
+        model: the whole model; what is read from ``weights`` is put into it.
+        cut: where it is cut; what no stage uses is read with the first one.
+        parts: this rank's.
+        device: where this rank computes.
+        weights: a safetensors file, its index, or their folder, for a model on the meta device.
+        shards: which part this rank has of each tensor, if there is a tensor axis.
+
+    Raises:
+        SpecError: a tensor has no value, or the weights do not fit.
+    """
+    wanted = {key for part in parts for key in part.traced.state}
+    if weights is not None:
+        if any(part.number == 0 for part in parts):
+            wanted |= unused(model, cut)
+        materialise(model, weights, default=str(device), only=wanted, part=None if shards is None else shards.read)
+    known = all_state(model)
+    for part in parts:
+        for key, tensor in part.traced.state.items():
+            if known.get(key, tensor).is_meta:
+                raise SpecError(f"{key} is on the meta device and has no value; give weights=, a safetensors file or folder")
+    return State(known, device, shards, read=weights is not None)
+
+
+def warn_of_copies(model: nn.Module, copied: bool) -> None:
+    """Tell that two parts of one model do not share values: what one of them learns, the other one never sees.
+
+    Args:
+        model: the whole model.
+        copied: whether the part that is made now has copies of its tensors, or shards.
+    """
+    before = _COPIED.get(model)
+    _COPIED[model] = copied or bool(before)
+    if before is not None and _COPIED[model] and here() == 0:
+        warnings.warn(
+            f"this {type(model).__name__} was shared out before, and the parts do not share values (so under a tensor axis, "
+            "fsdp2, or on another device than the model's): training one of them leaves the other as it was. To take over what "
+            "one has learnt: load(save(folder, part), other_part)",
+            stacklevel=4,
+        )

@@ -1,0 +1,282 @@
+"""A model's one graph, and how a call's arguments become its inputs and its results become what the model returns.
+
+    call     ids, mask=None          ->  graph inputs   ids
+    results  (head_linear,)          ->  output         {"logits": head_linear, "k": 3}
+
+Arguments and results are told by what they are: the tensor that the tracer was given, the tensor that the graph gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from partitioner.distributed.traced.unread import unread
+from partitioner.errors import InputError, PartitionerError, TraceError
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.capture.dynamo import Found, compiled
+from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.trace import graph_of
+from partitioner.ir.graph import Graph, TensorMeta
+from partitioner.ir.saving import saved_graph
+from partitioner.model.call import Call, example_call
+from partitioner.model.keep import state_kept
+from partitioner.model.state import all_state
+from partitioner.model.storage import tensor_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One call of a model, traced.
+
+    Args:
+        traced: the graph, and the state that it uses.
+        call: the arguments.
+        places: by the name of a graph's input, which of the call's tensors it is.
+        structure: of what the model returns.
+        leaves: of what it returns: ``(name, None)`` of a value of the graph, or ``("", value)`` of anything else.
+        differentiable: the values of the graph that need a gradient.
+        by_rows: of each of the call's tensors, whether a batch has a row of it for each of its own rows.
+        is_current: whether the model would still be traced to the same graph; asks the tracer's guards, and no op runs.
+    """
+
+    traced: Traced
+    call: Call
+    places: dict[str, int]
+    structure: TreeSpec
+    leaves: tuple[tuple[str, Any], ...]
+    differentiable: frozenset[str]
+    by_rows: tuple[bool, ...]
+    is_current: Callable[[], bool] = field(default=lambda: True)
+
+    @property
+    def rows(self) -> int:
+        """How many the call has."""
+        return self.call.tensors[self.by_rows.index(True)].shape[0]
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The graph's inputs, by name, of a call with other tensors."""
+        return {name: tensors[place] for name, place in self.places.items()}
+
+    def output(self, results: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Any:
+        """What the model returns, from the graph's results and its inputs, some of which it may return as they are."""
+        known = {**given, **dict(zip(self.traced.graph.outputs, results, strict=True))}
+        return tree_unflatten([known[name] if name else value for name, value in self.leaves], self.structure)
+
+
+def example_in(model: nn.Module, inputs: Any, kwargs: Any, count: int) -> Example:
+    """Trace the first of ``count`` microbatches of a batch.
+
+    Args:
+        model: what is called.
+        inputs: one rank's batch, as `partition` takes it.
+        kwargs: keyword arguments of it, by name.
+        count: into how many it is divided.
+
+    Raises:
+        TraceError, InputError: as `example_of`; or the batch has no tensor, or does not divide.
+    """
+    call = example_call(model, inputs, kwargs)
+    rows = rows_of(call)
+    assert call is not None
+    if rows % count:
+        raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
+    by_rows = _by_rows(call)
+    taken = iter(by_rows)
+    leaves = (leaf[: rows // count].clone() if isinstance(leaf, torch.Tensor) and next(taken) else leaf for leaf in call.leaves)
+    return replace(example_of(model, Call(call.spec, tuple(leaves))), by_rows=by_rows)
+
+
+def rows_of(call: Call | None) -> int:
+    """How many rows a batch has: those of the first of its tensors that has a dimension.
+
+    Raises:
+        InputError: it has none.
+    """
+    for tensor in call.tensors if call is not None else ():
+        if tensor.dim() and len(tensor):
+            return len(tensor)
+    raise InputError("example_inputs has no tensor with rows; give one rank's batch, or for mesh: auto that of the whole job")
+
+
+def _by_rows(call: Call) -> tuple[bool, ...]:
+    """Which of its tensors have as many rows as the first that has any."""
+    rows = next((len(tensor) for tensor in call.tensors if tensor.dim() and len(tensor)), None)
+    return tuple(tensor.dim() > 0 and len(tensor) == rows for tensor in call.tensors)
+
+
+def example_of(model: nn.Module, call: Call) -> Example:
+    """Trace one call, in the modes that are on now; it runs once, and the model's state is put back.
+
+    Raises:
+        TraceError: Python stands between several graphs, or the model returns an object that hides its tensors, or gives
+            an attribute another value.
+        InputError: the graph reads a number of the call that is no tensor.
+    """
+    traces = _Traces(model)
+    if any(tensor.is_meta for tensor in all_state(model).values()):
+        call = call.on("meta")
+    method = compiled(model, traces.receive, whole=True)
+    args, kwargs = call.fill(call.tensors)
+    with unread(model), state_kept(model) as changed:
+        returned = method(*args, **kwargs)
+    if changed:
+        raise TraceError(
+            f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
+            f"the example; {_instead_of(model, changed)}"
+        )
+    if len(traces.found) != 1:
+        raise TraceError(
+            f"{type(model).__name__} has no ops to share out" if not traces.found else "the call was traced more than once"
+        )
+    traced, found = traces.found[0]
+    leaves, structure = tree_flatten(returned)
+    places = _places(traced.graph, found, call)
+    names = _names(traced.graph, traces.end(), call, places)
+    return Example(
+        traced,
+        call,
+        places,
+        structure,
+        tuple(_leaf(leaf, names, model) for leaf in leaves),
+        differentiable(traced.graph),
+        _by_rows(call),
+        partial(traces.again, partial(method, *args, **kwargs), traced.graph),
+    )
+
+
+class _Traces:
+    """Receives what the tracer finds in a call: runs the first graph once, and later only tells of which graph a call would be.
+
+    Args:
+        model: whose call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.ended = model, False
+        self.found: list[tuple[Traced, Found]] = []
+        self.results: list[Any] = []
+        self.last: Graph | None = None
+
+    def receive(self, found: Found) -> Callable[..., Sequence[Any]]:
+        """What the tracer calls with a graph; gives what runs it."""
+        traced = graph_of(self.model, found)
+        same: dict[int, int] = {}  # places of results that are an argument, as after out=; the model may keep them
+        if not self.ended:
+            self.found.append((traced, found))
+
+        def run(*arguments: Any) -> Sequence[Any]:
+            self.last = traced.graph
+            if self.ended:
+                empty = _without_storage(traced.graph)
+                return [arguments[same[place]] if place in same else each for place, each in enumerate(empty)]
+            self.results = interpret(traced.graph, arguments)
+            places = {id(each): place for place, each in enumerate(arguments)}
+            same.update((place, places[id(each)]) for place, each in enumerate(self.results) if id(each) in places)
+            return self.results
+
+        return run
+
+    def end(self) -> list[Any]:
+        """The results of the call, which are not kept; from now on nothing runs."""
+        results, self.results, self.found, self.ended = self.results, [], [], True
+        return results
+
+    def again(self, method: Callable[[], Any], first: Graph) -> bool:
+        """Whether the call would be of the same graph as the first time."""
+        self.last = None
+        try:
+            with unread(self.model):
+                method()
+        except PartitionerError:
+            return False
+        return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))
+
+
+def _facts(graph: Graph) -> tuple[str, list[Any]]:
+    """What tells a graph from others."""
+    return saved_graph(graph).digest(), [op.mode for op in graph.ops]
+
+
+def _without_storage(graph: Graph) -> list[Any]:
+    """Tensors like a graph's results."""
+    nodes: Any = graph.fx.output_node().args[0]
+    metas = (graph.metas.get(node.name) for node in nodes)
+    return [None if meta is None else torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in metas]
+
+
+def _places(graph: Graph, found: Found, call: Call) -> dict[str, int]:
+    numbers = {id(tensor): place for place, tensor in enumerate(call.tensors)}
+    places = {}
+    for name, value in zip(graph.arguments, found.inputs, strict=True):
+        if name in graph.states:
+            continue
+        if id(value) not in numbers:
+            raise InputError(
+                f"{graph.name} reads {name}, a {type(value).__name__} that is neither state nor a tensor among the example "
+                "inputs; a pipeline is made for one size of microbatch, with tensors as inputs"
+            )
+        places[name] = numbers[id(value)]
+    return places
+
+
+def _names(graph: Graph, results: Sequence[Any], call: Call, places: dict[str, int]) -> dict[int, str]:
+    """The name of each tensor that the model may return, by its identity."""
+    nodes = graph.fx.output_node().args[0]
+    names = {id(call.tensors[place]): name for name, place in places.items()}
+    return names | {id(value): node.name for node, value in zip(nodes, results, strict=True)}  # type: ignore[arg-type]
+
+
+def _instead_of(model: nn.Module, changed: Sequence[str]) -> str:
+    """What to do about attributes that forward replaces: hooks of torch are such, for some of which it has something newer."""
+    owners = {key.rpartition(".")[0] for key in changed}
+    hooks = [hook for path in owners for hook in model.get_submodule(path)._forward_pre_hooks.values()]
+    for kind, advice in _NEWER.items():
+        if any(isinstance(hook, kind) for hook in hooks):
+            return advice
+    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
+
+
+_NEWER: dict[type, str] = {
+    WeightNorm: "take torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm, which is deprecated",
+    SpectralNorm: "take torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
+    BasePruningMethod: "make what is pruned so for good, torch.nn.utils.prune.remove(layer, name), or give the layer a "
+    "parametrization that multiplies by the mask",
+}
+
+
+def _leaf(leaf: Any, names: dict[int, str], model: nn.Module) -> tuple[str, Any]:
+    if isinstance(leaf, torch.Tensor):
+        if id(leaf) not in names:
+            known = {id(tensor): key for key, tensor in all_state(model).items()}
+            what = f"its {known[id(leaf)]} as it is" if id(leaf) in known else "a tensor as it is"
+            raise TraceError(
+                f"the model returns {what}, which no op of its graph makes: return a result of it, such as .clone()"
+            )
+        return names[id(leaf)], None
+    if leaf is not None and not isinstance(leaf, bool | int | float | str):
+        raise TraceError(
+            f"the model returns a {type(leaf).__name__}, which may hold tensors that cannot be seen: return tensors, tuples, "
+            "lists and dicts, or a class that torch's pytree knows (of Hugging Face's: call it with use_cache=False)"
+        )
+    return "", leaf
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """What a graph says of a tensor."""
+    return TensorMeta(tuple(tensor.shape), tensor.dtype, tensor_bytes(tensor))
+
+
+def differentiable(graph: Graph) -> frozenset[str]:
+    """The values of a graph that need a gradient."""
+    values = ((node.name, node.meta.get("example_value")) for node in graph.fx.nodes)
+    return frozenset(name for name, value in values if isinstance(value, torch.Tensor) and value.requires_grad)
