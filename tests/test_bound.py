@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
+from partitioner.compile import make_plan
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.machine import Device, Machine
+from partitioner.model.call import Call
 from partitioner.planner.bounds import Bound, lower_bound
+from partitioner.report.inspect import inspect
+from partitioner.report.text import render
+from partitioner.spec.discover import build_machine
+from partitioner.spec.spec import load_spec
 from programs import traced
 
 GIGA = 10**9
@@ -54,6 +62,15 @@ def test_a_chain_may_use_every_core_and_work_has_no_more_than_they_hold() -> Non
     found = bound(Machine((device(lanes=2, cores=4),)), left_linear=8, right_linear=8)
     assert found.critical_path == pytest.approx(8 / 4, rel=1e-3), "an op that is alone has four threads"
     assert found.seconds == pytest.approx((8 + 8) / 4, rel=1e-3)
+
+
+def test_a_host_that_issues_all_ops_is_the_bound_and_the_report_says_so() -> None:
+    """Kernels of 2 us in all, and a bound of 330 us that was said to be set by the work."""
+    spec = load_spec({"devices": [{"device": "cuda:0", "hardware": "H100", "lanes": 2}]})
+    found = inspect(make_plan(Diamond(), Call.of((torch.zeros(1, 2),), {}), build_machine(spec), spec))
+    expected = found.summary.prediction
+    assert expected is not None and expected.bound == expected.issue > expected.work
+    assert re.search(r"^issue +\d", shown := render(found), re.MULTILINE) and "set by the host, which issues every op" in shown
 
 
 def test_each_op_is_where_it_is_fastest() -> None:

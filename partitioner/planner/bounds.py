@@ -30,12 +30,14 @@ class Bound:
         critical_path: the longest chain of ops that must wait for each other, each alone on the device where it is fastest.
         ops: the ops of that chain, in order.
         seconds: the bound.
+        issue: what one host thread takes to issue every op, where every device is an accelerator; else 0.
     """
 
     work: float
     critical_path: float
     ops: tuple[str, ...]
     seconds: float
+    issue: float = 0.0
 
 
 def lower_bound(graph: Graph, costs: Costs) -> Bound:
@@ -49,7 +51,7 @@ def lower_bound(graph: Graph, costs: Costs) -> Bound:
     work = sum(_fastest(costs, op.name, lambda device: device.threads_per_lane) for op in graph.ops)
     parallel = sum(max(device.lanes, device.cores / device.threads_per_lane) for device in devices)
     length, path = critical_path(_ordered(graph, costs), lambda op: _fastest(costs, op, lambda device: device.cores))
-    return Bound(work, length, tuple(path), max(length, work / parallel, hosted))
+    return Bound(work, length, tuple(path), max(length, work / parallel, hosted), hosted)
 
 
 def _fastest(costs: Costs, op: str, threads: Callable[[Device], int]) -> float:

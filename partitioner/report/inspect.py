@@ -164,6 +164,7 @@ class _View:
         return Prediction(
             work=bound.work,
             critical_path=bound.critical_path,
+            issue=bound.issue,
             bound=bound.seconds,
             serial=self.serial,
             makespan=makespan,

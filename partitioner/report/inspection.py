@@ -131,7 +131,8 @@ class Prediction:
     Args:
         work: all ops one after the other, on one of the lanes and each where it is fastest.
         critical_path: the longest chain of ops that must wait for each other, with nothing else running.
-        bound: no plan on this machine is faster: the larger of the critical path and of the work shared out evenly.
+        issue: the host issues every op, one after the other; 0 where a CPU runs some itself.
+        bound: no plan on this machine is faster: the largest of the critical path, the work shared out evenly, and issuing.
         serial: the model on the first device alone; of a CPU, with all of its cores.
         makespan: this plan, simulated.
         graph_speedup: ``serial / bound``, the most that any plan could give. Where lanes do not share cores that is
@@ -142,6 +143,7 @@ class Prediction:
 
     work: float
     critical_path: float
+    issue: float
     bound: float
     serial: float
     makespan: float

@@ -160,7 +160,8 @@ class _Writer:
         table = self.table("one call", "expected", "speedup", "remark", right="expected speedup")
         if found is None:
             return table
-        limit = "the critical path" if found.bound == found.critical_path else "the work, shared out evenly"
+        limits = {found.critical_path: "the critical path", found.issue: "the host, which issues every op"}
+        limit = limits.get(found.bound, "the work, shared out evenly")
         cores = ", with all of its cores" if first.torch_device == "cpu" else ""
         rows = (
             ("one device", found.serial, 1.0, f"the whole model on {first.name} alone{cores}"),
@@ -168,6 +169,7 @@ class _Writer:
             ("bound", found.bound, found.graph_speedup, f"no plan is faster; set by {limit}"),
             ("critical path", found.critical_path, None, "the longest chain of ops that wait for each other"),
             ("work", found.work, None, "all ops one after the other, at the speed of one lane"),
+            *([("issue", found.issue, None, "the host issues all ops, one after the other")] if found.issue else []),
         )
         for name, seconds, ratio, remark in rows:
             cells = (name, format_duration(seconds), "" if ratio is None else f"{ratio:.2f}x", Text(remark))
