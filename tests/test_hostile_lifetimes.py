@@ -14,6 +14,7 @@ import pytest
 import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from lanes import OLD_TORCH
 from pretend import pretending, spec, spread
 from torch import Tensor, nn
 
@@ -42,7 +43,9 @@ def test_equal(name: str) -> None:
 def wanted_as_one_graph(run: Run) -> Steps:
     """torch.compile goes past a partitioned module. Where it may not (``fullgraph=True``, a strict export), it raised."""
     graph = torch.compile(run.module, backend="eager", fullgraph=True)
-    yield graph(rand()), torch.export.export(run.module, (rand(),), strict=True).module()(rand())
+    yield graph(rand())
+    if not OLD_TORCH:  # whose strict export knows no bound methods: docs/limits.md
+        yield torch.export.export(run.module, (rand(),), strict=True).module()(rand())
     graph(rand()).sum().backward()
     run.module.left = nn.Linear(4, 4)
     yield run(rand()), graph(rand())

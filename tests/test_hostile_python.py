@@ -15,6 +15,7 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
+from lanes import OLD_TORCH
 from torch import Tensor, nn
 
 from partitioner import DifferenceError, partition
@@ -26,9 +27,14 @@ python = kept_in(PYTHON)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
+NOT_BEFORE = {"operators_in_place", "partials_of_partials"}
+"""What an older tracer does in other ways, which are not mended: docs/limits.md."""
+
+
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", PYTHON)
-def test_equal(name: str, example: bool) -> None:
+def test_equal(name: str, example: bool, request: pytest.FixtureRequest) -> None:
+    request.applymarker(pytest.mark.xfail(OLD_TORCH and name in NOT_BEFORE, reason="an older tracer", strict=True))
     assert_equal(PYTHON[name], Variant(True, example))
 
 

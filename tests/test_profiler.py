@@ -11,7 +11,10 @@ from torch.profiler import profile
 
 from partitioner import partition
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),  # torch 2.11 says so, whatever it is asked for
+]
 
 X = numbers(4, 6)
 
