@@ -58,9 +58,7 @@ def test_wanted_as_one_graph_on_several_devices(monkeypatch: pytest.MonkeyPatch)
         module = spread(Two(), (rand(),), TWO)
         for whole in (
             torch.compile(module, backend="eager", fullgraph=True),
-            *(
-                [] if OLD_TORCH else [lambda x: torch.export.export(module, (x,))]
-            ),  # there a global hook of its own stays behind
+            *([] if OLD_TORCH else [lambda x: torch.export.export(module, (x,))]),  # it leaves a hook of its own behind
             lambda x: torch.jit.trace(module, (x,)),  # type: ignore[no-untyped-call]
         ):
             with pytest.raises(TraceError, match="trace the model before partition"):
