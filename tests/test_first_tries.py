@@ -27,6 +27,7 @@ from partitioner import (
     verify,
 )
 from partitioner.driver import planned
+from partitioner.frontend.capture.amended import amends
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 
@@ -337,3 +338,13 @@ def test_no_garbage_is_looked_for_in_a_view(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compile, "view_of", lambda module: (seen.append(gc.isenabled()), real(module))[1])
     planned(Towers(), ["cpu:0", "cpu:1"])
     assert seen == [False] and gc.isenabled()
+
+
+def test_a_torch_whose_tracer_is_not_known_is_refused_in_words() -> None:
+    """torch 2.14 renamed a method of its tracer: everything ran as it is, and the reason that was given was ``var_getattr``."""
+
+    class Variable:
+        """As of a torch that is not known."""
+
+    with pytest.raises(TraceError, match=r"^torch .* has a tracer that .* does not know: Variable has no look_up\. Take"):
+        amends(Variable, "look_up")(lambda plain: plain)

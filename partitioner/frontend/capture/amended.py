@@ -8,6 +8,14 @@ from functools import partial, wraps
 from inspect import getattr_static
 from typing import Any
 
+import torch
+from torch._dynamo.variables.base import VariableTracker
+
+from partitioner.errors import TraceError
+
+GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
+"""What variables look an attribute up with; torch 2.14 names it after CPython's slot."""
+
 _AMENDMENTS: list[tuple[Any, str, Callable[..., Any]]] = []
 """Owners, names of their methods, and what is called instead, in the order in which they take effect."""
 
@@ -21,7 +29,17 @@ def amends(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[...
 
     Returns:
         A decorator for what is called instead: with the plain one first, and then with its arguments.
+
+    Raises:
+        TraceError: there is no such thing in this torch, which would trace otherwise than is known here.
     """
+    try:
+        _held(owner, name)
+    except (AttributeError, KeyError):
+        raise TraceError(
+            f"torch {torch.__version__} has a tracer that this version of partitioner does not know: "
+            f"{getattr(owner, '__name__', 'its table')} has no {name}. Take torch 2.11 to 2.14, or a newer partitioner"
+        ) from None
 
     def register(instead: Callable[..., Any]) -> Callable[..., Any]:
         _AMENDMENTS.append((owner, name, instead))

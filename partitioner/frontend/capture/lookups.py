@@ -39,7 +39,7 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.absent import has_guard
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
 from partitioner.model.source import is_user_code
@@ -151,7 +151,7 @@ if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
         return plain(self, tx, name, *arguments)
 
 
-@amends(UserDefinedObjectVariable, "var_getattr")
+@amends(UserDefinedObjectVariable, GETATTR)
 def _of_object(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     try:
         found = plain(self, tx, name)
@@ -183,7 +183,7 @@ def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     return plain(self, *arguments)
 
 
-@amends(UserDefinedClassVariable, "var_getattr")
+@amends(UserDefinedClassVariable, GETATTR)
 def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     found = plain(self, tx, name)
     if type(found) is GetAttrVariable and found.source is not None and not callable(value := getattr(self.value, name)):
@@ -193,7 +193,7 @@ def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     return found
 
 
-@amends(TensorVariable, "var_getattr")
+@amends(TensorVariable, GETATTR)
 def _of_tensor(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if self.source is not None and name in _LOST:
         raise Unsupported(f"{name} of a tensor is read")

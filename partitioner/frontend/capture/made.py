@@ -31,7 +31,7 @@ from torch._dynamo.variables.functions import FunctoolsPartialVariable
 from torch._dynamo.variables.lists import SizeVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.model.functions import is_users
 
 HEAP_TYPE = 1 << 9
@@ -55,7 +55,7 @@ def _text(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
     return plain(self, tx, value)
 
 
-@amends(UserDefinedObjectVariable, "var_getattr")
+@amends(UserDefinedObjectVariable, GETATTR)
 def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if name == "__reduce_ex__" and not _is_all_attributes(kind := self.python_type()):
         raise Unsupported(f"a {kind.__name__} is copied")

@@ -17,7 +17,7 @@ from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import ConstantLikeVariable, NumpyVariable, get_np_to_tnp_map
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 
@@ -71,7 +71,7 @@ def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwa
     return plain(self, tx, args, kwargs) if found is None else _Number(found)
 
 
-@amends(ConstantLikeVariable, "var_getattr")
+@amends(ConstantLikeVariable, GETATTR)
 def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     found = getattr(self.value, name, None)
     return _Number(found) if isinstance(found, _NUMBERS) else plain(self, tx, name)  # as the eps of np.finfo

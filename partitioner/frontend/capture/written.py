@@ -14,7 +14,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import UserDefinedClassVariable, UserDefinedObjectVariable
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 
 
 def _giver(bases: tuple[type, ...], name: str) -> Any:
@@ -28,13 +28,13 @@ def _giver(bases: tuple[type, ...], name: str) -> Any:
     return None
 
 
-@amends(UserDefinedClassVariable, "var_getattr")
+@amends(UserDefinedClassVariable, GETATTR)
 def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     giver = _giver(self.value.__mro__, name)
     return tx.output.side_effects.load_attr(giver, name) if giver and giver is not self else plain(self, tx, name)
 
 
-@amends(UserDefinedObjectVariable, "var_getattr")
+@amends(UserDefinedObjectVariable, GETATTR)
 def _of_object(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if _giver(type(self.value).__mro__, name) and name not in getattr(self.value, "__dict__", ()):
         raise Unsupported(f"{name} of a {type(self.value).__name__} is read, which a class of it was given before")
