@@ -15,6 +15,7 @@ from inspect import getattr_static, signature
 from typing import Any
 
 from torch import Size, Tensor
+from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import ObservedAttributeError, Unsupported, raise_observed_exception
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeDictSource
@@ -84,6 +85,13 @@ if hasattr(builtins, "GetAttrBuiltinVariable"):
 else:  # torch 2.12 and before
     amends(BuiltinVariable, "call_getattr")(partial(_ask, _is_default))
     amends(BuiltinVariable, "call_hasattr")(partial(_ask, _is_no))
+
+
+if hasattr(symbolic_convert, "generic_getattr"):  # before torch 2.14, ``owner.name`` is ``getattr(owner, "name")``
+
+    @amends(symbolic_convert, "generic_getattr")
+    def _load(plain: Callable[..., Any], tx: Any, owner: Any, name: str) -> Any:
+        return _ask(_is_default, lambda _, *__: plain(tx, owner, name), None, tx, owner, ConstantVariable.create(name))
 
 
 def _not_found(tx: Any, owner: Any, name: Any) -> None:
