@@ -9,9 +9,11 @@ import enum
 from typing import Any
 
 import pytest
+import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, kept_in, rand
+from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 CHANGES: dict[str, Program] = {}
 
@@ -151,3 +153,29 @@ def one_object_as_a_global_and_an_attribute(run: Run) -> Steps:
     yield run(rand())
     run.model.mode, run.model.scale = Mode.FULL, SCALE
     yield run(rand())
+
+
+# -- errors in the middle ------------------------------------------------------------------------------------------------------
+
+
+class Tangents(Two):
+    """Differentiates forward, by a transform or in a level of its own."""
+
+    transform = True
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Any:
+        if self.transform:
+            found = torch.func.jvp(lambda inner: inner.index_select(-1, chosen).sin(), (x,), (torch.ones_like(x),))[1]
+        else:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, torch.ones_like(x)).index_select(-1, chosen)
+                found = forward_ad.unpack_dual(dual).tangent
+        return self.left(x) * self.right(x), found
+
+
+@changes(Tangents, lambda: torch.tensor([0, 1]))
+def index_out_of_range_in_forward_mode(run: Run) -> Steps:
+    """The level stayed open, so that nobody in the process could differentiate forward any more."""
+    for run.model.transform in (True, False):
+        for last in (1, 9, 2):
+            yield raised(lambda last=last: run(rand(), torch.tensor([0, last])))  # type: ignore[misc]
