@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -102,6 +102,20 @@ def operators_in_place(run: Run) -> Steps:
     """They gave a plain list, and the model's own list, or dictionary, stayed as it was."""
     for _ in range(2):
         yield run(rand()), list(run.model.items), dict(run.model.names)
+
+
+class Order(OrderedDict[str, Any]):
+    """An ordered dictionary of the user's."""
+
+
+def _copies_in_order(self: Any, x: Tensor) -> Any:
+    return self.left(x) * self.right(x), self.order.copy(), self.order | {"b": 2}, Order(a=1).copy(), Order(a=1) | {"b": 2}
+
+
+@python(two(_copies_in_order, order=Order(a=1)))
+def copies_of_ordered_dictionaries(run: Run) -> Steps:
+    """They were plain ones."""
+    yield run(rand())
 
 
 # -- classes -------------------------------------------------------------------------------------------------------------------

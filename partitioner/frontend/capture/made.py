@@ -6,6 +6,7 @@ Dynamo holds an empty object for each that forward makes, and what is in it else
 - Its text, where its class leaves that to `object`, which is what ``repr`` says.
 - A copy, by `copy.copy` or `copy.deepcopy`, has the attributes alone: no items, no slots, nothing of what a class says itself
   of how it is copied. Where there is more than attributes the graph ends.
+- A copy of an ordered dictionary of the user's class, and what ``|`` makes of one, was a plain one: there the graph ends.
 - A set of a class of the user's would be returned without its members. Where one is made the graph ends.
 - A text that is formatted, ``f"{x}"``, is so when the frame ends: it would tell what was written to a tensor, a list or an
   object since. Of what may change the graph ends.
@@ -14,6 +15,7 @@ Dynamo holds an empty object for each that forward makes, and what is in it else
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +28,9 @@ from torch._dynamo.variables import (
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     dicts,
+    user_defined,
 )
+from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
 from torch._dynamo.variables.functions import FunctoolsPartialVariable
 from torch._dynamo.variables.lists import SizeVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
@@ -72,6 +76,23 @@ def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     if issubclass(self.value, set | frozenset) and is_users(getattr(self.value, "__module__", None)):
         raise Unsupported(f"a {self.value.__name__} is made, which is a set")
     return plain(self, *arguments)
+
+
+if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
+
+    @amends(user_defined.OrderedDictVariable, "nb_or_impl")
+    @amends(user_defined.OrderedDictVariable, "call_method")
+    def _copy(plain: Callable[..., Any], self: Any, tx: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+        kind = self.python_type()
+        if kind is not OrderedDict and (name in ("copy", "__copy__", "__or__", "__ror__") or not isinstance(name, str)):
+            raise Unsupported(f"a {kind.__name__} is copied")
+        return plain(self, tx, name, *arguments, **options)
+
+    @amends(user_defined.OrderedDictVariable, "as_python_constant")
+    def _constant(plain: Callable[..., Any], self: Any) -> Any:
+        if self.python_type() is not OrderedDict:
+            raise AsPythonConstantNotImplementedError(self)
+        return plain(self)
 
 
 @amends(FunctoolsPartialVariable, "__init__")

@@ -70,7 +70,7 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
     """What is looked at again in the frame.
 
     Those are constants that have twins, attributes of tuples, texts and numbers of a class of the user's, which torch takes to
-    be constant, and the order of ordered dictionaries, of which torch sees that in which keys came.
+    be constant, and the keys of dictionaries that are gone through: of ordered ones torch sees the order in which they came.
     """
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
         code, value = found_at(name, scope)
@@ -82,8 +82,8 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
             yield holds_at(code, partial(_is_dressed, dict(vars(value))))
     for source in sorted(map(name_of, InstructionTranslator.current_tx().output.guard_on_key_order)):
         code, value = found_at(source, scope)
-        if code and isinstance(value, OrderedDict):
-            yield holds_at(code, lambda now, keys=list(value): list(now) == keys)  # type: ignore[misc]
+        if code and (isinstance(value, OrderedDict) or _has_twins(tuple(value))):
+            yield holds_at(code, lambda now, keys=list(value): same(list(now), keys))  # type: ignore[misc]
     yield from distinct(scope)
 
 
@@ -151,7 +151,7 @@ def _has_twins(value: Any) -> bool:
     """Whether there is another value that is equal and not the same, or it may become another one: a list in a tuple."""
     if type(value) in (tuple, list, set, frozenset):
         return type(value) is list or any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
-    return isinstance(value, _FLOATS) and value == 0.0
+    return type(value) is range or (isinstance(value, _FLOATS) and value == 0.0)
 
 
 def check(found: Watched, module_globals: dict[str, Any]) -> Callable[[Any], bool]:
@@ -177,4 +177,6 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) in (set, frozenset):
         return {(type(item), item) for item in one} == {(type(item), item) for item in other}
+    if type(one) is range:
+        return repr(one) == repr(other)
     return one == other and (not isinstance(one, _FLOATS) or math.copysign(1, one) == math.copysign(1, other))

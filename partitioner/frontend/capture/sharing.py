@@ -2,20 +2,24 @@
 
 A list or an object that comes in under two names, or is an attribute, too, is for Dynamo one object for each name if it was so
 when it was traced: what is written under one name, the other name would not read, and ``a is b`` stays false. It asks this of
-tensors, and of nothing else.
+tensors, and of nothing else. And that an object is one under two names it asks where both lead from local variables, or both
+from globals, but not of one that is a global and an attribute.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import CodeType
 from typing import Any
 
 import torch
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import is_from_global_source, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
-from torch._dynamo.variables import UserMethodVariable
+from torch._dynamo.variables import UserMethodVariable, builder
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE, Condition
@@ -41,6 +45,16 @@ def _compare(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[
         one, other = (name_of(variable.source) for variable in pair)
         HERE.compared[one, other] = None
     return plain(tx, pair, options)
+
+
+@amends(builder, "make_dupe_guard")
+def _still_one(plain: Callable[..., Any], source: Any, known: Any) -> Any:
+    """A guard: whether what lies at two sources is one object, as it is now."""
+    found = plain(source, known)
+    reached = known and all(is_from_local_source(each) or is_from_global_source(each) for each in (source, known))
+    if found is None and reached and source != known:
+        return partial(GuardBuilder.DUPLICATE_INPUT, source_b=known)
+    return found
 
 
 def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
+from torch.autograd import forward_ad
 from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 
@@ -27,6 +28,9 @@ from partitioner.model.modes import hooks_refused, modes_here, refuse_hooks, tak
 
 OF_THREAD = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
 """Homes of the functions that open and close levels of transforms. These belong to a thread."""
+
+_COUNTED: dict[str, Any] = {"_enter_dual_level": forward_ad.enter_dual_level, "_exit_dual_level": forward_ad.exit_dual_level}
+"""By the names to which forward mode is traced, the functions around them, which note that a level is open."""
 
 SWITCHES = frozenset(
     """_set_deterministic_algorithms _set_fwd_grad_enabled _saved_tensors_hooks_disable _saved_tensors_hooks_enable
@@ -67,6 +71,8 @@ def with_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _fused(module: torch.fx.GraphModule, region: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+    for node in region:
+        node.target = _COUNTED.get(getattr(node.target, "__name__", ""), node.target)
     body, inputs, outputs = fuse_as_graphmodule(module, list(region), "region", always_return_tuple=True)
     graph = module.graph
     with graph.inserting_after(region[-1]):
@@ -94,11 +100,14 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
     depth, modes, nesting = get_dynamic_layer_stack_depth(), modes_here(), _autocast_nesting()
     deterministic, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     dtype, kernels, refused = torch.get_default_dtype(), _cur_sdpa_kernel_backends(), hooks_refused()
+    level = forward_ad._current_level
     try:
         return body.forward(*inputs)  # called as a module, it would print a page of its own code if an op fails
     except BaseException:
         with suppress(RuntimeError):  # torch 2.11 complains of having popped the last one
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while forward_ad._current_level > level:  # or nobody could open one any more
+            _COUNTED["_exit_dual_level"]()
         for _ in range(_autocast_nesting() - nesting):
             torch.autocast_decrement_nesting()
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
