@@ -1,4 +1,4 @@
-"""Where a task may go, as the exact model sees it: processors and lanes that cannot be told apart count as one.
+"""Where a task may go, as the exact model and beams see it: processors and lanes that cannot be told apart count as one.
 
 cpu/0 cpu/1 cpu/2   no hand-off between lanes     one pool of three: which of them a task has can be found afterwards
 gpu0  gpu1          equal, links between them     two sites
