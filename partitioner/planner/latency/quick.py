@@ -1,15 +1,19 @@
 """The clock again, in one loop, for searches that ask it ten thousand times: how long an order on given lanes takes.
 
 Says what `partitioner.planner.timing.timed` says, and for every task also what it waited for. What lanes share, what a host
-issues and processors that stand still while they send are left to the clock itself.
+issues and processors that stand still while they send are left to the clock itself. Where nothing passes, lanes that cannot be
+told apart are one pool, and an order says which of them a task has.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.latency.sites import sites
 from partitioner.planner.resources import Busy
 from partitioner.planner.timing import timed
 
@@ -44,6 +48,14 @@ def _plain(problem: Problem) -> bool:
     return problem.overlap and not problem.fetched and not shared and all(kind.issue is None for kind in kinds)
 
 
+def _pools(problem: Problem) -> list[tuple[int, ...]]:
+    """The lanes that cannot be told apart, together; each by itself where something passes."""
+    pools = sites(problem)[1]
+    if _plain(problem) and not any(problem.routes.values()) and not any(pool.wait for pool in pools):
+        return [pool.lanes for pool in pools]
+    return [(lane,) for lane in range(len(problem.lanes))]
+
+
 class Quick:
     """Times orders of one problem.
 
@@ -53,7 +65,8 @@ class Quick:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, count = problem, len(problem.processors)
-        self.plain = _plain(problem)
+        self.plain, self.pools = _plain(problem), _pools(problem)
+        self.pool_of = {lane: number for number, pool in enumerate(self.pools) for lane in pool}
         self.before = [sorted(set(each)) for each in problem.before]
         self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
         self.lengths = [
@@ -63,8 +76,28 @@ class Quick:
         self.handoff = [each.handoff for each in problem.processors]
 
     def __call__(self, order: list[int], lanes: Sequence[int]) -> Timed:
-        """What comes of an order and lanes."""
+        """What comes of an order and lanes, or pools of them."""
+        if len(self.pools) < len(self.problem.lanes):
+            return self.pooled(order, lanes)
         return self.plainly(order, lanes) if self.plain else self.slowly(order, lanes)
+
+    def pooled(self, order: list[int], lanes: Sequence[int]) -> Timed:
+        """Each task on the lane of its pool that is free the latest in time, or else the first."""
+        count, home, table, before, pool_of = len(order), self.problem.lanes, self.problem.seconds, self.before, self.pool_of
+        start, end, own, wait, cause = [0.0] * count, [0.0] * count, [0] * count, [0.0] * count, [-1] * count
+        free = [[(0.0, lane) for lane in pool] for pool in self.pools]
+        for task in order:
+            ready, last = 0.0, -1
+            for source, _ in before[task]:
+                if end[source] > ready:
+                    ready, last = end[source], source
+            line = free[pool_of[lanes[task]]]
+            at, lane = line.pop(max(0, bisect_right(line, (ready, inf)) - 1))
+            wait[task], cause[task], own[task] = ready, last, lane
+            start[task] = begin = at if at > ready else ready
+            end[task] = until = begin + table[home[lane]][task]
+            insort(line, (until, lane))
+        return Timed(max(end), order, own, start, end, wait, cause)
 
     def slowly(self, order: list[int], lanes: Sequence[int]) -> Timed:
         """By the clock."""

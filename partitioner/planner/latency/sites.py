@@ -1,4 +1,4 @@
-"""Where a task may go, as the exact model sees it: processors and lanes that cannot be told apart count as one.
+"""Where a task may go, as the exact model and beams see it: processors and lanes that cannot be told apart count as one.
 
 cpu/0 cpu/1 cpu/2   no hand-off between lanes     one pool of three: which of them a task has can be found afterwards
 gpu0  gpu1          equal, links between them     two sites
@@ -8,7 +8,6 @@ acc   acc   acc     equal, nothing to move        one site, one pool of three
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from partitioner.ir.problem import Problem
 
@@ -68,6 +67,6 @@ def sites(problem: Problem) -> tuple[list[Site], list[Pool]]:
 def _likeness(problem: Problem, number: int) -> object:
     """What processors of one site have in common; the number itself where a processor must be a site of its own."""
     each = problem.processors[number]
-    free = each.handoff == 0 and each.memory == inf and not (each.lanes > 1 and problem.kinds[each.kind].share is not None)
+    free = each.handoff == 0 and not problem.crowded and not (each.lanes > 1 and problem.kinds[each.kind].share is not None)
     rules = problem.pin or problem.contiguous or any(problem.routes.values()) or len(problem.members) < len(problem.tasks)
     return (each.kind, id(problem.seconds[number])) if free and not rules else number

@@ -17,7 +17,10 @@ from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.beams import widened
+from partitioner.planner.latency.crossings import crossed
 from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.improve import improved, soon_improved
+from partitioner.planner.latency.sites import sites
 from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
@@ -29,6 +32,9 @@ EVENING = 1e-3
 
 RANKED, BEAMED = 0.2, 0.5
 """Parts of the time after which there are no more schedules by rank, and by beams."""
+
+REGARDLESS, CROSSED = 0.2, 0.5
+"""Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
 
 
 def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
@@ -44,9 +50,11 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     Raises:
         PlacementError: no answer was found.
     """
+    roomy = _roomy(problem, tries, least, until)
     now, homes = perf_counter(), Homes(problem)
     known = several(problem, homes, tries, now + RANKED * (until - now), answers)
-    if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2:
+    known = sorted([*known, *roomy], key=lambda each: each.seconds)
+    if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known
     kept: list[Sequence[int]] = [()]
     if (uneven(problem) or lumpy(problem)) and perf_counter() + EVENING * len(problem.tasks) < until:
@@ -57,3 +65,14 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if until < inf or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now))
     return sorted(known, key=lambda each: each.seconds)
+
+
+def _roomy(problem: Problem, tries: int, least: float, until: float) -> list[Found]:
+    """A schedule that was made without regard for memory, and keeps it; none where processors cannot be exchanged."""
+    free, now = replace(problem, memory=()), perf_counter()
+    if not problem.crowded or len(sites(free)[0]) == len(problem.processors):
+        return []
+    known, soon = starts(free, tries, least, now + REGARDLESS / 2 * (until - now)), now + REGARDLESS * (until - now)
+    best = improved(free, known, least, soon, 0) if until < inf else soon_improved(free, known, least)
+    found = crossed(problem, best, least, now + CROSSED * (until - now))
+    return [found] if found else []
