@@ -36,7 +36,7 @@ LANES = 4
 PARTS = 0.5
 """Part of the exchanges that end again before the schedule does."""
 
-TASKS_IN_ALL, MOST_TURNS = 100_000, 10
+TASKS_IN_ALL, MOST_TURNS = 200_000, 10
 """Tasks that exchanges for one problem time together where there is no limit of time, and exchanges for each that is timed."""
 
 

@@ -28,7 +28,7 @@ MOST_BEAMED = 200
 """The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
 
 EVENING = 1e-3
-"""Seconds for each task that must be left for even loads to be looked for."""
+"""Seconds for each task that must be left for even loads, or for what has no regard for memory, to be looked for."""
 
 RANKED, BEAMED = 0.2, 0.5
 """Parts of the time after which there are no more schedules by rank, and by beams."""
@@ -70,7 +70,8 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
 def _roomy(problem: Problem, tries: int, least: float, until: float) -> list[Found]:
     """A schedule that was made without regard for memory, and keeps it; none where processors cannot be exchanged."""
     free, now = replace(problem, memory=()), perf_counter()
-    if not problem.crowded or len(sites(free)[0]) == len(problem.processors):
+    is_late = now + EVENING * len(problem.tasks) > until
+    if is_late or not problem.crowded or len(sites(free)[0]) == len(problem.processors):
         return []
     known, soon = starts(free, tries, least, now + REGARDLESS / 2 * (until - now)), now + REGARDLESS * (until - now)
     best = improved(free, known, least, soon, 0) if until < inf else soon_improved(free, known, least)
