@@ -15,10 +15,9 @@ from torch import nn
 from torch._dynamo import variables
 
 from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.made import HEAP_TYPE
 
 _PROTOCOL = getattr(variables, "object_protocol", None)  # torch 2.11 has none
-_ON_THE_HEAP = 1 << 9
-"""Python's flag of a class that can be written to."""
 
 
 if hasattr(_PROTOCOL, "_get_cached_slots"):
@@ -104,7 +103,7 @@ def _names(held: MappingProxyType[str, Any]) -> frozenset[str]:
 
 def _is_open(owner: type) -> bool:
     """Whether a method may come to a class: to neither Python's own nor, so that calls stay short, torch's."""
-    return bool(owner.__flags__ & _ON_THE_HEAP) and not str(owner.__module__).startswith("torch.")
+    return bool(owner.__flags__ & HEAP_TYPE) and not str(owner.__module__).startswith("torch.")
 
 
 def _is_called(kind: type) -> bool:
