@@ -23,6 +23,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
+    ConstDictVariable,
     StringFormatVariable,
     TupleVariable,
     UserDefinedClassVariable,
@@ -78,21 +79,33 @@ def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     return plain(self, *arguments)
 
 
-if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
+_KINDS = (getattr(user_defined, "OrderedDictVariable", ConstDictVariable), user_defined.UserDefinedDictVariable)
+_ORDERED: Any = next(each for each in _KINDS if issubclass(each, user_defined.UserDefinedDictVariable))
+"""What stands for an ordered dictionary of the user's class: in torch 2.13 alone there is a kind of variable for it."""
 
-    @amends(user_defined.OrderedDictVariable, "nb_or_impl")
-    @amends(user_defined.OrderedDictVariable, "call_method")
-    def _copy(plain: Callable[..., Any], self: Any, tx: Any, name: Any, *arguments: Any, **options: Any) -> Any:
-        kind = self.python_type()
-        if kind is not OrderedDict and (name in ("copy", "__copy__", "__or__", "__ror__") or not isinstance(name, str)):
-            raise Unsupported(f"a {kind.__name__} is copied")
-        return plain(self, tx, name, *arguments, **options)
 
-    @amends(user_defined.OrderedDictVariable, "as_python_constant")
-    def _constant(plain: Callable[..., Any], self: Any) -> Any:
-        if self.python_type() is not OrderedDict:
-            raise AsPythonConstantNotImplementedError(self)
-        return plain(self)
+def _copy(plain: Callable[..., Any], self: Any, tx: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+    kind = self.python_type()
+    if _is_ordered(kind) and (name in ("copy", "__copy__", "__or__", "__ror__") or not isinstance(name, str)):
+        raise Unsupported(f"a {kind.__name__} is copied")
+    return plain(self, tx, name, *arguments, **options)
+
+
+for _name in ("call_method", "nb_or_impl"):
+    if hasattr(_ORDERED, _name):
+        amends(_ORDERED, _name)(_copy)
+
+
+@amends(_ORDERED, "as_python_constant")
+def _constant(plain: Callable[..., Any], self: Any) -> Any:
+    if _is_ordered(self.python_type()):
+        raise AsPythonConstantNotImplementedError(self)
+    return plain(self)
+
+
+def _is_ordered(kind: type) -> bool:
+    """Whether a class of the user's is one of ordered dictionaries."""
+    return issubclass(kind, OrderedDict) and kind is not OrderedDict
 
 
 @amends(FunctoolsPartialVariable, "__init__")

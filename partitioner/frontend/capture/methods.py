@@ -13,18 +13,26 @@ from typing import Any
 
 from torch import nn
 from torch._dynamo import variables
+from torch._dynamo.variables import base
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.made import HEAP_TYPE
 
-_PROTOCOL = getattr(variables, "object_protocol", None)  # torch 2.11 has none
+_CACHED = (
+    (getattr(variables, "object_protocol", None), "_get_cached_slots"),  # not in torch 2.11
+    (base, "_tp_type"),  # this and the next are in torch 2.14
+    (base, "_compute_slotdefs"),
+)
+"""Functions of a class that are asked once for it."""
 
 
-if hasattr(_PROTOCOL, "_get_cached_slots"):
+def _anew(plain: Any, kind: type) -> Any:
+    return plain.__wrapped__(kind)
 
-    @amends(_PROTOCOL, "_get_cached_slots")
-    def _slots(plain: Any, kind: type) -> Any:
-        return plain.__wrapped__(kind)
+
+for _owner, _name in _CACHED:
+    if hasattr(_owner, _name):
+        amends(_owner, _name)(_anew)
 
 
 def methods(kinds: Iterable[type], traced: Collection[CodeType]) -> Iterator[Callable[[dict[str, Any]], bool]]:
