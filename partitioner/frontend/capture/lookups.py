@@ -147,7 +147,7 @@ if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
     @amends(user_defined.OrderedDictVariable, "call_method")
     def _move(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
         if name == "move_to_end":
-            self._base_vt.should_reconstruct_all = True  # or the keys would stay where they are
+            vars(self).get("_base_vt", self).should_reconstruct_all = True  # or the keys would stay where they are
         return plain(self, tx, name, *arguments)
 
 
