@@ -97,7 +97,7 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
         ({"spec": {"distributed": {"mesh": {"data": 2}}}}, SpecError, "the section distributed is for the ranks of a job"),
         ({"check": "no", "example_inputs": X}, SpecError, 'check: "no" should be true or false'),
         ({"tune": "auto", "example_inputs": X}, SpecError, 'tune: "auto" should be true or false'),
-        ({"plan": 3}, SpecError, '"3": cannot be read as text: expected str'),
+        ({"plan": 3}, SpecError, '"3": cannot be read as text: .*str'),
         ({"weights": "x.safetensors", "example_inputs": X}, SpecError, r"built under torch\.device.*this one has values"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -133,7 +133,10 @@ def test_a_policy_that_fails_is_told(options: dict[str, Any]) -> None:
         (lambda: parse(None), "not a printed program"),  # type: ignore[arg-type]
         (lambda: parse(""), "not a printed program"),
         (lambda: save_plan(partition(nn.Linear(6, 6), LANES, example_inputs=X), ""), '"": cannot be written'),
-        (lambda: save_plan(partition(nn.Linear(6, 6), LANES, example_inputs=X), 3), '"3": cannot be written: expected str'),  # type: ignore[arg-type]
+        (
+            lambda: save_plan(partition(nn.Linear(6, 6), LANES, example_inputs=X), 3),
+            '"3": cannot be written: (expected str|argument should be a str)',
+        ),  # type: ignore[arg-type]
         (lambda: plan({"tasks": []}, {"devices": [{"name": "a", "kind": "b"}]}, policy=3), "3 is no policy; give a name"),  # type: ignore[arg-type]
     ],
 )
