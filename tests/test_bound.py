@@ -86,3 +86,10 @@ def test_a_generator_orders_nothing_on_accelerators() -> None:
     times = {"rand_like": 3, "rand_like_1": 3}
     assert bound(Machine((device(2, place="cuda:0"),)), Noise(), **times).critical_path == 3
     assert bound(Machine((device(2),)), Noise(), **times).critical_path == 6
+
+
+def test_a_call_that_takes_no_time_is_bound_by_no_host() -> None:
+    """Of bounds that are all 0 the critical path is named: on a CPU no host issues anything."""
+    spec = load_spec({"devices": [{"device": "cpu", "overhead": 0}]})
+    shown = render(inspect(make_plan(nn.Flatten(0), Call.of((torch.zeros(1, 2),), {}), build_machine(spec), spec)))
+    assert "set by the critical path" in shown

@@ -160,7 +160,7 @@ class _Writer:
         table = self.table("one call", "expected", "speedup", "remark", right="expected speedup")
         if found is None:
             return table
-        limits = {found.critical_path: "the critical path", found.issue: "the host, which issues every op"}
+        limits = {found.issue: "the host, which issues every op", found.critical_path: "the critical path"}
         limit = limits.get(found.bound, "the work, shared out evenly")
         cores = ", with all of its cores" if first.torch_device == "cpu" else ""
         rows = (
