@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, kept_in, raised, rand, two
-from lanes import OLD_TORCH
+from hostile.program import OLDER, Program, Run, Steps, kept_in, raised, rand, two
 from torch import Tensor, nn
 
 from partitioner import partition
@@ -26,14 +25,10 @@ made = kept_in(MADE)
 
 pytestmark = pytest.mark.usefixtures("scattering")
 
-NOT_BEFORE = {"order_of_the_models_own_dictionary", "tensors_in_lists"}
-"""What an older tracer does in other ways, which are not mended: docs/limits.md."""
-
 
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MADE)
-def test_equal(name: str, example: bool, request: pytest.FixtureRequest) -> None:
-    request.applymarker(pytest.mark.xfail(OLD_TORCH and name in NOT_BEFORE, reason="an older tracer", strict=True))
+def test_equal(name: str, example: bool) -> None:
     assert_equal(MADE[name], Variant(True, example))
 
 
@@ -159,7 +154,7 @@ def _moves(self: Any, x: Tensor) -> Any:
     return self.left(x), list(self.recent)
 
 
-@made(two(_moves, recent=OrderedDict(a=1, b=2, c=3)))
+@made(two(_moves, recent=OrderedDict(a=1, b=2, c=3)), limit=OLDER)
 def order_of_the_models_own_dictionary(run: Run) -> Steps:
     """It stayed as it was."""
     for _ in range(3):
@@ -226,7 +221,7 @@ def _looks_for(self: Any, x: Tensor, question: int = 0) -> Any:
     return y, 1.0 in [total] if question == 1 else ("a" in ["b", y], total in [2, total * 1])
 
 
-@made(two(_looks_for))
+@made(two(_looks_for), limit=OLDER)
 def tensors_in_lists(run: Run) -> Steps:
     """Whether they are in there was a tensor, and of a number in a range 1; that a number equals a tensor was not seen."""
     for question in range(3):

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
-from lanes import OLD_TORCH
+from hostile.program import OLDER, Program, Run, Steps, Two, kept_in, rand, two
 from torch import Tensor, nn
 
 from partitioner import DifferenceError, partition
@@ -27,14 +26,9 @@ python = kept_in(PYTHON)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-NOT_BEFORE = {"operators_in_place", "partials_of_partials"}
-"""What an older tracer does in other ways, which are not mended: docs/limits.md."""
-
-
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", PYTHON)
-def test_equal(name: str, example: bool, request: pytest.FixtureRequest) -> None:
-    request.applymarker(pytest.mark.xfail(OLD_TORCH and name in NOT_BEFORE, reason="an older tracer", strict=True))
+def test_equal(name: str, example: bool) -> None:
     assert_equal(PYTHON[name], Variant(True, example))
 
 
@@ -97,7 +91,7 @@ def _adds_in_place(self: Any, x: Tensor) -> Any:
     return self.right(x), made, made is other, names, self.items, self.names
 
 
-@python(two(_adds_in_place, items=Items(), names=Names()))
+@python(two(_adds_in_place, items=Items(), names=Names()), limit=OLDER)
 def operators_in_place(run: Run) -> Steps:
     """They gave a plain list, and the model's own list, or dictionary, stayed as it was."""
     for _ in range(2):
@@ -171,7 +165,7 @@ def _partials(self: Any, x: Tensor) -> Any:
     return self.left(x), part.args, part.func is pow, functools.partial(self.part, exp=3).keywords
 
 
-@python(two(_partials, part=functools.partial(pow, base=2)))
+@python(two(_partials, part=functools.partial(pow, base=2)), limit=OLDER)
 def partials_of_partials(run: Run) -> Steps:
     yield run(rand())
 
