@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import OLD_TORCH, act, acting, assert_same, numbers, programs, spread, used_lanes
+from lanes import act, acting, assert_same, numbers, programs, spread, used_lanes
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -350,8 +350,7 @@ def test_what_has_no_form_as_a_mode_is_one_op(kind: type[Switched]) -> None:
     assert switches() == before
     (region,) = (op for op in parallel.graph.ops if op.target == "run_region")
     alone = any(access.resource == "*" for access in region.accesses)
-    unseen = (Tangent, Curvature) if OLD_TORCH else ()  # cannot be called on fakes there, so nothing is known of them
-    assert alone == (kind in (*OF_PROCESS, *unseen)), "what is switched for the whole process has nothing beside it"
+    assert alone == (kind in OF_PROCESS), "what is switched for the whole process has nothing beside it"
     for caller in (nullcontext, torch.no_grad):
         outputs, gradients = look(_Wrapped(model), caller)
         found, others = look(_Wrapped(parallel), caller)

@@ -29,7 +29,13 @@ from partitioner.model.modes import hooks_refused, modes_here, refuse_hooks, tak
 OF_THREAD = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
 """Homes of the functions that open and close levels of transforms. These belong to a thread."""
 
-_COUNTED: dict[str, Any] = {"_enter_dual_level": forward_ad.enter_dual_level, "_exit_dual_level": forward_ad.exit_dual_level}
+
+def _exit_level(level: int | None = None) -> None:
+    """Close the innermost level of forward mode, whichever number the traced one had; torch 2.11 gives it, newer ones not."""
+    forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
+
+
+_COUNTED: dict[str, Any] = {"_enter_dual_level": forward_ad.enter_dual_level, "_exit_dual_level": _exit_level}
 """By the names to which forward mode is traced, the functions around them, which note that a level is open."""
 
 SWITCHES = frozenset(
@@ -53,7 +59,7 @@ def is_bound(node: torch.fx.Node) -> bool:
 def is_of_thread(node: torch.fx.Node) -> bool:
     """Whether what a bound node changes belongs to the thread that it runs on."""
     home = getattr(node.target, "__module__", None) or ""
-    return home.startswith(OF_THREAD) or getattr(node.target, "__name__", "") == "_set_fwd_grad_enabled"
+    return home.startswith(OF_THREAD) or getattr(node.target, "__name__", "") in ("_set_fwd_grad_enabled", _exit_level.__name__)
 
 
 def with_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -107,7 +113,7 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
         with suppress(RuntimeError):  # torch 2.11 complains of having popped the last one
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
         while forward_ad._current_level > level:  # or nobody could open one any more
-            _COUNTED["_exit_dual_level"]()
+            _exit_level()
         for _ in range(_autocast_nesting() - nesting):
             torch.autocast_decrement_nesting()
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
