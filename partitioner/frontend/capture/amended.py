@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from inspect import getattr_static
 from typing import Any
@@ -16,11 +16,11 @@ from partitioner.errors import TraceError
 GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
 """What variables look an attribute up with; torch 2.14 names it after CPython's slot."""
 
-_AMENDMENTS: list[tuple[Any, str, Callable[..., Any]]] = []
+_AMENDMENTS: list[tuple[Any, Any, Callable[..., Any]]] = []
 """Owners, names of their methods, and what is called instead, in the order in which they take effect."""
 
 
-def amends(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def amends(owner: Any, name: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """While any frame is traced, a method of a class, a function of a module or an entry of a table is another one.
 
     Args:
@@ -35,7 +35,7 @@ def amends(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[...
     """
     try:
         _held(owner, name)
-    except (AttributeError, KeyError):
+    except (AttributeError, LookupError):
         raise TraceError(
             f"torch {torch.__version__} has a tracer that this version of partitioner does not know: "
             f"{getattr(owner, '__name__', 'its table')} has no {name}. Take torch 2.11 to 2.14, or a newer partitioner"
@@ -53,7 +53,7 @@ def all_amended() -> Iterator[None]:
     """While a frame is traced: everything that `amends` has registered is in effect."""
     with ExitStack() as stack:
         for owner, name, instead in _AMENDMENTS:
-            stack.enter_context(amended(owner, **{name: _around(_held(owner, name), instead)}))
+            stack.enter_context(_exchanged(owner, {name: _around(_held(owner, name), instead)}))
         yield
 
 
@@ -67,12 +67,11 @@ def _around(held: Any, instead: Callable[..., Any]) -> Any:
     return staticmethod(method) if isinstance(held, staticmethod) else method
 
 
-@contextmanager
-def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """For a while, methods of a class, functions of a module or entries of a table are others.
+def amended(owner: Any, **methods: Callable[..., Any]) -> AbstractContextManager[None]:
+    """For a while, methods of a class or functions of a module are others.
 
     Args:
-        owner: the class, module or table.
+        owner: the class or module.
         methods: what takes the place of them, by their names.
 
     Example:
@@ -84,8 +83,13 @@ def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
         >>> Plain().number()
         1
     """
+    return _exchanged(owner, methods)
+
+
+@contextmanager
+def _exchanged(owner: Any, methods: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     before = {name: _held(owner, name) for name in methods}
-    put = owner.__setitem__ if isinstance(owner, dict) else partial(setattr, owner)
+    put = owner.__setitem__ if isinstance(owner, dict | list) else partial(setattr, owner)
     for name, method in methods.items():
         put(name, method)
     try:
@@ -95,5 +99,5 @@ def amended(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
             put(name, method)
 
 
-def _held(owner: Any, name: str) -> Any:
-    return owner[name] if isinstance(owner, dict) else getattr_static(owner, name)
+def _held(owner: Any, name: Any) -> Any:
+    return owner[name] if isinstance(owner, dict | list) else getattr_static(owner, name)

@@ -37,6 +37,7 @@ class Here(threading.local):
         dressed: names of tuples, texts and numbers that have attributes.
         functions: names of the autograd functions that are being traced, the inner ones last.
         now: answers to questions about the process where the frame begins, and ``answers`` to those that it asks.
+        decisions: what values of the frame have decided while it was traced.
     """
 
     paths: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class Here(threading.local):
     functions: list[str] = field(default_factory=list)
     now: Mapping[Callable[[], Any], Any] = field(default_factory=dict)
     answers: dict[Callable[[], Any], Any] = field(default_factory=dict)
+    decisions: dict[Any, Condition] = field(default_factory=dict)
 
 
 HERE = Here()

@@ -85,6 +85,7 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
         if code and (isinstance(value, OrderedDict) or _has_twins(tuple(value))):
             yield holds_at(code, lambda now, keys=list(value): same(list(now), keys))  # type: ignore[misc]
     yield from distinct(scope)
+    yield from HERE.decisions.values()
 
 
 def _is_dressed(then: dict[str, Any], value: Any) -> bool:

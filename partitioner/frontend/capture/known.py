@@ -1,0 +1,205 @@
+"""Values that Python asks of tensors, where they can be told before the call, so that no graph has to end.
+
+    rates = torch.linspace(0, 0.5, 3).tolist()          of constants: [0.0, 0.25, 0.5] in every call
+    if (mask == causal).all(): ...                      of the call's: one program if so, and another one if not
+
+Dynamo ends a graph wherever Python reads a tensor. Here the ops that lead to such a one, and those that write to it, are run
+once while it is traced, if they draw no random numbers. What is made of constants alone is what it is. What is made of inputs
+and buffers by a few ops is found only where one graph must be all of the call, and only to decide what runs: before each
+further call these ops are run again, on the CPU, and the program is taken if they decide as they did.
+"""
+
+from __future__ import annotations
+
+import dis
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo import symbolic_convert
+from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import found_at, look_at, name_of
+
+MOST = 32
+"""Of how many ops a decision may be made: they are run again in each call."""
+
+_CPU = torch.device("cpu")
+_JUMPS = [code for name, code in dis.opmap.items() if "JUMP" in name and name.endswith(("TRUE", "FALSE", "OR_POP"))]
+_KINDS: list[Any] = [kind for kind in vars(symbolic_convert).values() if isinstance(kind, type)]
+
+
+@amends(TensorVariable, "method_item")
+def _item(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
+    found = None if arguments or options else _found(tx, self, self.dtype is torch.bool)
+    return plain(self, tx, *arguments, **options) if found is None else VariableTracker.build(tx, found.item())
+
+
+@amends(TensorVariable, "method_tolist")
+def _tolist(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    found = _found(tx, self)
+    return plain(self, tx) if found is None else VariableTracker.build(tx, found.tolist())
+
+
+def _jump(plain: Callable[..., Any], tx: Any, instruction: Any) -> Any:
+    """A jump on a tensor is one on a truth value, if that can be told; what is asserted is an op of the graph."""
+    asked, decides = tx.stack[-1], tx.instructions[tx.instruction_pointer].opname != "LOAD_ASSERTION_ERROR"
+    found = _found(tx, asked, decides) if isinstance(asked, TensorVariable) else None
+    if found is not None and found.numel() == 1:
+        tx.stack[-1] = ConstantVariable.create(bool(found))
+    return plain(tx, instruction)
+
+
+for _kind in _KINDS:
+    for _code in _JUMPS if "dispatch_table" in vars(_kind) else ():
+        amends(_kind.dispatch_table, _code)(_jump)
+
+
+def _found(tx: Any, asked: Any, decides: bool = False) -> Tensor | None:
+    """What a tensor that is being traced holds, if that can be told.
+
+    Args:
+        tx: the tracer.
+        asked: the tensor.
+        decides: whether no more is asked of it than a truth value.
+    """
+    node = asked.as_proxy().node
+    if node.graph is not tx.output.root_tracer.graph:
+        return None  # it is part of another op
+    calls = _calls(node)
+    leaves = [each for each in node.graph.nodes if each in calls and each.op not in ("call_function", "call_method")]
+    if leaves and not (decides and HERE.whole and len(calls) <= MOST and not any(map(_may_write, node.graph.nodes))):
+        return None
+    exact = not asked.dtype.is_floating_point and not asked.dtype.is_complex
+    codes = [code for code in map(_code_of, leaves) if code is not None]
+    decision = _Decision(_extracted(node, calls, _CPU if leaves or exact else None), tuple(codes))
+    try:
+        with _Drawless():  # type: ignore[no-untyped-call]
+            found = decision.value(HERE.scope)
+    except Exception:  # it cannot be told, for whatever reason
+        return None
+    if leaves:
+        decision.then = bool(found)
+        HERE.decisions[decision.key] = decision
+    return found
+
+
+def _code_of(leaf: fx.Node) -> CodeType | None:
+    """Where a frame has an input: no parameter, for these are many and lie on their devices."""
+    given = leaf.meta.get("grapharg")
+    code, value = found_at("" if given is None else name_of(given.source), HERE.scope)
+    return None if isinstance(value, nn.Parameter) else code
+
+
+@dataclass(eq=False)
+class _Decision:
+    """Ops that decide which program is taken: the condition that they decide as they did.
+
+    Args:
+        run: the ops, of values of the frame.
+        codes: what these are called there.
+        then: what was decided.
+    """
+
+    run: fx.GraphModule
+    codes: tuple[CodeType, ...]
+    then: bool = False
+
+    @property
+    def key(self) -> Any:
+        return self.run.code, self.codes
+
+    def value(self, scope: Mapping[str, Any]) -> Tensor:
+        given = [look_at(code, scope) for code in self.codes]
+        with torch.no_grad():
+            found: Tensor = _Alike(self.run).run(*(value.cpu() if isinstance(value, Tensor) else value for value in given))
+        return found
+
+    def __call__(self, scope: dict[str, Any]) -> bool:
+        try:
+            return bool(self.value(scope)) is self.then
+        except Exception:  # the program is not taken; what is wrong is found when another one is traced
+            return False
+
+
+def _calls(node: fx.Node) -> set[fx.Node]:
+    """All that a value depends on so far: what it is made of, and what may write to that, with what these are made of."""
+    found, waiting = {node}, [node]
+    while waiting:
+        each = waiting.pop()
+        fresh = {*each.all_input_nodes, *filter(_may_write, _made_of(each))} - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def _made_of(node: fx.Node) -> Iterator[fx.Node]:
+    """Everything that takes a value, or what was made of it."""
+    found, waiting = {node}, [node]
+    while waiting:
+        fresh = [user for user in waiting.pop().users if user not in found]
+        found.update(fresh)
+        waiting += fresh
+        yield from fresh
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a call may write to what it is given: by its name, its arguments, or because it is no function of torch's."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    home = "torch" if isinstance(node.target, str) else getattr(node.target, "__module__", None) or "torch"
+    if home in ("_operator", "builtins"):
+        return node.target in _IN_PLACE
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name in _STATISTICS
+    asked = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
+    return in_place or asked or not home.startswith("torch")
+
+
+_STATISTICS = ("batch_norm", "instance_norm")
+_NAMES = "setitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor".split()
+_IN_PLACE = [setattr, *(getattr(operator, name) for name in _NAMES)]
+
+
+def _extracted(node: fx.Node, calls: set[fx.Node], where: torch.device | None) -> fx.GraphModule:
+    """A graph of some calls, on one device if that is given."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for each in (each for each in node.graph.nodes if each in calls):
+        copied = copies[each] = graph.node_copy(each, copies.__getitem__)
+        traced = each.meta.get("example_value")
+        copied.meta = {"dtype": traced.dtype} if isinstance(traced, Tensor) else {}
+        if where is not None:
+            copied.args, copied.kwargs = fx.node.map_aggregate((copied.args, copied.kwargs), lambda a: _moved(a, where))
+    graph.output(copies[node])
+    return fx.GraphModule({}, graph)
+
+
+def _moved(argument: Any, where: torch.device) -> Any:
+    return where if isinstance(argument, torch.device) else argument
+
+
+class _Alike(fx.Interpreter):
+    """Runs a graph whose tensors must have the dtypes with which they were traced: autocast, too, is a matter of dtypes."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if n.meta.get("dtype") not in (None, getattr(found, "dtype", None)):
+            raise TypeError(f"{n} is of another dtype than while it was traced")
+        return found
+
+
+class _Drawless(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets no op draw random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise TypeError(f"{func} draws random numbers")
+        return func(*args, **(kwargs or {}))
