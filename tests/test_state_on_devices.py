@@ -515,6 +515,27 @@ def test_what_fakes_do_not_take_is_no_fault_of_the_models(op: Callable[[Tensor],
     assert not model.total.any()
 
 
+SCALE = torch.ones(6, requires_grad=True)
+BEYOND: dict[str, Callable[[Tensor], object]] = {
+    r"does not look into pack_padded_sequence": lambda x: nn.utils.rnn.pack_padded_sequence(x[..., None], [4] * 6),
+    r"it makes a torch\.Generator": lambda x: torch.Generator(),
+    r"Tensor\.numpy\(\) gives values to Python": lambda x: x.detach().numpy(),
+    r"torch\.autograd\.grad is asked for gradients": lambda x: torch.autograd.grad((x * SCALE).sum(), SCALE),
+    r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: (x * SCALE).retain_grad(),
+}
+
+
+@pytest.mark.parametrize("reason", BEYOND)
+def test_a_refusal_speaks_of_the_model(reason: str) -> None:
+    """And not of the tracer's settings and developers, which nobody here has set or asked; and it says what to do."""
+    line = BEYOND[reason].__code__.co_firstlineno
+    message = (
+        rf"asks for: .*{reason}.* \(at {re.escape(__file__)}:{line}\).*\. Move that out of forward, or partition onto lanes"
+    )
+    with pytest.raises(TraceError, match=message):
+        planned(Strict(BEYOND[reason]), ["cuda:0", "cuda:1"], example_inputs=X)
+
+
 def test_what_is_found_without_values_says_so() -> None:
     """A model on the meta device cannot be called with values. So what fakes raise is passed on, and where it comes from."""
     with torch.device("meta"):

@@ -80,6 +80,22 @@ def _no_warning(*_args: Any, **_kwargs: Any) -> None:
     """Torch does not warn of what it cannot trace. The summary of a module says it."""
 
 
+_WORDS = {
+    r"^generic_jump|^Data-dependent branching|data-dependent expression": "Python decides on the value of a tensor",
+    r"^step_unsupported$": "what follows cannot be traced, nor gone on with in the middle of it",
+    r"distributions/constraints\.py": "a distribution looks at the values of its arguments, unless given validate_args=False",
+    r"with fake tensors: .*: got (.*)": r"on tensors without values: \1",
+    r"`(Tensor\.numpy\(\))` was called": r"\1 gives values to Python",
+    r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
+    r"Attempted to call `(torch\.autograd\.\w+)` with config": r"\1 is asked for gradients of what forward computes",
+    r"Module-level backwards hooks require": "a module in it has backward hooks",
+    r"Opaque objects cannot be created": "it makes a torch.Generator, or another object that torch's tracer knows no op for",
+    r"marked that (?:the function )?`([\w.]+)`": r"torch's tracer does not look into \1",
+    r"(?m)^ *(?:Explanation|Developer debug context): (.+)": r"\1",
+}
+"""What torch's tracer says, and what it means for the model; the first that is found counts."""
+
+
 def explain(error: BaseException) -> str:
     """Why something could not be traced, in one line with the line of the user's code."""
     return _placed(_plainly(str(error)) or type(error).__name__, getattr(error, "real_stack", ()))
@@ -107,15 +123,8 @@ def _placed(text: str, stack: Iterable[Any]) -> str:
 
 
 def _plainly(text: str) -> str:
-    """What torch says, in one line: its explanation where it has one."""
-    if text.startswith(("generic_jump", "Data-dependent branching")) or "data-dependent expression" in text:
-        return "Python decides on the value of a tensor"
-    if text == "step_unsupported":
-        return "what follows cannot be traced, nor gone on with in the middle of it"
-    if "distributions/constraints.py" in text:
-        return "a distribution looks at the values of its arguments, unless it is given validate_args=False"
-    raised = re.search(r"with fake tensors: .*: got (.*)", text)
-    if raised:
-        return f"on tensors without values: {raised[1]}"
-    explained = re.search(r"^ *(?:Explanation|Developer debug context): (.+)", text, re.MULTILINE)
-    return explained[1] if explained else next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """What torch says, in one line: in words of the model's where they are known, or else its explanation where it has one."""
+    for pattern, words in _WORDS.items():
+        if found := re.search(pattern, text):
+            return found.expand(words)
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -36,6 +36,8 @@ BEYOND_FAKES = (
 
 WITHOUT_VALUES = "found by calling the model on tensors without values; with values it may do otherwise"
 
+ADVICE = "Move that out of forward, or partition onto lanes of one device, where Python may stand between graphs"
+
 
 def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | None) -> Exception:
     """What is raised in the place of a result where a call could not be traced as one graph.
@@ -53,13 +55,13 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | N
     name = type(root).__name__
     text = f"{name}.{call.func.__name__} cannot be one graph, as state on several devices asks for: {explain(error)}"
     if not may_be_the_models(error):
-        return TraceError(text)
+        return TraceError(f"{text}. {ADVICE}")
     if home is None and not any(tensor.is_meta for tensor in all_state(root).values()):
         text += f". {name} itself raises nothing on this call"
-        return _raised(call, state_kept(root, call.args, call.keywords)) or TraceError(text)
+        return _raised(call, state_kept(root, call.args, call.keywords)) or TraceError(f"{text}. {ADVICE}")
     raised = _raised(call, state_kept(root, tensors=False), on_fakes(home))
     if raised is None or isinstance(raised, BEYOND_FAKES):
-        return TraceError(text)
+        return TraceError(f"{text}. {ADVICE}")
     raised.add_note(WITHOUT_VALUES)
     return raised
 
