@@ -128,6 +128,21 @@ def test_a_copy_that_may_be_a_view() -> None:
     assert {access.resource for access in written.accesses if access.write} >= {"arg0", "reshape"}
 
 
+class Assigns(nn.Linear):
+    """As masked convolutions do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data * 0.5
+        return super().forward(x)
+
+
+def test_what_lowers_a_version_counter_writes() -> None:
+    """Else a layer may run between the two ops of an assignment to ``data``, and its backward finds another version."""
+    parallel = partition(Assigns(4, 4), ["cpu:0", "cpu:1"], example_inputs=X)
+    lowers = [op for op in parallel.graph.ops if "lower_version" in op.target]
+    assert [[str(access) for access in op.accesses] for op in lowers] == [["w:self.weight"]]
+
+
 def test_inputs_of_one_storage_are_one_resource() -> None:
     base = torch.ones(4, 4)
     graph = seen(lambda x, y: (x.add_(1), y * 2), base[:2], base[2:])

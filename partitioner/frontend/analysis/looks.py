@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -92,9 +93,12 @@ class Looks:
             with torch.no_grad(), self.fake:
                 args, kwargs = tree_map(number_of, fill((node.args, node.kwargs), fresh))
                 number = {storage_key(tensor): index for index, tensor in enumerate(given)}
+                counted = [tensor for tensor in given if not tensor.is_inference()]
+                increment_version(counted)
                 with self.watch:
                     call_node(node, args, kwargs)
-                found = (number.get(storage_key(tensor)) for tensor in self.watch.written)
+                lowered = (tensor for tensor in counted if tensor._version == 0)  # as after `tensor.data = other`
+                found = (number.get(storage_key(tensor)) for tensor in (*self.watch.written, *lowered))
                 return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.work)
         except Exception:  # a fake kernel may raise anything; the static table knows something of every op
             return None
