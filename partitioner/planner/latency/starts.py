@@ -20,7 +20,7 @@ from partitioner.planner.latency.beams import widened
 from partitioner.planner.latency.crossings import crossed
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved, soon_improved
-from partitioner.planner.latency.sites import sites
+from partitioner.planner.latency.sites import Site, sites
 from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
@@ -35,6 +35,12 @@ RANKED, BEAMED = 0.2, 0.5
 
 REGARDLESS, CROSSED = 0.2, 0.5
 """Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
+
+PACKED = 0.5
+"""Part of the spare memory that may be used while equal processors are one: with none left, they do not share it out."""
+
+FEW = 8
+"""Tasks for each lane below which equal processors cannot share out what they hold together: no memory is regarded then."""
 
 
 def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
@@ -68,12 +74,30 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
 
 
 def _roomy(problem: Problem, tries: int, least: float, until: float) -> list[Found]:
-    """A schedule that was made without regard for memory, and keeps it; none where processors cannot be exchanged."""
-    free, now = replace(problem, memory=()), perf_counter()
+    """A schedule made with the memory of equal processors together, that keeps each one's; none where none are equal."""
+    alike, now = sites(replace(problem, memory=()))[0], perf_counter()
     is_late = now + EVENING * len(problem.tasks) > until
-    if is_late or not problem.crowded or len(sites(free)[0]) == len(problem.processors):
+    if is_late or not problem.crowded or len(alike) == len(problem.processors):
         return []
-    known, soon = starts(free, tries, least, now + REGARDLESS / 2 * (until - now)), now + REGARDLESS * (until - now)
-    best = improved(free, known, least, soon, 0) if until < inf else soon_improved(free, known, least)
-    found = crossed(problem, best, least, now + CROSSED * (until - now))
+    whole, soon = _together(problem, alike), now + REGARDLESS * (until - now)
+    try:
+        known = starts(whole, tries, least, now + REGARDLESS / 2 * (until - now))
+    except PlacementError:  # which says nothing: not all that is spare may be used
+        return []
+    best = improved(whole, known, least, soon, 0) if until < inf else soon_improved(whole, known, least)
+    lanes = [lane for site in alike for lane, home in enumerate(problem.lanes) if home in site.processors]
+    apart = replace(best, lanes=[lanes[each] for each in best.lanes])
+    found = crossed(problem, apart, least, now + CROSSED * (until - now))
     return [found] if found else []
+
+
+def _together(problem: Problem, alike: Sequence[Site]) -> Problem:
+    """The problem with equal processors as one, which has their lanes, and their memory but for some that is spare."""
+    if len(problem.tasks) < FEW * len(problem.lanes):
+        problem = replace(problem, memory=())
+    part = PACKED + (1 - PACKED) * min(1.0, sum(problem.memory) / sum(problem.caps)) if inf not in problem.caps else 1.0
+    merged = []
+    for each in ([problem.processors[number] for number in site.processors] for site in alike):
+        memory = part * sum(processor.memory for processor in each)
+        merged.append(replace(each[0], lanes=sum(processor.lanes for processor in each), memory=memory))
+    return replace(problem, processors=tuple(merged))
