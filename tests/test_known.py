@@ -14,6 +14,7 @@ from pretend import World, pretending, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
+from partitioner.distributed.traced.example import example_in
 
 TWO = {"lazy:0": 1, "lazy:1": 1}
 
@@ -167,6 +168,12 @@ def test_values_of_the_call_choose_the_program_on_two_devices(kind: type[Asks], 
     for given in (x, -x.abs(), x.abs() + 3, rand(5, 4), -rand(5, 4).abs(), x * 0, x * 4):
         assert_equal(parallel(given), model(given))
     assert 2 <= programs(parallel) <= 8
+
+
+def test_a_job_has_one_graph_for_all_batches() -> None:
+    """So no value of its example may decide which one that is."""
+    with pytest.raises(TraceError, match="Python decides on the value of a tensor"):
+        example_in(Positive(), (rand(),), None, 1)
 
 
 class Masked(nn.Module):

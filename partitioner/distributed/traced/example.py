@@ -125,7 +125,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     traces = _Traces(model)
     if any(tensor.is_meta for tensor in all_state(model).values()):
         call = call.on("meta")
-    method = compiled(model, traces.receive, whole=True)
+    method = compiled(model, traces.receive, whole=True, once=True)
     args, kwargs = call.fill(call.tensors)
     with unread(model), state_kept(model) as changed:
         returned = method(*args, **kwargs)

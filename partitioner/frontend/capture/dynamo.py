@@ -81,6 +81,7 @@ def compiled(
     of_class: bool = False,
     whole: bool = False,
     home: Home = lambda: None,
+    once: bool = False,
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -92,10 +93,11 @@ def compiled(
         whole: whether one graph must be all of it; otherwise Python may stand between graphs.
         home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
             they are; ``None`` for where they are.
+        once: whether the graph of one call is taken for all others, so that nothing may be decided by a call's values.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
-    return Compiled(root, receive, (method, of_class), whole, home)
+    return Compiled(root, receive, (method, of_class), whole, home, once)
 
 
 EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -109,8 +111,10 @@ class Compiled(Owner):
         reasons: why frames ran as they are, the last time that they were tried, by their code.
     """
 
-    def __init__(self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home) -> None:
-        super().__init__(root, whole, home)
+    def __init__(
+        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool
+    ) -> None:
+        super().__init__(root, whole, home, once)
         self.receive, self.method = receive, method
         self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()

@@ -93,8 +93,8 @@ class Owner:
         pending: likewise, of the call that runs.
     """
 
-    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None]) -> None:
-        self.root, self.whole, self.ask_home = root, whole, home
+    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool) -> None:
+        self.root, self.whole, self.ask_home, self.once = root, whole, home, once
         self.entry: FunctionType
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
@@ -164,7 +164,7 @@ class Convert:
         if not self.owner.whole and _is_lazy(self.owner.root):
             return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
         try:
-            with tracing(self.owner.root, frame, self.owner.home, self.owner.whole):
+            with tracing(self.owner, frame):
                 answer = self._converted(frame, cache_entry, hooks, frame_state, skip=skip + 2)
                 if answer.guarded_code is not None and HERE.watched:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
@@ -214,14 +214,15 @@ class Convert:
 
 
 @contextmanager
-def tracing(root: nn.Module, frame: Any, home: str | None, whole: bool) -> Iterator[None]:
+def tracing(owner: Owner, frame: Any) -> Iterator[None]:
     """While a frame is traced: Dynamo does what is amended, torch's loggers keep silent here, all fakes lie on one device."""
     before, others, refused = dict(vars(HERE)), THREAD.ours, hooks_refused()
     try:
         THREAD.ours = True
         scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
-        paths, counted = _modules_in(frame, root), whole and counts(root)
-        vars(HERE).update(vars(Here(paths, frame.f_code, True, whole, counted, inference, scope, now=answered_now())))
+        paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
+        here = Here(paths, frame.f_code, True, owner.whole, owner.once, counted, inference, scope, now=answered_now())
+        vars(HERE).update(vars(here))
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:

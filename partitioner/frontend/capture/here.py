@@ -30,6 +30,7 @@ class Here(threading.local):
 
     Args:
         whole: whether one graph must be all of the call.
+        once: whether it is taken for all other calls.
         counts: whether counts of batches stay tensors.
         inference: whether the call is under inference mode, which Dynamo leaves while it traces.
         compared: pairs of names of which the frame asks whether they are one object.
@@ -44,6 +45,7 @@ class Here(threading.local):
     code: CodeType | None = None
     tracing: bool = False
     whole: bool = False
+    once: bool = False
     counts: bool = False
     inference: bool = False
     scope: Mapping[str, Any] = field(default_factory=dict)

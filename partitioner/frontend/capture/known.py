@@ -76,7 +76,8 @@ def _found(tx: Any, asked: Any, decides: bool = False) -> Tensor | None:
         return None  # it is part of another op
     calls = _calls(node)
     leaves = [each for each in node.graph.nodes if each in calls and each.op not in ("call_function", "call_method")]
-    if leaves and not (decides and HERE.whole and len(calls) <= MOST and not any(map(_may_write, node.graph.nodes))):
+    may_decide = decides and HERE.whole and not HERE.once and len(calls) <= MOST
+    if leaves and (not may_decide or any(map(_may_write, node.graph.nodes))):
         return None
     exact = not asked.dtype.is_floating_point and not asked.dtype.is_complex
     codes = [code for code in map(_code_of, leaves) if code is not None]
