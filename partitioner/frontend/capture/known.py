@@ -30,7 +30,7 @@ from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 
 MOST = 32
-"""Of how many ops a decision may be made: they are run again in each call."""
+"""Of how many ops a value may be made: those of a decision are run again in each call."""
 
 _CPU = torch.device("cpu")
 _JUMPS = [code for name, code in dis.opmap.items() if "JUMP" in name and name.endswith(("TRUE", "FALSE", "OR_POP"))]
@@ -74,10 +74,9 @@ def _found(tx: Any, asked: Any, decides: bool = False) -> Tensor | None:
     node = asked.as_proxy().node
     if node.graph is not tx.output.root_tracer.graph:
         return None  # it is part of another op
-    calls = _calls(node)
-    leaves = [each for each in node.graph.nodes if each in calls and each.op not in ("call_function", "call_method")]
-    may_decide = decides and HERE.whole and not HERE.once and len(calls) <= MOST
-    if leaves and (not may_decide or any(map(_may_write, node.graph.nodes))):
+    calls = _calls(node, decides and HERE.whole and not HERE.once)
+    leaves = [each for each in node.graph.nodes if each in calls and each.op not in _CALLS]
+    if not calls or (leaves and any(map(_may_write, node.graph.nodes))):
         return None
     exact = not asked.dtype.is_floating_point and not asked.dtype.is_complex
     codes = [code for code in map(_code_of, leaves) if code is not None]
@@ -131,11 +130,19 @@ class _Decision:
             return False
 
 
-def _calls(node: fx.Node) -> set[fx.Node]:
-    """All that a value depends on so far: what it is made of, and what may write to that, with what these are made of."""
+_CALLS = ("call_function", "call_method")
+
+
+def _calls(node: fx.Node, may_decide: bool) -> set[fx.Node]:
+    """All that a value depends on so far: what it is made of, and what may write to that, with what these are made of.
+
+    Nothing, if that is too much, or an input that may not decide is among it.
+    """
     found, waiting = {node}, [node]
     while waiting:
         each = waiting.pop()
+        if len(found) > MOST or (each.op not in _CALLS and not may_decide):
+            return set()
         fresh = {*each.all_input_nodes, *filter(_may_write, _made_of(each))} - found
         found |= fresh
         waiting += fresh
@@ -154,7 +161,7 @@ def _made_of(node: fx.Node) -> Iterator[fx.Node]:
 
 def _may_write(node: fx.Node) -> bool:
     """Whether a call may write to what it is given: by its name, its arguments, or because it is no function of torch's."""
-    if node.op not in ("call_function", "call_method"):
+    if node.op not in _CALLS:
         return False
     home = "torch" if isinstance(node.target, str) else getattr(node.target, "__module__", None) or "torch"
     if home in ("_operator", "builtins"):
