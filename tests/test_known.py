@@ -160,7 +160,14 @@ class Both(Asks):
         return 4.0
 
 
-@pytest.mark.parametrize("kind", [Positive, Halves, Both])
+class Gives(Asks):
+    """What ``or`` and ``and`` give is one of the two tensors, and no truth value."""
+
+    def factor(self, x: Tensor) -> Any:
+        return ((x.sum() > 0) or x.min()).double() + ((x.sum() > 9) and x.max()).double()
+
+
+@pytest.mark.parametrize("kind", [Positive, Halves, Both, Gives])
 def test_values_of_the_call_choose_the_program_on_two_devices(kind: type[Asks], world: World) -> None:
     """On one device Python stays between graphs; on two this was refused."""
     model, x = kind(), rand()

@@ -53,9 +53,12 @@ def _jump(plain: Callable[..., Any], tx: Any, instruction: Any) -> Any:
     """A jump on a tensor is one on a truth value, if that can be told; what is asserted is an op of the graph."""
     asked, decides = tx.stack[-1], tx.instructions[tx.instruction_pointer].opname != "LOAD_ASSERTION_ERROR"
     found = _found(tx, asked, decides) if isinstance(asked, TensorVariable) else None
-    if found is not None and found.numel() == 1:
-        tx.stack[-1] = ConstantVariable.create(bool(found))
-    return plain(tx, instruction)
+    if found is None or found.numel() != 1:
+        return plain(tx, instruction)
+    tx.stack[-1] = known = ConstantVariable.create(bool(found))
+    plain(tx, instruction)
+    if instruction.opname.endswith("OR_POP") and tx.stack and tx.stack[-1] is known:
+        tx.stack[-1] = asked  # in Python 3.11 what ``or`` has asked is what it gives
 
 
 for _kind in _KINDS:
