@@ -23,6 +23,7 @@ from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORM
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta, Work
+from partitioner.model.inplace import writes_in_place
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _python_effect(node: torch.fx.Node, inputs: Inputs) -> Effect:
     if not _is_known(target, name):
         return _unknown(node, inputs)
     reads = inputs.all(node)
-    in_place = _writes_first(target, name) or bool(node.kwargs.get("inplace")) or _inplace_positional(node)
+    in_place = writes_in_place(node)
     written = inputs.within(node.args[:1] or tuple(node.kwargs.values())) if in_place else frozenset()
     written |= inputs.within(node.kwargs.get("out"))
     if name in BATCH_NORMS:
@@ -200,28 +201,3 @@ def _is_known(target: Any, name: str) -> bool:
     if target in _PURE_BUILTINS:
         return True
     return any(getattr(space, name, None) is target for space in (*_KNOWN_NAMESPACES, builtins, torch._C._nn))
-
-
-def _writes_first(target: Any, name: str) -> bool:
-    augmented = (
-        target in vars(operator).values()
-        and name.startswith("i")
-        and hasattr(operator, f"__{name}__")
-        and name not in _NOT_AUGMENTED
-    )
-    trailing = name.endswith("_") and not name.endswith("__")
-    return augmented or trailing or name in ("setitem", "__setitem__", "delitem", "set_data")
-
-
-_NOT_AUGMENTED = frozenset({"index", "inv", "invert", "indexOf", "is_", "is_not", "itemgetter"})
-
-
-def _inplace_positional(node: torch.fx.Node) -> bool:
-    """Whether ``inplace`` was given by position, as in ``F.relu(x, True)``."""
-    if isinstance(node.target, str) or not node.args:
-        return False
-    code = getattr(node.target, "__code__", None)
-    if code is None or "inplace" not in code.co_varnames[: code.co_argcount]:
-        return False
-    position = code.co_varnames.index("inplace")
-    return len(node.args) > position and node.args[position] is not False

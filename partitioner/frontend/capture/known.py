@@ -12,7 +12,6 @@ further call these ops are run again, on the CPU, and the program is taken if th
 from __future__ import annotations
 
 import dis
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -28,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
+from partitioner.model.inplace import writes_in_place
+from partitioner.model.node import target_name
 
 MOST = 32
 """Of how many ops a value may be made: those of a decision are run again in each call."""
@@ -163,21 +164,16 @@ def _made_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Whether a call may write to what it is given: by its name, its arguments, or because it is no function of torch's."""
+    """Whether a call may write to what it is given: in place, to ``out`` or statistics, or as no function of torch's."""
     if node.op not in _CALLS:
         return False
-    home = "torch" if isinstance(node.target, str) else getattr(node.target, "__module__", None) or "torch"
-    if home in ("_operator", "builtins"):
-        return node.target in _IN_PLACE
-    name = node.target if isinstance(node.target, str) else node.target.__name__
-    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name in _STATISTICS
-    asked = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
-    return in_place or asked or not home.startswith("torch")
+    known = isinstance(node.target, str) or (getattr(node.target, "__module__", None) or "torch").startswith(_HOMES)
+    asked = node.kwargs.get("out") is not None or target_name(node) in _STATISTICS or node.target is setattr
+    return asked or not known or writes_in_place(node)
 
 
+_HOMES = ("torch", "_operator", "builtins")
 _STATISTICS = ("batch_norm", "instance_norm")
-_NAMES = "setitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor".split()
-_IN_PLACE = [setattr, *(getattr(operator, name) for name in _NAMES)]
 
 
 def _extracted(node: fx.Node, calls: set[fx.Node], where: torch.device | None) -> fx.GraphModule:
