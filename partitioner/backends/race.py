@@ -1,29 +1,37 @@
 """Which of several ways to compute the same is the fastest here: run side by side, in turns, a handful of times.
 
-round 1   serial  lanes  finer      a machine that slows down for a while slows all of them
-round 2   serial  lanes  finer      the median of the rounds counts; it ends early if one is the fastest beyond doubt
+round 1   serial  lanes  finer      a machine that slows down for a while slows all of them, so what counts is
+round 2   serial  lanes  finer      how each compares with the others of its round: the median of that over all rounds
+...                                 until who is the fastest is told from noise, or time is up
 
 Where gradients are recorded a run has a backward, from leaves that stand for the arguments.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+Logarithms = NDArray[np.float64]
+"""Of seconds: a row for each round, a column for each way."""
 
 MATTERS = 1.05
 """How much faster one way must be measured to be than another one, to take its place."""
 
-ROUNDS = 7
-ENOUGH = 3
-"""Rounds after which one way is believed whose slowest sample is faster than any sample of the others."""
+FEWEST, ROUNDS, MOST = 5, 7, 31
+"""Rounds: at least; those for which there is time in any case; and at most."""
+
+PATIENCE = 1.0
+"""Seconds after which no further round begins that only a noisy machine asks for."""
 
 SHORTEST = 0.01
 """Seconds that a sample lasts at least: shorter calls are repeated within it. Threads of OpenMP spin for 7.6 ms after an op."""
@@ -43,25 +51,46 @@ def measured(
         shortest: seconds that a sample lasts at least.
 
     Returns:
-        The median over the rounds, by name, in the order given.
+        Of a usual round, by name, in the order given.
     """
-    deadline = time.monotonic() + BUDGET
+    start = time.monotonic()
     for call in ways.values():
         call()
     repeats = {name: max(1, round(shortest / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
-    samples: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(ROUNDS):
-        if number and (time.monotonic() > deadline or (number >= ENOUGH and _decided(list(samples.values())))):
-            break
-        for name, call in ways.items():
-            samples[name].append(_sample(call, repeats[name], devices))
-    return {name: statistics.median(found) for name, found in samples.items()}
+    rounds: list[list[float]] = []
+    while len(rounds) < MOST and not (rounds and _is_enough(np.log(rounds), time.monotonic() - start)):
+        rounds.append([_sample(call, repeats[name], devices) for name, call in ways.items()])
+    return dict(zip(ways, np.exp(_usual(np.log(rounds))).tolist(), strict=True))
 
 
-def _decided(samples: list[list[float]]) -> bool:
-    """Whether one way was faster in its slowest round than the others in any."""
-    fastest = min(samples, key=max)
-    return all(max(fastest) < min(each) for each in samples if each is not fastest)
+def _is_enough(rounds: Logarithms, spent: float) -> bool:
+    """Whether no further round is needed, or there is no time for one."""
+    late = spent > (BUDGET if len(rounds) < ROUNDS else PATIENCE)
+    return late or (len(rounds) >= FEWEST and _is_told_apart(rounds))
+
+
+def _usual(rounds: Logarithms) -> Logarithms:
+    """What each way takes in a usual round: how it mostly lies to the middle of its own round.
+
+    >>> np.exp(_usual(np.log([[1.0, 2.0], [10.0, 20.0], [1.1, 2.2]]))).round(3).tolist()
+    [1.1, 2.2]
+    """
+    levels = np.median(rounds, axis=1, keepdims=True)
+    found: Logarithms = np.median(rounds - levels, axis=0) + np.median(levels)
+    return found
+
+
+def _is_told_apart(rounds: Logarithms) -> bool:
+    """Whether the fastest is that in every round, or known by how much: to a third of what matters, a median's standard error.
+
+    >>> alike, noisy, slower = [[1.0, 1.01]] * 5, [[1.0, 1.4], [1.3, 1.1]] * 3, [[1.0, 1.1], [1.0, 2.0]] * 3
+    >>> _is_told_apart(np.log(alike)), _is_told_apart(np.log(noisy)), _is_told_apart(np.log(slower))
+    (True, False, True)
+    """
+    behind = rounds - rounds[:, [_usual(rounds).argmin()]]
+    low, high = np.quantile(behind, (0.25, 0.75), axis=0)
+    errors = 0.93 * (high - low) / math.sqrt(len(rounds))  # 1.25 deviations over the root, a deviation being 1 / 1.35 of that
+    return bool(np.all((behind.min(axis=0) > 0) | (errors < math.log(MATTERS) / 3)))
 
 
 def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str]) -> float:
@@ -71,7 +100,7 @@ def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str]) ->
     for _ in range(repeats):
         call()
     _synchronise(devices)
-    return (time.perf_counter() - start) / repeats
+    return max(time.perf_counter() - start, 1e-9) / repeats
 
 
 def _synchronise(devices: Sequence[str]) -> None:
