@@ -40,7 +40,10 @@ from partitioner.backends import BACKENDS
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
 from partitioner.backends.streams import StreamLaunch, Streams
+from partitioner.frontend.capture import dynamo, refusal
+from partitioner.frontend.capture.here import Watched
 from partitioner.ir.plan import Plan
+from partitioner.model.state import all_state
 from partitioner.runtime import moving
 from partitioner.runtime.module import Parallel
 from partitioner.spec import devices
@@ -576,6 +579,21 @@ def _from_pretended(self: Any, mode: Any, tensor: Tensor, *args: Any, **kwargs: 
     return fake
 
 
+def _watched_in_places(scope: Any, root: nn.Module, whole: bool) -> tuple[Watched, Watched]:
+    """Stands for `dynamo.watched`: torch's guards, which ask on which device a tensor lies, know no places."""
+    (within, around), model = _watched(scope, root, whole), weakref.ref(root)
+    places = _places(root)
+    return (*within, lambda _: _places(model()) == places), around
+
+
+_watched = dynamo.watched
+
+
+def _places(root: nn.Module | None) -> dict[str, str]:
+    assert root is not None, "it is being called"
+    return {name: str(tensor.device) for name, tensor in all_state(root).items()}
+
+
 @contextmanager
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world for the length of a test."""
@@ -584,6 +602,8 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(Tensor, "device", property(_device), raising=False)
     monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
+    monkeypatch.setattr(dynamo, "watched", _watched_in_places)
+    monkeypatch.setattr(refusal, "Together", nullcontext)  # out of programs, ops take what they are given
     monkeypatch.setattr(torch, "lazy", torch.cpu, raising=False)  # torch's word for what a device type can do
     monkeypatch.setattr(driver, "refuse_missing", lambda machine: None)
     monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))

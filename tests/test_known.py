@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile.program import Two, rand
+from hostile.program import Asserts, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
 from pretend import World, pretending, spread
@@ -177,6 +177,19 @@ def test_values_of_the_call_choose_the_program_on_two_devices(kind: type[Asks], 
     for given in (x, -x.abs(), x.abs() + 3, rand(5, 4), -rand(5, 4).abs(), x * 0, x * 4):
         assert_equal(parallel(given), model(given))
     assert 2 <= programs(parallel) <= 8
+
+
+def test_what_is_asserted_fails_as_in_eager(world: World) -> None:
+    """``assert not`` of what layers compute was refused, and other assertions raised torch's error, not Python's."""
+    model, x = Asserts(), rand()
+    parallel = spread(model, (x,), TWO, copy=True)
+    for factor in (float("inf"), float("nan"), 1e9):
+        with pytest.raises(AssertionError) as expected:
+            model(x.abs() * factor)
+        with pytest.raises(AssertionError) as raised:
+            parallel(x.abs() * factor)
+        assert raised.value.args == expected.value.args
+    assert_equal(parallel(x), model(x))
 
 
 def test_a_job_has_one_graph_for_all_batches() -> None:

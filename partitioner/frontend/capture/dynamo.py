@@ -170,7 +170,7 @@ class Compiled(Owner):
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
             self.pending = {}
             if isinstance(error, Untraceable):
-                raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), error.error, self.home) from None
+                raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), error.error) from None
             raise
         set_eval_frame(before)
         if self.pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,11 +61,11 @@ class _OnFakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def on_fakes(home: str | None) -> Iterator[None]:
-    """Real tensors give fakes meanwhile, all of them at ``home``, and torch's loggers keep silent about what fails."""
+def on_fakes() -> Iterator[None]:
+    """Real tensors give fakes meanwhile, and torch's loggers keep silent about what fails."""
     before, HERE.tracing = HERE.tracing, True
     try:
-        with nullcontext() if home is None else fakes_at(torch.device(home)), FakeTensorMode() as mode, _OnFakes(mode):
+        with FakeTensorMode() as mode, _OnFakes(mode):
             yield
     finally:
         HERE.tracing = before

@@ -12,6 +12,7 @@ further call these ops are run again, on the CPU, and the program is taken if th
 from __future__ import annotations
 
 import dis
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -51,15 +52,33 @@ def _tolist(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
 
 
 def _jump(plain: Callable[..., Any], tx: Any, instruction: Any) -> Any:
-    """A jump on a tensor is one on a truth value, if that can be told; what is asserted is an op of the graph."""
-    asked, decides = tx.stack[-1], tx.instructions[tx.instruction_pointer].opname != "LOAD_ASSERTION_ERROR"
-    found = _found(tx, asked, decides) if isinstance(asked, TensorVariable) else None
-    if found is None or found.numel() != 1:
+    """A jump on a tensor is one on a truth value, if that can be told; what one graph asserts is an op of it."""
+    asked = tx.stack[-1]
+    if not isinstance(asked, TensorVariable):
         return plain(tx, instruction)
-    tx.stack[-1] = known = ConstantVariable.create(bool(found))
-    plain(tx, instruction)
-    if instruction.opname.endswith("OR_POP") and tx.stack and tx.stack[-1] is known:
-        tx.stack[-1] = asked  # in Python 3.11 what ``or`` has asked is what it gives
+    text = [tx.pop().as_python_constant()] if HERE.whole and _asserts(tx, operator.truth, False) else None
+    found = _found(tx, asked, text is None)
+    if found is not None and found.numel() == 1:
+        tx.stack[-1] = known = ConstantVariable.create(bool(found))
+        plain(tx, instruction)
+        if instruction.opname.endswith("OR_POP") and tx.stack and tx.stack[-1] is known:
+            tx.stack[-1] = asked  # in Python 3.11 what ``or`` has asked is what it gives
+    elif text is not None:
+        silent = tx.instructions[tx.instruction_pointer + 1].opname == "RAISE_VARARGS"
+        arguments = tx.pop().as_proxy(), "TRUE" in instruction.opname, *([] if silent else text)
+        tx.output.create_proxy("call_function", asserted, arguments, {})
+        tx.jump(instruction)
+    else:
+        plain(tx, instruction)
+
+
+_asserts = symbolic_convert._detect_and_normalize_assert_statement
+
+
+def asserted(condition: Any, wanted: bool, *text: object) -> None:
+    """Raise what a failing ``assert`` raises. Of torch's op for it an accelerator would not recover."""
+    if bool(condition) is not wanted:
+        raise AssertionError(*text)
 
 
 for _kind in _KINDS:
@@ -165,7 +184,7 @@ def _made_of(node: fx.Node) -> Iterator[fx.Node]:
 
 def _may_write(node: fx.Node) -> bool:
     """Whether a call may write to what it is given: in place, to ``out`` or statistics, or as no function of torch's."""
-    if node.op not in _CALLS:
+    if node.op not in _CALLS or node.target is asserted:
         return False
     known = isinstance(node.target, str) or (getattr(node.target, "__module__", None) or "torch").startswith(_HOMES)
     asked = node.kwargs.get("out") is not None or target_name(node) in _STATISTICS or node.target is setattr

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError, Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.fakes import on_fakes
@@ -39,15 +41,13 @@ WITHOUT_VALUES = "found by calling the model on tensors without values; with val
 ADVICE = "Move that out of forward, or partition onto lanes of one device, where Python may stand between graphs"
 
 
-def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | None) -> Exception:
+def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
     """What is raised in the place of a result where a call could not be traced as one graph.
 
     Args:
         root: the model; it and the arguments of the call are left as they were.
         call: the method with its arguments, without the tracer.
         error: what the tracer raised.
-        home: where all tensors are taken to lie, because their places are several; ``None`` if the model can be called where
-            it lies.
 
     Returns:
         What the model itself raises, or a `TraceError` that says why the tracer gave up.
@@ -56,10 +56,11 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, home: str | N
     text = f"{name}.{call.func.__name__} cannot be one graph, as state on several devices asks for: {explain(error)}"
     if not may_be_the_models(error):
         return TraceError(f"{text}. {ADVICE}")
-    if home is None and not any(tensor.is_meta for tensor in all_state(root).values()):
+    if not any(tensor.is_meta for tensor in all_state(root).values()):
+        together: Any = Together()  # type: ignore[no-untyped-call]
         text += f". {name} itself raises nothing on this call"
-        return _raised(call, state_kept(root, call.args, call.keywords)) or TraceError(f"{text}. {ADVICE}")
-    raised = _raised(call, state_kept(root, tensors=False), on_fakes(home))
+        return _raised(call, state_kept(root, call.args, call.keywords), together) or TraceError(f"{text}. {ADVICE}")
+    raised = _raised(call, state_kept(root, tensors=False), on_fakes())
     if raised is None or isinstance(raised, BEYOND_FAKES):
         return TraceError(f"{text}. {ADVICE}")
     raised.add_note(WITHOUT_VALUES)
@@ -70,6 +71,24 @@ def may_be_the_models(error: Exception) -> bool:
     """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
     raises = ("Observed exception", "Data-dependent assertion failed", "failed to bind arguments", "TypeError when making")
     return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
+
+
+class Together(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets a model run whose state lies on several devices: an op runs where its first tensor lies, on copies of the others.
+
+    Example:
+        >>> import torch
+        >>> with Together():
+        ...     print((torch.ones(2, device="meta") + torch.ones(2)).device)
+        meta
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        places = [leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if len({*places}) > 1:
+            args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(places[0]), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _raised(call: Callable[[], Any], *within: AbstractContextManager[Any]) -> Exception | None:
