@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from random import Random
+from time import perf_counter
 from typing import Any
 
 import pytest
 
 from partitioner import plan
-from partitioner.ir.problem import ORDER, Kind, Problem, Processor
+from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.caps import in_whole
 from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.latency.solve import solved
+from partitioner.planner.latency.tries import Found
 from partitioner.planner.policies.exact import worth_while
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput.branch import STEPS, Branching
 from partitioner.planner.throughput.fitting import FEW
 from partitioner.planner.throughput.solve import balanced
+from partitioner.planner.timing import timed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from _planted_graphs import planted
@@ -128,3 +133,38 @@ def test_scarce_memory_has_a_price() -> None:
     assert 799.3 <= answer.bound <= 799.613, "what a simplex method finds for tasks that may be divided is 799.6129"
     assert 799.3 <= makespan_bound(problem) <= 799.613
     assert answer.cost <= 1.07 * answer.bound
+
+
+def test_a_task_of_no_seconds_comes_before_what_starts_with_it() -> None:
+    """To the solver, which rounds, both start at once; on the clock, 2e-10 s too late, it waited for all of the other."""
+    pytest.importorskip("ortools")
+    one, link = Kind("gpu", {1: [0.5, 1.0, 10.0, 0.0, 10.0]}), Channel("a - b", 1.0, 0.5 + 2e-10, (0, 1))
+    where, edges, homes = (Processor("x", 0), Processor("y", 0)), [(0, 3, 0), (1, 2, ORDER), (3, 4, ORDER)], [1, 0, 0, 0, 1]
+    rules: dict[str, Any] = {"routes": {(0, 1): (0,), (1, 0): (0,)}, "pin": dict(enumerate(homes))}
+    problem = Problem("barely", tuple("abcde"), (one,), where, edges, [(0, 0.0)], (link,), **rules)
+    known = Found.of(timed(problem, homes, [1, 2, 0, 3, 4]), [1, 2, 0, 3, 4], "the long one first")
+    found, bound = solved(problem, known, 0.0, perf_counter() + 5.0, 1, 0)
+    assert known.seconds == 21.0 and bound <= found.seconds < 11.001
+
+
+def crossing(draw: Random, chains: int, processors: int) -> Problem:
+    """Chains that pass processors of three kinds, each in an order of its own; all processors are full with loads of 100."""
+    cuts = [[0.0, *sorted(draw.uniform(0, 100) for _ in range(3 * chains - 1)), 100.0] for _ in range(processors)]
+    own = [[(end - start, here) for start, end in pairwise(cut)] for here, cut in enumerate(cuts)]
+    ways = [draw.sample(range(processors), processors) for _ in range(chains)]
+    tasks = [each for chain, way in enumerate(ways) for here in way for each in own[here][3 * chain : 3 * chain + 3]]
+    edges = [(task - 1, task, ORDER) for task in range(len(tasks)) if task % (3 * processors)]
+    table = [
+        [seconds * (1 if here % 3 == kind else inf if draw.random() < 0.6 else draw.uniform(1.1, 3)) for seconds, here in tasks]
+        for kind in range(3)
+    ]
+    kinds = tuple(Kind(f"k{kind}", {1: row}) for kind, row in enumerate(table))
+    where = tuple(Processor(f"p{each}", each % 3) for each in range(processors))
+    rules: dict[str, Any] = {"objective": "throughput", "contiguous": True}
+    return Problem("crossing", tuple(f"t{task}" for task in range(len(tasks))), kinds, where, edges, **rules)
+
+
+def test_what_only_fits_is_improved_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of stages exists, and and where moves begin is up to twice the optimum: four rounds left 30%."""
+    monkeypatch.setattr("partitioner.planner.throughput.model.installed", lambda: False)  # the same on every machine
+    assert sum(List()(crossing(Random(seed), 5, 6)).cost for seed in (1, 6)) < 2 * 115

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.model import solver_module
 from partitioner.planner.latency.ranks import by_urgency
@@ -97,9 +99,10 @@ def _seen(module: Any, model: Schedule, known: Found) -> Any:
 def read(model: Schedule, value: Callable[[Any], int]) -> list[Found]:
     """A solution's lanes on the clock: everything in its order; and with all that travels when its reader has its turn."""
     problem = model.problem
-    starts = [value(each) for each in model.start]
-    lanes = _lanes(model, value, starts)
-    order = by_urgency(problem, [-each for each in starts])
+    spans = [(value(start), value(end)) for start, end in zip(model.start, model.end, strict=True)]
+    turns = sorted(range(len(spans)), key=spans.__getitem__)  # what takes no time before what starts with it
+    lanes = _lanes(model, value, spans, turns)
+    order = by_urgency(problem, (-np.argsort(turns)).tolist())
     ways = [_ahead(model, value, lanes, order), {}] if model.begins else [{}]
     return [Found.of(timed(problem, lanes, order, ahead=each), order, "exact", each) for each in ways]
 
@@ -125,14 +128,14 @@ def _ahead(model: Schedule, value: Callable[[Any], int], lanes: Sequence[int], o
     return ahead
 
 
-def _lanes(model: Schedule, value: Callable[[Any], int], starts: Sequence[int]) -> list[int]:
+def _lanes(model: Schedule, value: Callable[[Any], int], spans: Sequence[tuple[int, int]], turns: Sequence[int]) -> list[int]:
     """A lane of its pool for each task: of those that are free, the one that has been free for the shortest time."""
     pool_of = {task: number for (task, number), literal in model.on.items() if value(literal)}
     free = [[(0, lane) for lane in pool.lanes] for pool in model.pools]
-    lanes = [-1] * len(starts)
-    for task in sorted(range(len(starts)), key=lambda each: (starts[each], value(model.end[each]), each)):
+    lanes = [-1] * len(turns)
+    for task in turns:
         ends = free[pool_of[task]]
-        last = max([each for each in ends if each[0] <= starts[task]] or [min(ends)])
-        ends[ends.index(last)] = (value(model.end[task]), last[1])
+        last = max([each for each in ends if each[0] <= spans[task][0]] or [min(ends)])
+        ends[ends.index(last)] = (spans[task][1], last[1])
         lanes[task] = last[1]
     return lanes

@@ -208,4 +208,5 @@ class Annealing:
     def _note(self) -> None:
         largest = self.loads.largest
         if largest < self.least * (1 - 1e-12) and not self._full:
-            self.least, self.best = largest, list(self.loads.home)
+            self.least = self.scale = largest
+            self.best = list(self.loads.home)

@@ -50,6 +50,9 @@ FAR = 1.05
 MOVES, MOST_MOVED = 1_500, 600
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
 
+AGAIN, MOST_AGAIN = 0.99, 4
+"""What a search may leave of a load for it to be worth as many quick rounds again, and how often there are any."""
+
 NEARLY = 2e-4
 """A gain, relatively, for which a few moves are not made where there is no limit of time."""
 
@@ -86,7 +89,7 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     until = began + seconds
     bound = bound_of(park)
     search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
-    search.run(began + seconds / 2, ROUNDS, max(400, min(200 * units.count, 20_000)), enough=bound)
+    _quickly(search, began + seconds / 2, max(400, min(200 * units.count, 20_000)), bound)
     if search.least > bound * (1 + CLOSE):
         prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
         bound = max(bound, prove(search, bound, until))
@@ -148,8 +151,17 @@ def soon_balanced(problem: Problem, homes: list[int], bound: float) -> list[int]
     if units.spread_over(start) != homes or not units.valid(start):
         return homes
     search = Annealing(park_of(units), start)
-    search.run(inf, ROUNDS, MOVES, enough=bound * (1 + NEARLY))
+    _quickly(search, inf, MOVES, bound * (1 + NEARLY))
     return units.spread_over(search.best)
+
+
+def _quickly(search: Annealing, until: float, moves: int, enough: float) -> None:
+    """Quick rounds of annealing, and as many again while they gain much, as they do from a start that only fits."""
+    for _ in range(MOST_AGAIN):
+        before = search.least
+        search.run(until, ROUNDS, moves, enough)
+        if search.least > before * AGAIN:
+            break
 
 
 def _has_time(park: Park, until: float) -> bool:
