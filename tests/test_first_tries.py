@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import torch
 from lanes import Towers, assert_same, numbers, spec
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from partitioner import (
@@ -352,3 +356,28 @@ def test_a_torch_whose_tracer_is_not_known_is_refused_in_words() -> None:
 
     with pytest.raises(TraceError, match=r"^torch .* has a tracer that .* does not know: Variable has no look_up\. Take"):
         amends(Variable, "look_up")(lambda plain: plain)
+
+
+# -- what comes after or before ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_partitioned_module_is_not_scripted() -> None:
+    """TorchScript said "Expected a single top-level function", and named a line of ours."""
+    with pytest.raises(PartitionerError, match=r"Script parallel\.original, or take Python out of lanes"):
+        torch.jit.script(partition(nn.Linear(6, 6), LANES))
+
+
+def test_a_model_that_is_sharded_already() -> None:
+    """With examples it failed for what a mesh lacks; in its first call hooks gather the weights, and it is traced then."""
+    model = Towers(6)
+    eager, hook = copy.deepcopy(model), sys.excepthook
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(InputError, match="is a DTensor, which hooks of the model gather for a call"):
+            partition(model, LANES, example_inputs=X)
+        assert_same(partition(model, LANES)(X), eager(X))
+    finally:
+        torch.distributed.destroy_process_group()
+        sys.excepthook = hook

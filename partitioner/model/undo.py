@@ -97,7 +97,8 @@ def held_inside(tensor: torch.Tensor) -> list[torch.Tensor]:
         (5,)
     """
     if hasattr(tensor, "__tensor_flatten__"):
-        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return [each for each in held if isinstance(each, torch.Tensor)]  # a DTensor names its mesh, too
     return [tensor.values()] if tensor.is_nested else []
 
 

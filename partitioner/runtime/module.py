@@ -149,6 +149,13 @@ class Parallel(nn.Module):
             "build the model again, call partition() on it, and load the state_dict."
         )
 
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for."""
+        raise PartitionerError(
+            "a partitioned module is not scripted: TorchScript compiles the source of forward, which says nothing of lanes. "
+            'Script parallel.original, or take Python out of lanes with partition(..., compile_tasks="torchscript").'
+        )
+
     def __repr__(self) -> str:
         return self._partitioner_programs.summary()
 
