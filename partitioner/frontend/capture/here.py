@@ -91,7 +91,7 @@ _WORDS = {
     r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
     r"Attempted to call `(torch\.autograd\.\w+)` with config": r"\1 is asked for gradients of what forward computes",
     r"Module-level backwards hooks require": "a module in it has backward hooks",
-    r"Opaque objects cannot be created": "it makes a torch.Generator, or another object that torch's tracer knows no op for",
+    r"Opaque objects cannot be created|Generator\.__new__": "it makes a torch.Generator, or an object that no op takes",
     r"marked that (?:the function )?`([\w.]+)`": r"torch's tracer does not look into \1",
     r"(?m)^ *(?:Explanation|Developer debug context): (.+)": r"\1",
 }
