@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hostile.program import Asserts, Two, rand
+from hostile.program import Asserts, AssertsFinite, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
 from pretend import World, pretending, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
+from partitioner.distributed import outlook
 from partitioner.distributed.traced.example import example_in
 
 TWO = {"lazy:0": 1, "lazy:1": 1}
@@ -190,6 +191,15 @@ def test_what_is_asserted_fails_as_in_eager(world: World) -> None:
             parallel(x.abs() * factor)
         assert raised.value.args == expected.value.args
     assert_equal(parallel(x), model(x))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_where_there_are_no_values_nothing_is_asserted(device: str) -> None:
+    """A model on the meta device was not planned for ranks: its assertions asked tensors for values that they have not."""
+    with torch.device(device):
+        model, x = AssertsFinite(), torch.ones(4, *rand().shape[1:])
+    spec = {"devices": [{"device": "cuda:0"}], "distributed": {"mesh": {"pipeline": 2}, "microbatches": 2, "schedule": "1f1b"}}
+    assert outlook(model, x, spec).step > 0
 
 
 def test_a_job_has_one_graph_for_all_batches() -> None:

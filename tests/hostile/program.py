@@ -164,6 +164,15 @@ class Asserts(Two):
         return y * self.right(x)
 
 
+class AssertsFinite(Two):
+    """Asserts one thing, of what a layer computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x)
+        assert not y.isinf().any(), "inf"
+        return y * self.right(x)
+
+
 class Towers(Two):
     """Two branches, their statistics and random numbers, and a head."""
 

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo import symbolic_convert
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.frontend.capture.amended import amends
@@ -76,8 +77,9 @@ _asserts = symbolic_convert._detect_and_normalize_assert_statement
 
 
 def asserted(condition: Any, wanted: bool, *text: object) -> None:
-    """Raise what a failing ``assert`` raises. Of torch's op for it an accelerator would not recover."""
-    if bool(condition) is not wanted:
+    """Raise what a failing ``assert`` raises, where there are values. Of torch's op for it an accelerator would not recover."""
+    has_values = not isinstance(condition, FakeTensor) and not (isinstance(condition, Tensor) and condition.is_meta)
+    if has_values and bool(condition) is not wanted:
         raise AssertionError(*text)
 
 
