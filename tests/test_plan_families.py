@@ -165,6 +165,6 @@ def crossing(draw: Random, chains: int, processors: int) -> Problem:
 
 
 def test_what_only_fits_is_improved_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of stages exists, and and where moves begin is up to twice the optimum: four rounds left 30%."""
+    """No line of stages exists, and where moves begin is up to twice the optimum: four rounds left 30%."""
     monkeypatch.setattr("partitioner.planner.throughput.model.installed", lambda: False)  # the same on every machine
     assert sum(List()(crossing(Random(seed), 5, 6)).cost for seed in (1, 6)) < 2 * 115
