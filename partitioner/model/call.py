@@ -120,6 +120,13 @@ class Planned(BaseException):
     """Ends a call that was made to be traced and not to be run."""
 
 
+class CheckFailed(PartitionerError):
+    """A program finds that the model raises on this call; what it raises, only the model knows."""
+
+    def __init__(self) -> None:
+        super().__init__("forward raises an error on this call, and none when it is called once more to find out which")
+
+
 def end_here(*_arguments: Any) -> Any:
     """Stands in the place of a program in such a call."""
     raise Planned

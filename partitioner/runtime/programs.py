@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried
-from partitioner.model.call import Planned, end_here
+from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
@@ -51,6 +51,9 @@ class Method(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method through its programs."""
+
+    def own_error(self, *args: Any, **kwargs: Any) -> Exception | None:
+        """What the method itself raises on a call. All is left as it was."""
 
 
 Trace = Callable[..., Method]
@@ -147,15 +150,18 @@ class Programs:
     def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a traced method; what runs until it returns are the pieces of one call.
 
-        What an op raises may be caught by the model, which a program knows nothing of: if it has changed nothing yet, the
-        call is made as it is.
+        What an op raises may be caught by the model, or made by it, which a program knows nothing of: if it has changed nothing
+        yet, the call is made as it is.
         """
         self.latest.begin()
+        method = self.forward if name == "forward" else self.method(name)
         try:
-            return (self.forward if name == "forward" else self.method(name))(*args, **kwargs)
+            return method(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
             if raised is not error or not self.on_one:
+                if isinstance(error, CheckFailed):
+                    raise (method.own_error(*args, **kwargs) or error) from None
                 raise
         return self.plain(name)(*args, **kwargs)
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
-from partitioner.frontend.capture.known import asserted
+from partitioner.frontend.capture.checks import checked
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta, Work
 from partitioner.model.inplace import writes_in_place
@@ -155,7 +155,7 @@ def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
 
 _KNOWN_NAMESPACES = (torch, torch.Tensor, functional, operator, math, torch.special, torch.linalg, torch.fft)
 _PURE_BUILTINS = frozenset(
-    {getattr, len, int, float, bool, isinstance, tuple, list, dict, slice, max, min, sum, abs, range, zip, asserted}
+    {getattr, len, int, float, bool, isinstance, tuple, list, dict, slice, max, min, sum, abs, range, zip, checked}
 )
 
 

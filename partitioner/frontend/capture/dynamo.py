@@ -31,11 +31,12 @@ from torch.distributions import Distribution
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.checks import checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Owner, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
-from partitioner.frontend.capture.refusal import refusal
+from partitioner.frontend.capture.refusal import own_error, refusal
 from partitioner.frontend.capture.sameness import watched
 
 TRIES = 3
@@ -57,8 +58,8 @@ class Found:
         function: name of the traced function.
         reason: what Python goes on after, with the line: why the graph ends where it does, or that it is all of another
             function, called by code that cannot be traced; ``""`` if forward returns.
-        caught: whether the call begins with it, and code of the model's may catch what its ops raise. Dynamo knows of what
-            they raise on fakes alone.
+        caught: whether the call begins with it, and code of the model's may catch or say what its ops raise. Dynamo knows of
+            what they raise on fakes alone.
     """
 
     module: torch.fx.GraphModule
@@ -177,6 +178,10 @@ class Compiled(Owner):
             self._note_reasons()
         return result
 
+    def own_error(self, *args: Any, **kwargs: Any) -> Exception | None:
+        """What the method itself raises on a call. All is left as it was."""
+        return own_error(self.root, partial(self.entry, self.root, *args, **kwargs))
+
     def _under_stance(self, callback: Any) -> Any:
         """`torch.compiler.set_stance` may ask for calls as they are, if that can be; an error is torch.compile's."""
         as_it_is = not self.whole and eval_frame._stance.stance != "fail_on_recompile"
@@ -214,14 +219,14 @@ class _Backend:
         owner, code = self.owner(), HERE.code
         assert owner is not None and code is not None, "its method is being traced"
         within, around = watched(HERE.scope, owner.root, owner.whole)
-        if code is owner.entry.__code__:
+        if HERE.first:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
         HERE.watched = (*within, *around)
-        alone = code is not owner.entry.__code__ and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
+        alone = not HERE.first and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
-        caught = code is owner.entry.__code__ and may_catch()
+        caught = HERE.first and (may_catch() or bool(module.graph.find_nodes(op="call_function", target=checked)))
         numbers, given = as_numbers(module, inputs)
         return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, caught)), numbers)
 

@@ -31,6 +31,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     absent,
     calls,
     functions,
+    gradients,
     iterators,
     known,
     leaner,
@@ -71,6 +72,7 @@ SETTINGS: Mapping[str, Any] = {
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,
+    "rewrite_assert_with_torch_assert": False,  # the user's own error is raised
     "fail_on_recompile_limit_hit": False,
 }
 
@@ -123,13 +125,11 @@ class Callback(convert_frame.CatchErrorsWrapper):
 
     def __call__(self, *arguments: Any) -> ConvertFrameReturn:
         """Give a frame to Dynamo."""
-        convert: Any = self._torchdynamo_orig_backend
-        whole, profile = convert.owner.whole, sys.getprofile()
-        settings = {**SETTINGS, "rewrite_assert_with_torch_assert": whole}  # otherwise the user's own error is raised
+        profile = sys.getprofile()
         if callable(profile):  # cProfile's is not and could not be put back
             sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
         try:
-            with convert_frame.compile_lock, held_back(), config.patch(**settings), _disable_current_modes():
+            with convert_frame.compile_lock, held_back(), config.patch(**SETTINGS), _disable_current_modes():
                 return super().__call__(*arguments)
         finally:
             if callable(profile):
@@ -221,7 +221,8 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         THREAD.ours = True
         scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
         paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
-        here = Here(paths, frame.f_code, True, owner.whole, owner.once, counted, inference, scope, now=answered_now())
+        code, begins = frame.f_code, frame.f_code is owner.entry.__code__
+        here = Here(paths, code, True, begins, owner.whole, owner.once, counted, inference, scope, now=answered_now())
         vars(HERE).update(vars(here))
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield

@@ -29,6 +29,7 @@ class Here(threading.local):
     """What this thread is tracing: whose frame, whether torch's loggers keep silent, and what else is to be guarded.
 
     Args:
+        first: whether the call begins with this frame.
         whole: whether one graph must be all of the call.
         once: whether it is taken for all other calls.
         counts: whether counts of batches stay tensors.
@@ -44,6 +45,7 @@ class Here(threading.local):
     paths: Mapping[str, str] = field(default_factory=dict)
     code: CodeType | None = None
     tracing: bool = False
+    first: bool = False
     whole: bool = False
     once: bool = False
     counts: bool = False

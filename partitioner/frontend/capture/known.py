@@ -12,7 +12,6 @@ further call these ops are run again, on the CPU, and the program is taken if th
 from __future__ import annotations
 
 import dis
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -23,10 +22,12 @@ from torch import Tensor, fx, nn
 from torch._dynamo import symbolic_convert
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.checks import check_at, checked
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
 from partitioner.model.inplace import writes_in_place
@@ -53,39 +54,39 @@ def _tolist(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
 
 
 def _jump(plain: Callable[..., Any], tx: Any, instruction: Any) -> Any:
-    """A jump on a tensor is one on a truth value, if that can be told; what one graph asserts is an op of it."""
+    """A jump on a tensor is one on a truth value, if that can be told; what is only checked there is an op of the graph."""
     asked = tx.stack[-1]
-    if not isinstance(asked, TensorVariable):
+    if not isinstance(asked, TensorVariable) and not _is_read(asked):
         return plain(tx, instruction)
-    text = [tx.pop().as_python_constant()] if HERE.whole and _asserts(tx, operator.truth, False) else None
-    found = _found(tx, asked, text is None)
+    check = check_at(tx, instruction, _on_cpu(asked.as_proxy().node))
+    found = _found(tx, asked, check is None) if isinstance(asked, TensorVariable) else None
     if found is not None and found.numel() == 1:
         tx.stack[-1] = known = ConstantVariable.create(bool(found))
         plain(tx, instruction)
         if instruction.opname.endswith("OR_POP") and tx.stack and tx.stack[-1] is known:
             tx.stack[-1] = asked  # in Python 3.11 what ``or`` has asked is what it gives
-    elif text is not None:
-        silent = tx.instructions[tx.instruction_pointer + 1].opname == "RAISE_VARARGS"
-        arguments = tx.pop().as_proxy(), "TRUE" in instruction.opname, *([] if silent else text)
-        tx.output.create_proxy("call_function", asserted, arguments, {})
-        tx.jump(instruction)
+    elif check is not None:
+        tx.output.create_proxy("call_function", checked, (tx.pop().as_proxy(), check.wanted, *check.error), {})
+        if check.jumps:
+            tx.jump(instruction)
     else:
         plain(tx, instruction)
 
 
-_asserts = symbolic_convert._detect_and_normalize_assert_statement
-
-
-def asserted(condition: Any, wanted: bool, *text: object) -> None:
-    """Raise what a failing ``assert`` raises, where there are values. Of torch's op for it an accelerator would not recover."""
-    has_values = not isinstance(condition, FakeTensor) and not (isinstance(condition, Tensor) and condition.is_meta)
-    if has_values and bool(condition) is not wanted:
-        raise AssertionError(*text)
+def _is_read(asked: Any) -> bool:
+    """Whether something is a number that an op has read of a tensor."""
+    return isinstance(asked, SymNodeVariable) and bool(free_unbacked_symbols(asked.sym_num))
 
 
 for _kind in _KINDS:
     for _code in _JUMPS if "dispatch_table" in vars(_kind) else ():
         amends(_kind.dispatch_table, _code)(_jump)
+
+
+def _on_cpu(node: fx.Node) -> bool:
+    """Whether a value, or what a number was read of, lies on the CPU."""
+    value = node.meta.get("example_value")
+    return value.device == _CPU if isinstance(value, Tensor) else all(map(_on_cpu, node.all_input_nodes))
 
 
 def _found(tx: Any, asked: Any, decides: bool = False) -> Tensor | None:
@@ -186,7 +187,7 @@ def _made_of(node: fx.Node) -> Iterator[fx.Node]:
 
 def _may_write(node: fx.Node) -> bool:
     """Whether a call may write to what it is given: in place, to ``out`` or statistics, or as no function of torch's."""
-    if node.op not in _CALLS or node.target is asserted:
+    if node.op not in _CALLS or node.target is checked:
         return False
     known = isinstance(node.target, str) or (getattr(node.target, "__module__", None) or "torch").startswith(_HOMES)
     asked = node.kwargs.get("out") is not None or target_name(node) in _STATISTICS or node.target is setattr

@@ -57,14 +57,19 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
     if not may_be_the_models(error):
         return TraceError(f"{text}. {ADVICE}")
     if not any(tensor.is_meta for tensor in all_state(root).values()):
-        together: Any = Together()  # type: ignore[no-untyped-call]
         text += f". {name} itself raises nothing on this call"
-        return _raised(call, state_kept(root, call.args, call.keywords), together) or TraceError(f"{text}. {ADVICE}")
+        return own_error(root, call) or TraceError(f"{text}. {ADVICE}")
     raised = _raised(call, state_kept(root, tensors=False), on_fakes())
     if raised is None or isinstance(raised, BEYOND_FAKES):
         return TraceError(f"{text}. {ADVICE}")
     raised.add_note(WITHOUT_VALUES)
     return raised
+
+
+def own_error(root: nn.Module, call: partial[Any]) -> Exception | None:
+    """What a model itself raises on a call, wherever its state lies. It and the arguments are left as they were."""
+    together: Any = Together()  # type: ignore[no-untyped-call]
+    return _raised(call, state_kept(root, call.args, call.keywords), together)
 
 
 def may_be_the_models(error: Exception) -> bool:

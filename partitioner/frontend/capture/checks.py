@@ -1,0 +1,178 @@
+"""Jumps on tensors of which one side does nothing but raise: what is checked there is an op of the graph, which goes on.
+
+    assert (y > 0).all(), "negative"                                    the op raises it
+    if not torch.isfinite(y).all(): raise ValueError(f"{y} is ...")     the op asks for the model's own error
+
+Distributions look at their arguments in the second way. An error of Python's own that is given constants is known while the
+check is traced. Any other one is found by calling the model as it is once more, its state and arguments left as they were.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from inspect import getattr_static
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dynamo.bytecode_analysis import TERMINAL_OPCODES
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    TorchInGraphFunctionVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    WithExitFunctionVariable,
+)
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.utils import lazy_property
+
+from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.here import HERE
+from partitioner.model.call import CheckFailed
+from partitioner.model.source import is_user_code
+
+
+class Check(NamedTuple):
+    """What a jump comes to.
+
+    Args:
+        wanted: the truth value with which the code goes on.
+        jumps: whether it then jumps.
+        error: the name of the error and what it is given, if they are known.
+    """
+
+    wanted: bool
+    jumps: bool
+    error: tuple[Any, ...]
+
+
+def check_at(tx: Any, jump: Any, on_cpu: bool) -> Check | None:
+    """The check that a jump is, if the graph may go on after it.
+
+    It may not where the model may catch the error, or Python has begun the call: then that is for Python to decide. Work of an
+    accelerator that goes on after a failed check may break the device, so there only a call that must be one graph does.
+
+    Args:
+        tx: the tracer, before the jump.
+        jump: the instruction.
+        on_cpu: whether what it asks is found on the CPU.
+    """
+    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("TRUE", "FALSE")):
+        return None
+    if not HERE.first or not (HERE.whole or on_cpu) or any(map(_may_catch, _frames(tx))):
+        return None
+    sides = tx.instruction_pointer, tx.indexof[jump.target]
+    raises = [not _leaves(tx, side) for side in sides]
+    if raises[0] is raises[1]:
+        return None
+    error = _error(tx, sides[raises.index(True)])
+    if HERE.once and not error:
+        return None  # no process of a job has all of the model
+    return Check(jump.opname.endswith("TRUE") is raises[0], raises[0], error)
+
+
+def checked(condition: Any, wanted: bool, error: str = "", *given: object) -> None:
+    """Raise an error where there are values, and not those that are wanted. Of torch's op an accelerator would not recover.
+
+    Raises:
+        CheckFailed: only the model knows the error.
+    """
+    has_values = not isinstance(condition, FakeTensor) and not (isinstance(condition, Tensor) and condition.is_meta)
+    if has_values and bool(condition) is not wanted:
+        raise getattr(builtins, error)(*given) if error else CheckFailed
+
+
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _call(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    """Torch's own check is one of Python's."""
+    check: Any = torch._assert
+    if self.value is check:
+        return UserFunctionVariable(check).call_function(tx, *arguments)
+    return plain(self, tx, *arguments)
+
+
+@amends(SkipFunctionVariable, "call_function")
+def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Whether what a distribution asks of an argument can be checked alone is a matter of its class."""
+    if self.value is not constraints.is_dependent:
+        return plain(self, tx, args, kwargs)
+    return BuiltinVariable(isinstance).call_function(tx, [*args, VariableTracker.build(tx, constraints._Dependent)], kwargs)
+
+
+@amends(UserDefinedClassVariable, GETATTR)
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    """A distribution's class holds lazy properties, of which only their class is asked; torch would guard what lies in them."""
+    held = getattr_static(self.value, name, None) if issubclass(self.value, Distribution) else None
+    return UserDefinedObjectVariable(held) if isinstance(held, lazy_property) else plain(self, tx, name)
+
+
+def _frames(tx: Any) -> Iterator[Any]:
+    """The functions that are being traced, the innermost first."""
+    while tx is not None:
+        yield tx
+        tx = tx.parent
+
+
+def _may_catch(tx: Any) -> bool:
+    """Whether a function of the user's may go on after an exception where it is: with ``except``, or a context of its own."""
+    if not is_user_code(tx.f_code.co_filename):
+        return False
+    contexts = [each.ctx for each in tx.stack if isinstance(each, WithExitFunctionVariable)]
+    torchs = not any(isinstance(each, GenericContextWrappingVariable) for each in contexts)
+    waiting, seen = [tx.current_instruction], set()
+    while waiting:
+        entry = waiting.pop().exn_tab_entry
+        if entry is None or entry.target in seen:
+            continue
+        seen.add(entry.target)
+        start = tx.indexof[entry.target]
+        body = tx.instructions[start:]
+        if not (torchs and body[1].opname == "WITH_EXCEPT_START") and _leaves(tx, start):
+            return True
+        waiting.append(next(each for each in body if each.opname == "RERAISE"))
+    return False
+
+
+def _leaves(tx: Any, start: int) -> bool:
+    """Whether a function may come to its end, or give something, from one of its instructions on, without an exception."""
+    waiting, seen = [start], set[int]()
+    while waiting:
+        index = waiting.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        each = tx.instructions[index]
+        if each.opname.startswith(_ENDS):
+            return True
+        if each.target is not None:
+            waiting.append(tx.indexof[each.target])
+        if each.opcode not in TERMINAL_OPCODES:
+            waiting.append(index + 1)
+    return False
+
+
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD")
+_BESIDE = {"CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP"}
+
+
+def _error(tx: Any, start: int) -> tuple[Any, ...]:
+    """Name and arguments of the error that is raised from an instruction on, if it is one of Python's that gets constants."""
+    steps = [each for each in tx.instructions[start : start + 12] if each.opname not in _BESIDE]
+    end = next((number for number, each in enumerate(steps) if each.opname == "RAISE_VARARGS"), 0)
+    if not end or steps[end].arg != 1:
+        return ()
+    first, *rest = steps[:end]
+    given = [each.argval for each in rest if each.opname == "LOAD_CONST" and isinstance(each.argval, str | int | float)]
+    if [each.opname for each in rest[len(given) :]] != ["CALL"] * bool(rest):
+        return ()
+    if first.opname == "LOAD_ASSERTION_ERROR":
+        return "AssertionError", *given
+    name = first.argval if first.opname == "LOAD_GLOBAL" else ""
+    kind = None if name in tx.f_globals else vars(builtins).get(name)
+    return (name, *given) if isinstance(kind, type) and issubclass(kind, Exception) else ()

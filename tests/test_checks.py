@@ -1,0 +1,234 @@
+"""What a model only checks is an op: it ended the graph there, and on two devices `torch.distributions` were refused."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hostile.program import Asserts, Two, rand
+from lanes import programs
+from lanes import spread as on_lanes
+from pretend import World, pretending, spread
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Beta, Categorical, Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from partitioner import PartitionerError, TraceError
+from partitioner.distributed.traced.example import example_in
+from partitioner.frontend.capture.checks import checked
+
+pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
+
+WAYS: list[Callable[[nn.Module, Tensor], Any]] = [
+    lambda model, x: on_lanes(model, x, lanes=2, copy=True),
+    lambda model, x: spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True),
+]
+EACH = pytest.mark.parametrize("partitioned", WAYS, ids=["lanes", "devices"])
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world of accelerators for a test, in which nothing may go wrong."""
+    with pretending(monkeypatch) as made:
+        yield made
+        assert made.faults() == []
+
+
+class Raises(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x)
+        if not y.isfinite().all():
+            raise ArithmeticError("not finite")
+        return y * self.right(x)
+
+
+class Says(Two):
+    """In a loop, of which no graph can be half; and its text needs the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for layer in (self.left, self.right):
+            found.append(layer(x))
+            bad = ~found[-1].isfinite()
+            if bad.any():
+                text = f"{int(bad.sum())} of {tuple(x.shape)} after {layer}"
+                raise KeyError(text, len(text)) from None
+        return found[0] * found[1]
+
+
+class Helped(Two):
+    """Torch's own check, and one in a function that is called under a mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.look(x)
+        y = self.left(x)
+        torch._assert(y.isfinite().all(), f"not finite: {y.shape[1:]}")
+        return y * self.right(x)
+
+    def look(self, x: Tensor) -> None:
+        if x.isnan().any() or x.abs().max().item() > 1e30:
+            raise ValueError(x.sum())
+
+
+class Encoder(Two):
+    """A variational one, with statistics that training writes and numbers that are drawn before the check and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = Normal(self.left(self.norm(x)), self.right(self.drop(x)).exp())
+        return found.rsample() + found.log_prob(x)
+
+
+class Policy(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        policy = Categorical(logits=self.left(x))
+        action = policy.sample()
+        return policy.log_prob(action) * self.right(x).sum(-1) + policy.entropy()
+
+
+class Others(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        chance = Independent(Bernoulli(probs=self.left(x).sigmoid()), 1)
+        squashed = TransformedDistribution(Normal(self.right(x), 1.0), [TanhTransform(cache_size=1)])
+        share = Beta(self.left(x).exp(), self.right(x).exp())
+        return chance.log_prob((x > 0).float()) + squashed.log_prob(squashed.rsample()).sum(-1) + share.entropy().sum(-1)
+
+
+KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others]
+
+
+@EACH
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_checks_is_one_graph(kind: type[Two], partitioned: Any, world: World) -> None:
+    model = kind()
+    parallel = partitioned(model, rand(grad=True))
+    for rows in (3, 3, 5):
+        mine, theirs = rand(rows, 4, seed=rows, grad=True), rand(rows, 4, seed=rows, grad=True)
+        one, other = seeded(model, mine), seeded(parallel, theirs)
+        torch.testing.assert_close(other, one, check_device=False)
+        one.sum().backward(), other.sum().backward()
+        torch.testing.assert_close(theirs.grad, mine.grad, check_device=False)
+    assert not any(piece.reason for piece in parallel._partitioner_programs.pieces)
+
+
+@EACH
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_raises_is_what_eager_raises(kind: type[Two], partitioned: Any, world: World) -> None:
+    """Its class and its text; and then the next call runs."""
+    model = kind()
+    parallel = partitioned(model, rand())
+    for factor in (float("inf"), float("nan")):
+        errors = []
+        for each in (model, parallel):
+            with pytest.raises(Exception) as raised:
+                seeded(each, rand().abs() * factor)
+            errors.append(raised.value)
+        assert type(errors[0]) is type(errors[1])
+        assert str(errors[0]) == str(errors[1])
+    torch.testing.assert_close(seeded(parallel, rand()), seeded(model, rand()), check_device=False)
+
+
+def seeded(model: Any, *inputs: Tensor) -> Any:
+    torch.manual_seed(0)
+    return model(*inputs)
+
+
+class Catches(Raises):
+    """What goes on after the error is Python's to decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x)
+        except ArithmeticError:
+            return self.right(x.nan_to_num())
+
+
+class Suppresses(Raises):
+    def forward(self, x: Tensor) -> Tensor:
+        with Suppressed():
+            return super().forward(x)
+        return self.right(x.nan_to_num())
+
+
+class Suppressed:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, *_: object) -> bool:
+        return kind is ArithmeticError
+
+
+@pytest.mark.parametrize("kind", [Catches, Suppresses])
+def test_what_the_model_may_catch_is_for_python(kind: type[Two], world: World) -> None:
+    model, x = kind(), rand()
+    parallel = on_lanes(model, x, lanes=1, copy=True)
+    for given in (x, x * float("nan"), x):
+        torch.testing.assert_close(parallel(given), model(given))
+    with pytest.raises(TraceError, match="Python decides on the value of a tensor"):
+        spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True)
+
+
+class Counts(Raises):
+    """Python sees that there was an error."""
+
+    errors = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x)
+        if y.isnan().any():
+            self.errors += 1
+            warnings.warn(f"error {self.errors}", stacklevel=1)
+            raise ArithmeticError
+        return y + self.right(x)
+
+
+def test_what_python_does_before_it_raises_is_done_once() -> None:
+    model, x = Counts(), rand()
+    parallel = on_lanes(model, x, lanes=2, copy=True)
+    for number in range(1, 3):
+        with pytest.warns(UserWarning, match=f"error {number}"), pytest.raises(ArithmeticError):
+            parallel(x * float("nan"))
+        assert parallel.errors == number
+    assert programs(parallel) == 1
+
+
+class Lucky(Two):
+    """The next numbers that are drawn pass the check."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chance = torch.rand(())
+        if chance > 0.4:
+            raise ValueError(f"{chance}")
+        return self.left(x) * self.right(x) * chance
+
+
+def test_an_error_that_does_not_come_again(world: World) -> None:
+    model, x = Lucky(), rand()
+    torch.manual_seed(1)  # 0.7576, 0.2793, ...
+    state = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    parallel = on_lanes(model, x, lanes=2, copy=True, check=False)
+    torch.random.set_rng_state(state)
+    with pytest.raises(PartitionerError, match="none when it is called once more"):
+        parallel(x)
+
+
+def test_a_job_raises_what_is_known() -> None:
+    """No process of it has all of the model, which could be asked for more."""
+    ops = example_in(Raises(), (rand(),), None, 1).traced.graph.fx.nodes
+    assert [node.args[2:] for node in ops if node.target is checked] == [("ArithmeticError", "not finite")]
+    with pytest.raises(TraceError, match="Python decides on the value of a tensor"):
+        example_in(Says(), (rand(),), None, 1)
+
+
+def test_a_copy_checks_too() -> None:
+    parallel = copy.deepcopy(on_lanes(Says(), rand(), lanes=2, copy=True))
+    with pytest.raises(KeyError, match="after Linear"):
+        parallel(rand() * float("nan"))
