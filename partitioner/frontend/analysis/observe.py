@@ -7,6 +7,7 @@ equal shapes need one look.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,11 +105,22 @@ class _Observer:
             written, work = self._bodies(bodies, NONE.union(*given))
             later = {LATER} if RNG in written and draws_in_backward(node) else NONE
             return written | later | ({ANY} if runs_alone(node) else NONE), work
+        if runs_alone(node):
+            return self._beside(node) | {ANY}, None
         seen = self.looks.at(node, form)
         if seen is None:
             return self._told(node).writes, None
         written = NONE.union(*(given[index] for index in seen.written))
         return written | {RNG} if seen.random else written, seen.work
+
+    def _beside(self, node: torch.fx.Node) -> Names:
+        """What an op writes that is about gradients of tensors, and not of copies: it lies where they were made."""
+        about: list[torch.fx.Node] = []
+        torch.fx.node.map_arg(node.args[1:] if node.target is torch.autograd.grad else node.args, about.append)
+        for each in about:
+            effect = self.effects[each.name]
+            self.effects[each.name] = replace(effect, reads=effect.reads | {f"gradient of {each.name}"})
+        return frozenset(f"gradient of {each.name}" for each in about)
 
     def _form(self, argument: Any, given: list[Names]) -> Any:
         """What tells arguments from others; the storages of their tensors, one after the other, go to ``given``."""

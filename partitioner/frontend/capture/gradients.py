@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch._dynamo import config
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -22,6 +24,7 @@ from torch._dynamo.variables import (
     TorchInGraphFunctionVariable,
     builtin,
 )
+from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
@@ -31,12 +34,14 @@ _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", None)
 
 
 @amends(TensorVariable, "method_requires_grad_")
-def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *wanted: Any) -> Any:
+def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     node = self.as_proxy().node
-    value = all(each if isinstance(each, bool) else each.as_python_constant() for each in wanted)
+    value = all(wanted.as_python_constant() for wanted in (*args, *kwargs.values()))
     made = node.meta["example_value"]
     if self.source or made.requires_grad is value or node.graph is not tx.output.root_tracer.graph:
-        return plain(self, tx, *wanted)
+        return plain(self, tx, *args, **kwargs)
+    if HERE.whole and node.users:
+        raise Unsupported("a tensor is to have a gradient that was read before, perhaps as a copy on another device")
     tx.output.create_proxy("call_method", "requires_grad_", (self.as_proxy(), value), {})
     made.requires_grad_(value)
     self.synchronize_attributes(tx)
@@ -54,8 +59,20 @@ def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: An
 
 
 @amends(TorchInGraphFunctionVariable, "call_function")
-def _call(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
-    """In a job the tensors may be other ranks'."""
+def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """On several devices an argument may be copied, and in a job a tensor may be another rank's."""
     asks = self.value is torch.autograd.grad and not HERE.once
-    with config.patch(trace_autograd_ops=True) if asks else nullcontext():
-        return plain(self, tx, *arguments)
+    with config.patch(trace_autograd_ops=True) if asks and not (HERE.whole and _given(args, kwargs)) else nullcontext():
+        return plain(self, tx, args, kwargs)
+
+
+@amends(OutputGraph, "_validate_outputs_safe_for_autograd_nodes")
+def _no_validation(*_arguments: Any) -> None:
+    """What was differentiated may be a result: that it cannot be once more, autograd says, and to who tries."""
+
+
+def _given(args: Any, kwargs: Any) -> bool:
+    """Whether gradients are asked for arguments or state."""
+    found: list[Any] = []
+    VariableTracker.visit(lambda each: found.append(each) if isinstance(each, TensorVariable) else None, [args[1:2], kwargs])
+    return any(each.source for each in found)

@@ -110,8 +110,10 @@ def draws_in_backward(node: torch.fx.Node) -> bool:
 
 
 def runs_alone(node: torch.fx.Node) -> bool:
-    """Whether nothing may run beside an op."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target._name not in BESIDE_OTHERS
+    """Whether nothing may run beside an op: it may do anything, or uses or changes what autograd has recorded of others."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.target._name not in BESIDE_OTHERS
+    return node.target is torch.autograd.grad or node.target == "requires_grad_"
 
 
 def tell_state(graph: torch.fx.Graph, states: Collection[str]) -> None:

@@ -1,0 +1,112 @@
+"""Forwards that ask autograd themselves: for forces, penalties, features that are trained. The graph ended there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from hostile.program import Two, rand
+from lanes import spread as on_lanes
+from lanes import used_lanes
+from pretend import World, pretending, spread
+from torch import Tensor, nn
+
+from partitioner import TraceError
+from partitioner.runtime.module import Parallel
+
+TWO = {"lazy:0": 1, "lazy:1": 1}
+LANES = partial(on_lanes, lanes=2, copy=True)
+WAYS: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
+    "lanes": LANES,
+    "backward on lanes": lambda model, x: LANES(model, x, backward="lanes"),
+    "devices": lambda model, x: spread(model, (x,), TWO, copy=True),
+}
+
+pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world of accelerators for a test, in which nothing may go wrong."""
+    with pretending(monkeypatch) as made:
+        yield made
+        assert made.faults() == []
+
+
+class Forces(Two):
+    """Energies and forces, whoever calls; the gradient must be that of ``place`` and of no copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            place = x.detach().requires_grad_(requires_grad=True)
+            energy = self.left(place).sin() * self.right(place).cos()
+            (force,) = torch.autograd.grad(energy.sum(), place, create_graph=self.training)
+        return energy - force
+
+
+class Penalty(Two):
+    """Two losses of one graph, of which the first gradient must not take what the second needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = self.left(x) * self.right(x)
+            first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+            second = torch.autograd.grad(y.square().sum(), inputs=[x], grad_outputs=None, create_graph=True)[0]
+        return first.detach() + second.square()
+
+
+class Features(Two):
+    """What speech models do, so that checkpoints behind have something to train."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.detach()[:, None]
+        if self.training:
+            features.requires_grad = True
+        return (self.left(features) * self.right(features))[:, 0]
+
+
+@pytest.mark.parametrize("kind", [Forces, Penalty, Features])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "training"])
+def test_it_is_one_graph(kind: type[Two], way: str, train: bool, world: World) -> None:
+    model, x = kind().train(train), rand()
+    parallel = WAYS[way](model, x)
+    assert len(used_lanes(parallel)) == 2
+    for rows in (3, 3, 5):
+        given = rand(rows, 4, seed=rows)
+        one, other = model(given), parallel(given)
+        torch.testing.assert_close(other, one, check_device=False)
+        assert one.requires_grad == other.requires_grad
+        if train:
+            one.sum().backward(), other.sum().backward()
+            mine, theirs = (dict(each.named_parameters()) for each in (model, parallel))
+            for name, parameter in mine.items():
+                torch.testing.assert_close(theirs[name].grad, parameter.grad, check_device=False)
+    assert not any(piece.reason for piece in parallel._partitioner_programs.pieces)
+
+
+class Late(Two):
+    """By now there may be copies that want no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach() * 2
+        y = self.left(x) * self.right(x)
+        x.requires_grad_()
+        return torch.autograd.grad((self.left(x) * self.right(x)).sum(), x)[0] + y.detach()
+
+
+class OfArgument(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x) * self.right(x)
+        return torch.autograd.grad(y.sum(), x)[0] if x.requires_grad else y
+
+
+@pytest.mark.parametrize("kind", [Late, OfArgument])
+def test_of_what_may_be_copied_no_gradient_is_asked_on_several_devices(kind: type[Two], world: World) -> None:
+    model, x = kind(), rand(grad=True)
+    torch.testing.assert_close(LANES(model, x)(x), model(x))
+    with pytest.raises(TraceError, match=r"is asked for gradients|is to have a gradient"):
+        spread(model, (x,), TWO, copy=True)
