@@ -68,7 +68,18 @@ class Features(Two):
         return (self.left(features) * self.right(features))[:, 0]
 
 
-@pytest.mark.parametrize("kind", [Forces, Penalty, Features])
+class Adapts(Two):
+    """A step of learning inside of the model, which is learnt through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = nn.functional.linear(x, self.left.weight, self.left.bias).square().mean()
+            steps = torch.autograd.grad(loss, list(self.left.parameters()), create_graph=self.training)
+        adapted = (weight - 0.1 * step for weight, step in zip(self.left.parameters(), steps, strict=True))
+        return nn.functional.linear(x, *adapted) * self.right(x)
+
+
+@pytest.mark.parametrize("kind", [Forces, Penalty, Features, Adapts])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "training"])
 def test_it_is_one_graph(kind: type[Two], way: str, train: bool, world: World) -> None:
@@ -99,6 +110,8 @@ class Late(Two):
 
 
 class OfArgument(Two):
+    """It may be a parameter, of another model's."""
+
     def forward(self, x: Tensor) -> Tensor:
         y = self.left(x) * self.right(x)
         return torch.autograd.grad(y.sum(), x)[0] if x.requires_grad else y
@@ -106,7 +119,7 @@ class OfArgument(Two):
 
 @pytest.mark.parametrize("kind", [Late, OfArgument])
 def test_of_what_may_be_copied_no_gradient_is_asked_on_several_devices(kind: type[Two], world: World) -> None:
-    model, x = kind(), rand(grad=True)
+    model, x = kind(), nn.Parameter(rand())
     torch.testing.assert_close(LANES(model, x)(x), model(x))
     with pytest.raises(TraceError, match=r"is asked for gradients|is to have a gradient"):
         spread(model, (x,), TWO, copy=True)

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo import config
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
@@ -28,6 +29,7 @@ from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import name_of
 
 _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", None)
 """What sets attributes; in torch 2.11 the class of all functions of Python's own."""
@@ -72,7 +74,11 @@ def _no_validation(*_arguments: Any) -> None:
 
 
 def _given(args: Any, kwargs: Any) -> bool:
-    """Whether gradients are asked for arguments or state."""
+    """Whether gradients are asked for what comes with the call, and is no parameter of the model's: those are never copied."""
     found: list[Any] = []
     VariableTracker.visit(lambda each: found.append(each) if isinstance(each, TensorVariable) else None, [args[1:2], kwargs])
-    return any(each.source for each in found)
+    return any(each.source and not _is_parameter(each) for each in found)
+
+
+def _is_parameter(asked: Any) -> bool:
+    return asked.class_type is nn.Parameter and not name_of(asked.source).startswith(("L['args']", "L['kwargs']"))
