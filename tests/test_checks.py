@@ -216,16 +216,19 @@ def test_an_error_that_does_not_come_again(world: World) -> None:
     torch.manual_seed(2)
     parallel = on_lanes(model, x, lanes=2, copy=True, check=False)
     torch.random.set_rng_state(state)
-    with pytest.raises(PartitionerError, match="none when it is called once more"):
+    with pytest.raises(PartitionerError, match=r"raises an error at line \d+ of Lucky.forward"):
         parallel(x)
 
 
-def test_a_job_raises_what_is_known() -> None:
-    """No process of it has all of the model, which could be asked for more."""
-    ops = example_in(Raises(), (rand(),), None, 1).traced.graph.fx.nodes
-    assert [node.args[2:] for node in ops if node.target is checked] == [("ArithmeticError", "not finite")]
-    with pytest.raises(TraceError, match="Python decides on the value of a tensor"):
-        example_in(Says(), (rand(),), None, 1)
+@pytest.mark.parametrize(("kind", "error"), [(Raises, ("ArithmeticError", "not finite")), (Says, ("", "Says.forward"))])
+def test_a_job_raises_what_is_known(kind: type[Two], error: tuple[str, str]) -> None:
+    """No process of it has all of the model, which could be asked for more: there the error is our own, and says where."""
+    ops = [node for node in example_in(kind(), (rand(),), None, 1).traced.graph.fx.nodes if node.target is checked]
+    name, text = ops[-1].args[2:]
+    assert name == error[0] and str(text).endswith(error[1])
+    with pytest.raises(Exception, match=error[1]) as raised:
+        checked(torch.tensor(ops[-1].args[1] is False), *ops[-1].args[1:])
+    assert type(raised.value).__name__ == (name or "CheckFailed")
 
 
 def test_a_copy_checks_too() -> None:

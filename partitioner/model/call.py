@@ -121,10 +121,10 @@ class Planned(BaseException):
 
 
 class CheckFailed(PartitionerError):
-    """A program finds that the model raises on this call; what it raises, only the model knows."""
+    """A program finds that the model raises on this call, at a place; what it raises, only the model knows."""
 
-    def __init__(self) -> None:
-        super().__init__("forward raises an error on this call, and none when it is called once more to find out which")
+    def __init__(self, place: str) -> None:
+        super().__init__(f"forward raises an error at {place}, which only a call of the whole model could make, and none does")
 
 
 def end_here(*_arguments: Any) -> Any:

@@ -44,7 +44,7 @@ class Check(NamedTuple):
     Args:
         wanted: the truth value with which the code goes on.
         jumps: whether it then jumps.
-        error: the name of the error and what it is given, if they are known.
+        error: the name of the error and what it is given; ``""`` and the place, if only the model knows.
     """
 
     wanted: bool
@@ -71,21 +71,19 @@ def check_at(tx: Any, jump: Any, on_cpu: bool) -> Check | None:
     raises = [not _leaves(tx, side) for side in sides]
     if raises[0] is raises[1]:
         return None
-    error = _error(tx, sides[raises.index(True)])
-    if HERE.once and not error:
-        return None  # no process of a job has all of the model
+    error = _error(tx, sides[raises.index(True)]) or ("", _place(tx))
     return Check(jump.opname.endswith("TRUE") is raises[0], raises[0], error)
 
 
-def checked(condition: Any, wanted: bool, error: str = "", *given: object) -> None:
+def checked(condition: Any, wanted: bool, error: str, *given: object) -> None:
     """Raise an error where there are values, and not those that are wanted. Of torch's op an accelerator would not recover.
 
     Raises:
-        CheckFailed: only the model knows the error.
+        CheckFailed: only the model knows the error, and so in a job, where no process has all of it, nobody does.
     """
     has_values = not isinstance(condition, FakeTensor) and not (isinstance(condition, Tensor) and condition.is_meta)
     if has_values and bool(condition) is not wanted:
-        raise getattr(builtins, error)(*given) if error else CheckFailed
+        raise getattr(builtins, error)(*given) if error else CheckFailed(str(given[0]))
 
 
 @amends(TorchInGraphFunctionVariable, "call_function")
@@ -110,6 +108,12 @@ def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     """A distribution's class holds lazy properties, of which only their class is asked; torch would guard what lies in them."""
     held = getattr_static(self.value, name, None) if issubclass(self.value, Distribution) else None
     return UserDefinedObjectVariable(held) if isinstance(held, lazy_property) else plain(self, tx, name)
+
+
+def _place(tx: Any) -> str:
+    """Function and line of the user's, without the file: a plan may be made in one folder and run in another."""
+    here = next((each for each in _frames(tx) if is_user_code(each.f_code.co_filename)), tx)
+    return f"line {here.lineno} of {here.f_code.co_qualname}"
 
 
 def _frames(tx: Any) -> Iterator[Any]:
