@@ -7,6 +7,7 @@ nothing has changed.
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand, two
+from lanes import spread as on_lanes
 from pretend import pretending, spread
 from torch import Tensor, nn
 
@@ -199,3 +201,16 @@ def test_warnings_as_errors_beside_a_function_on_several_devices(monkeypatch: py
         warnings.simplefilter("error")
         found = parallel(rand(5, 4))
     assert torch.equal(found, wanted)
+
+
+def test_what_python_draws_comes_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo knows `random.uniform`, and of `random.random` nothing: the graph ended, and on several devices it was refused."""
+    model = two(lambda self, x: self.left(x) * random.random() + self.right(x) * random.uniform(0, 2) * random.random())()
+    with pretending(monkeypatch):
+        for parallel in (on_lanes(model, rand(), lanes=2, copy=True), spread(model, (rand(),), TWO, copy=True)):
+            for seed in range(3):
+                random.seed(seed)
+                wanted = model(rand(5, 4)), random.random()
+                random.seed(seed)
+                torch.testing.assert_close((parallel(rand(5, 4)), random.random()), wanted, check_device=False)
+            assert not any(piece.reason for piece in parallel._partitioner_programs.pieces)

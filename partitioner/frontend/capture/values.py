@@ -2,11 +2,12 @@
 
 It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It takes a generator of random
 numbers, a `random.Random`, to be for good in the state in which it is found, and of what an optimizer keeps it loses a part.
-Where such a value is used the graph ends, and Python does what it does. Of a method such as `torch.Tensor.sin` it does not ask
-again which one it is. A range of which a number has changed it cannot take in: here each range is one constant. A tensor of a
-class that says itself what functions do with it, it would give as a plain one, unless the class was made to be traced. Tuples,
-texts and numbers of a user's class may have attributes, of which torch does not ask as long as the object is the same: they are
-noted, to be asked for here.
+Where such a value is used the graph ends, and Python does what it does. The numbers that the process draws come with a call,
+from `random.uniform` and others, and so do those of `random.random`, a method of C that it forgets. Of a method such as
+`torch.Tensor.sin` it does not ask again which one it is. A range of which a number has changed it cannot take in: here each
+range is one constant. A tensor of a class that says itself what functions do with it, it would give as a plain one, unless the
+class was made to be traced. Tuples, texts and numbers of a user's class may have attributes, of which torch does not ask as
+long as the object is the same: they are noted, to be asked for here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from types import MethodDescriptorType
+from types import BuiltinMethodType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.user_defined import call_random_fn
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
@@ -54,3 +57,9 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if type(value) is MethodDescriptorType:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
     return plain(self, value)
+
+
+@amends(SkipFunctionVariable, "call_function")
+def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    draws = type(self.value) is BuiltinMethodType and self.value == random.random
+    return call_random_fn(tx, self.value, args, kwargs) if draws else plain(self, tx, args, kwargs)
