@@ -102,7 +102,22 @@ class Others(Two):
         return chance.log_prob((x > 0).float()) + squashed.log_prob(squashed.rsample()).sum(-1) + share.entropy().sum(-1)
 
 
-KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others]
+class Translates(Encoder):
+    """Its handler makes another error of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.clamp(-9, 9))
+        try:
+            if not x.isfinite().all():
+                raise ArithmeticError("not finite")
+        except ArithmeticError as error:
+            raise LookupError(f"{error}!") from error
+        finally:
+            y = y + 1
+        return y * self.right(x)
+
+
+KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others, Translates]
 
 
 @EACH
@@ -158,6 +173,19 @@ class Suppresses(Raises):
         return self.right(x.nan_to_num())
 
 
+class Tries(Two):
+    """What it raises it catches itself, behind the jump."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x)
+        if y.isnan().any():
+            try:
+                raise ArithmeticError("not a number")
+            except ArithmeticError:
+                return self.right(x.nan_to_num())
+        return y * self.right(x)
+
+
 class Suppressed:
     def __enter__(self) -> None: ...
 
@@ -165,7 +193,7 @@ class Suppressed:
         return kind is ArithmeticError
 
 
-@pytest.mark.parametrize("kind", [Catches, Suppresses])
+@pytest.mark.parametrize("kind", [Catches, Suppresses, Tries])
 def test_what_the_model_may_catch_is_for_python(kind: type[Two], world: World) -> None:
     model, x = kind(), rand()
     parallel = on_lanes(model, x, lanes=1, copy=True)

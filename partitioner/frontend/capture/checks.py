@@ -65,14 +65,15 @@ def check_at(tx: Any, jump: Any, on_cpu: bool) -> Check | None:
     """
     if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("TRUE", "FALSE")):
         return None
-    if not HERE.first or not (HERE.whole or on_cpu) or any(map(_may_catch, _frames(tx))):
+    if not HERE.first or not (HERE.whole or on_cpu):
         return None
     sides = tx.instruction_pointer, tx.indexof[jump.target]
-    raises = [not _leaves(tx, side) for side in sides]
-    if raises[0] is raises[1]:
+    raises = [not _leaves(tx, side, jump.exn_tab_entry) for side in sides]
+    handlers = [(frame, start) for frame in _frames(tx) for start in _handlers(frame)]
+    if raises[0] is raises[1] or any(_leaves(frame, start) for frame, start in handlers):
         return None
-    error = _error(tx, sides[raises.index(True)]) or ("", _place(tx))
-    return Check(jump.opname.endswith("TRUE") is raises[0], raises[0], error)
+    error = () if handlers else _error(tx, sides[raises.index(True)])
+    return Check(jump.opname.endswith("TRUE") is raises[0], raises[0], error or ("", _place(tx)))
 
 
 def checked(condition: Any, wanted: bool, error: str, *given: object) -> None:
@@ -123,28 +124,25 @@ def _frames(tx: Any) -> Iterator[Any]:
         tx = tx.parent
 
 
-def _may_catch(tx: Any) -> bool:
-    """Whether a function of the user's may go on after an exception where it is: with ``except``, or a context of its own."""
-    if not is_user_code(tx.f_code.co_filename):
-        return False
+def _handlers(tx: Any) -> Iterator[int]:
+    """Where a function of the user's goes on after an exception, from inside out: at ``except``, or in a context of its own."""
     contexts = [each.ctx for each in tx.stack if isinstance(each, WithExitFunctionVariable)]
     torchs = not any(isinstance(each, GenericContextWrappingVariable) for each in contexts)
-    waiting, seen = [tx.current_instruction], set()
-    while waiting:
-        entry = waiting.pop().exn_tab_entry
-        if entry is None or entry.target in seen:
-            continue
-        seen.add(entry.target)
+    entry, seen = tx.current_instruction.exn_tab_entry, set[int]()
+    while entry is not None and tx.indexof[entry.target] not in seen and is_user_code(tx.f_code.co_filename):
         start = tx.indexof[entry.target]
+        seen.add(start)
         body = tx.instructions[start:]
-        if not (torchs and body[1].opname == "WITH_EXCEPT_START") and _leaves(tx, start):
-            return True
-        waiting.append(next(each for each in body if each.opname == "RERAISE"))
-    return False
+        if not torchs or body[1].opname != "WITH_EXCEPT_START":
+            yield start
+        entry = next((each.exn_tab_entry for each in body if each.opname == "RERAISE"), None)
 
 
-def _leaves(tx: Any, start: int) -> bool:
-    """Whether a function may come to its end, or give something, from one of its instructions on, without an exception."""
+def _leaves(tx: Any, start: int, within: Any = None) -> bool:
+    """Whether a function may come to its end, or give something, from one of its instructions on.
+
+    Exceptions lead to their handlers, but for those that reach out of the block that the instruction is in.
+    """
     waiting, seen = [start], set[int]()
     while waiting:
         index = waiting.pop()
@@ -154,8 +152,9 @@ def _leaves(tx: Any, start: int) -> bool:
         each = tx.instructions[index]
         if each.opname.startswith(_ENDS):
             return True
-        if each.target is not None:
-            waiting.append(tx.indexof[each.target])
+        handled = each.exn_tab_entry is not None and (within is None or each.exn_tab_entry.target is not within.target)
+        targets = [each.target, each.exn_tab_entry.target if handled else None]
+        waiting += [tx.indexof[target] for target in targets if target is not None]
         if each.opcode not in TERMINAL_OPCODES:
             waiting.append(index + 1)
     return False
