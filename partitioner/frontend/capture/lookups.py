@@ -112,6 +112,19 @@ if "sq_contains" in vars(RangeVariable):  # torch 2.12 and before have none
         return ConstantVariable.create(bool(plain(*arguments).as_python_constant()))
 
 
+if "is_python_equal" in vars(UserDefinedObjectVariable):
+
+    @amends(UserDefinedObjectVariable, "is_python_equal")
+    def _is_the_key(plain: Callable[..., bool], self: Any, other: Any) -> bool:
+        """Dynamo finds an object among keys if it is one of them, whatever the ``__eq__`` of its class says."""
+        if plain(self, other):
+            return True
+        known = self.is_python_constant() and other.is_python_constant()
+        if not known and any(kind.__eq__ is not object.__eq__ for kind in (self.python_type(), other.python_type())):
+            raise Unsupported(f"a {self.python_type_name()} is looked for among keys, by the __eq__ of a class")
+        return False
+
+
 def _is_number(value: Any) -> bool:
     """Whether a tensor's numbers are compared with it: texts and ``None`` are no tensor's equal."""
     return not value.is_python_constant() or isinstance(value.as_python_constant(), int | float | complex)
