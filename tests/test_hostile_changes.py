@@ -6,6 +6,7 @@ Each is judged as those of `hostile` are: it does what the plain model does.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -171,6 +172,12 @@ class Key:
         return self.value
 
 
+@dataclass(frozen=True)
+class Named:
+    value: int
+    name: str = field(compare=False)
+
+
 class Seen(set[Any]):
     """A set of the user's."""
 
@@ -184,13 +191,14 @@ class Collects(Two):
 
     def forward(self, x: Tensor, key: Any) -> Tensor:
         self.counts[key] = self.counts.get(key, 0) + 1
-        return self.left(x) * self.counts[key] + self.right(x) * {Key(1): 2.0}.get(key, 3.0)
+        known = {Key(1): 2.0, Named(1, "a"): 4.0}.get(key, 3.0)
+        return self.left(x) * self.counts[key] + self.right(x) * known
 
 
 @changes(Collects, lambda: Key(1))
 def keys_that_are_equal(run: Run) -> Steps:
-    for value in (2, 1, 2, 3):
-        yield run(rand(), Key(value)), [(key.value, count) for key, count in run.model.counts.items()]
+    for key in (Key(2), Key(1), Key(2), Named(1, "b"), Named(1, "c")):
+        yield run(rand(), key), [(key.value, count) for key, count in run.model.counts.items()]
 
 
 class Puts(Collects):
