@@ -6,6 +6,7 @@ Each is judged as those of `hostile` are: it does what the plain model does.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -153,6 +154,87 @@ def one_object_as_a_global_and_an_attribute(run: Run) -> Steps:
     yield run(rand())
     run.model.mode, run.model.scale = Mode.FULL, SCALE
     yield run(rand())
+
+
+# -- keys and sets -------------------------------------------------------------------------------------------------------------
+
+
+class Key:
+    """One of many that are equal."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Named:
+    value: int
+    name: str = field(compare=False)
+
+
+class Seen(set[Any]):
+    """A set of the user's."""
+
+
+class Collects(Two):
+    """Notes what it is given, in a dictionary and in sets: a set of objects was not written, nor was one of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.seen, self.own = dict[Any, int](), {nn.ReLU, nn.Tanh}, Seen([nn.ReLU, nn.Tanh])
+
+    def forward(self, x: Tensor, key: Any) -> Tensor:
+        self.counts[key] = self.counts.get(key, 0) + 1
+        known = {Key(1): 2.0, Named(1, "a"): 4.0}.get(key, 3.0)
+        return self.left(x) * self.counts[key] + self.right(x) * known
+
+
+@changes(Collects, lambda: Key(1))
+def keys_that_are_equal(run: Run) -> Steps:
+    for key in (Key(2), Key(1), Key(2), Named(1, "b"), Named(1, "c")):
+        yield run(rand(), key), [(key.value, count) for key, count in run.model.counts.items()]
+
+
+class Puts(Collects):
+    name = "seen"
+
+    def forward(self, x: Tensor, key: Any) -> Tensor:
+        held = getattr(self, self.name)
+        held.add(key)
+        held.discard(nn.ReLU)
+        return self.left(x) * len(held) + self.right(x)
+
+
+@changes(Puts, lambda: 1)
+def sets_of_objects_are_written(run: Run) -> Steps:
+    for run.model.name in ("seen", "own"):
+        for key in (Key(2), nn.Tanh, torch.sin, Key(2)):
+            yield run(rand(), key), len(run.model.seen), len(run.model.own)
+
+
+# -- a forward of its own ------------------------------------------------------------------------------------------------------
+
+
+def _with_a_forward() -> nn.Module:
+    model = Two()
+    model.forward = (lambda self, x: self.left(x) - self.right(x)).__get__(model)
+    return model
+
+
+@changes(_with_a_forward)
+def forward_replaced_and_taken_away(run: Run) -> Steps:
+    """The one that was replaced came back."""
+    yield run(rand())
+    run.module.forward = (lambda self, x: self.left(x) * 7).__get__(run.module)
+    yield run(rand())
+    del run.module.forward
+    yield run(rand()), "forward" in vars(run.module)
 
 
 # -- errors in the middle ------------------------------------------------------------------------------------------------------

@@ -19,10 +19,12 @@ pytestmark = [
 X = numbers(4, 6)
 
 
+@pytest.mark.parametrize("every_thread", [True, False])
 @pytest.mark.parametrize("compile_tasks", [None, "torchscript"])
-def test_each_task_is_a_range_of_its_lane(compile_tasks: str | None) -> None:
+def test_each_task_is_a_range_of_its_lane(compile_tasks: str | None, every_thread: bool) -> None:
+    """Also for a profiler that was not told to look at all threads, which lost what other lanes had done."""
     parallel = spread(Towers(), X, lanes=2, compile_tasks=compile_tasks)
-    with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as seen:
+    with profile(experimental_config=_ExperimentalConfig(profile_all_threads=every_thread)) as seen:
         found = parallel(X)
     assert_same(found, parallel(X))
     ranges = {event.name: event.thread for event in seen.events() if " on cpu/" in event.name}
@@ -31,6 +33,15 @@ def test_each_task_is_a_range_of_its_lane(compile_tasks: str | None) -> None:
     assert set(ranges) == {f"{task} on cpu/{lane}" for task, lane in plan.placement.lane.items()}
     threads = {lane: {thread for name, thread in ranges.items() if name.endswith(f"cpu/{lane}")} for lane in (0, 1)}
     assert len(threads[0]) == len(threads[1]) == 1 and threads[0] != threads[1]
+
+
+def test_a_lane_is_not_left_waiting_for_a_thread_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = spread(Towers(), X, lanes=2)
+    monkeypatch.setattr("partitioner.backends.watched._fork", lambda: lambda _: None)
+    monkeypatch.setattr("partitioner.backends.watched._PATIENCE", 0.001)
+    with profile():
+        found = parallel(X)
+    assert_same(found, parallel(X))
 
 
 def test_one_lane_is_named_too_and_an_error_is_the_model_s() -> None:

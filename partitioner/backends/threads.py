@@ -24,6 +24,7 @@ from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
+from partitioner.backends.watched import Watched, submit
 from partitioner.backends.workers import HERE, POOL, has_hidden_modes, run_under
 from partitioner.ir.plan import Plan
 from partitioner.model.modes import casts_kept, flushes, modes_here, under
@@ -51,6 +52,7 @@ class Launch:
         self.crowded = hosts > 1
         self.error: BaseException | None = None
         self.mask: bytes | None = None
+        self.watched: Sequence[Watched] = ()
         self.modes = code.modes
         if code.modes:
             self.here = threading.local()
@@ -217,7 +219,7 @@ def _start_workers(done: list[threading.Lock], code: Code, call: Launch, argumen
             call.mask = own_mask()
             if call.mask is not None:
                 keep_apart(call.mask, POOL.first(len(done)))
-        POOL.submit([_job(code, host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
+        call.watched = submit([_job(code, host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
 
 
 def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: Any, done: threading.Lock) -> Callable[[], None]:
@@ -269,6 +271,8 @@ def _finish(call: Launch, done: list[threading.Lock]) -> None:
                     lock.acquire()
             if call.error is not None and done:
                 POOL.drain(len(done))
+            for job in call.watched:
+                job.leave()
             call.end()
             return
         except KeyboardInterrupt as error:

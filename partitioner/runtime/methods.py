@@ -60,8 +60,7 @@ class Method:
     def __delete__(self, instance: Any) -> None:
         if self.own is None and self.name not in instance.__dict__:
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self.name!r}")
-        if self.own is None:
-            del instance.__dict__[self.name]
+        instance.__dict__.pop(self.name, None)
         self.own = None
 
 

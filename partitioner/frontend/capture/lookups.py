@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from enum import EnumType
 from functools import partial
 from inspect import getattr_static
@@ -110,6 +111,31 @@ if "sq_contains" in vars(RangeVariable):  # torch 2.12 and before have none
     @amends(RangeVariable, "sq_contains")
     def _in_range(plain: Callable[..., Any], *arguments: Any) -> Any:
         return ConstantVariable.create(bool(plain(*arguments).as_python_constant()))
+
+
+if "is_python_equal" in vars(UserDefinedObjectVariable):
+
+    @amends(UserDefinedObjectVariable, "is_python_equal")
+    def _is_the_key(plain: Callable[..., bool], self: Any, other: Any) -> bool:
+        """Dynamo finds an object among keys if it is one of them, whatever the ``__eq__`` of its class says."""
+        if plain(self, other):
+            return True
+        known = self.is_python_constant() and other.is_python_constant()
+        if not known and any(kind.__eq__ is not object.__eq__ for kind in (self.python_type(), other.python_type())):
+            raise Unsupported(f"a {self.python_type_name()} is looked for among keys, by the __eq__ of a class")
+        return False
+
+
+if "hash_impl" in vars(user_defined.FrozenDataClassVariable):
+
+    @amends(user_defined.FrozenDataClassVariable, "hash_impl")
+    def _hash(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+        """Dynamo takes all fields of a frozen dataclass, where some may not count, or its class says otherwise."""
+        kind = self.python_type()
+        made = (getattr(getattr(each, "__code__", None), "co_filename", "") for each in (kind.__eq__, kind.__hash__))
+        if any(name != "<string>" for name in made) or not all(each.compare and each.hash is None for each in fields(kind)):
+            raise Unsupported(f"a {kind.__name__} is a key, of which not all fields count")
+        return plain(self, tx)
 
 
 def _is_number(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 What is written to a class Dynamo keeps until the frame ends. It looks there when the class itself is asked for the attribute,
 and not when an heir is, which is told here, or an object of the class, of which the graph ends. And what an operator in place
-gives, ``items += [1]``, was the plain list that the user's one is made of, so that the user's stayed as it was.
+gives, ``items += [1]``, was the plain list that the user's one is made of, so that the user's stayed as it was. What is put
+into a set that holds objects was lost, for Dynamo takes it for an object, of which attributes are written, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import UserDefinedClassVariable, UserDefinedObjectVariable
+from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined]  # torch 2.13 has it elsewhere
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 
@@ -39,6 +42,19 @@ def _of_object(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if _giver(type(self.value).__mro__, name) and name not in getattr(self.value, "__dict__", ()):
         raise Unsupported(f"{name} of a {type(self.value).__name__} is read, which a class of it was given before")
     return plain(self, tx, name)
+
+
+@amends(SideEffects, "track_object_existing")
+def _track(plain: Callable[..., Any], self: Any, item: Any, variable: Any) -> Any:
+    return self.track_mutable(item, variable) if isinstance(variable, SetVariable) else plain(self, item, variable)
+
+
+@amends(SideEffects, "mutation")
+def _write(plain: Callable[..., None], self: Any, variable: Any) -> None:
+    held = (each is variable for each in self.id_to_variable.values())
+    if isinstance(variable, SetVariable) and variable.source is not None and not any(held):
+        raise Unsupported("a set of the user's own class is written, which would be lost")
+    plain(self, variable)
 
 
 def _in_place(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
