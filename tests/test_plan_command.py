@@ -750,6 +750,15 @@ def test_the_command_refuses(files: Path, args: list[str], words: str) -> None:
     assert_refused(run(*args), words)
 
 
+def test_names_of_several_lines_are_told_on_one(files: Path) -> None:
+    tasks = [task("a\nb"), task("c\x1b[31m")]
+    (files / "odd.json").write_text(json.dumps({"tasks": tasks, "edges": [["x", "a\nb"]]}))
+    assert_refused(run("odd.json", "--machine", "machine.json"), "there are a?b, c?[31m")
+    (files / "full.json").write_text(json.dumps({"tasks": [{**task("a\nb"), "memory": 4}]}))
+    (files / "small.json").write_text(json.dumps({"devices": [{"name": "x\ny", "kind": "cpu", "memory": 1}]}))
+    assert_refused(run("full.json", "--machine", "small.json"), "x?y: ")
+
+
 def test_a_graph_that_names_a_key_twice_is_refused(files: Path) -> None:
     (files / "twice.json").write_text('{"tasks": [{"name": "a", "seconds": 1, "seconds": 2}]}')
     assert_refused(run("twice.json", "--machine", "machine.json"), 'the key "seconds" is written 2 times')

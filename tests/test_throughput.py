@@ -26,6 +26,7 @@ from hypothesis import settings
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.feasible import Feasible, between
+from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.policies.chain import Chain
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput import model, staging
@@ -626,17 +627,23 @@ def test_a_bound_of_work_that_is_shared_out_by_speed() -> None:
     assert load_bound(problem) <= 37.5
 
 
-def test_a_bound_of_one_task_and_what_it_must_have_or_pay_for() -> None:
-    """A long task reads eight values that each cost more than to make them there."""
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_bound_of_one_task_and_what_it_must_have_or_pay_for(linked: bool) -> None:
+    """A long task reads eight values that each cost more than to make them there, from wherever they come."""
     count, edges = 9, [(task, 8, task) for task in range(8)]
     kind = Kind("gpu", {1: [1.0] * 8 + [4.0]})
+    pairs = [(a, b) for a in range(4) for b in range(a)]
     channels = tuple(Channel(f"host{n}", 1.0, 0.0, (n,)) for n in range(4))
     routes = {(a, b): (a, b) for a in range(4) for b in range(4) if a != b}
+    if linked:
+        channels = tuple(Channel(f"{a} - {b}", 1.0, float(a), (a, b)) for a, b in pairs)
+        routes = {ends: (number,) for number, (a, b) in enumerate(pairs) for ends in ((a, b), (b, a))}
     processors = tuple(Processor(f"gpu{n}", 0) for n in range(4))
     values = [(task, 5.0) for task in range(8)]
     problem = Problem("star", tuple("abcdefghi"), (kind,), processors, edges, values, channels, routes, overlap=False)
     assert len(problem.tasks) == count
     assert load_bound(problem) == pytest.approx(12.0)  # all on one; a share of the work would be 3
+    assert makespan_bound(problem) == pytest.approx(12.0)  # which has no time for anything else
 
 
 def chained(count: int, wide: int, seed: int) -> Problem:

@@ -18,6 +18,7 @@ Word = TypeVar("Word", bound=str)
 
 MOST_COMPARED = 2_000
 MOST_LISTED = 24
+LONGEST = 60
 
 
 def hint(word: object, words: Collection[str]) -> str:
@@ -34,7 +35,7 @@ def hint(word: object, words: Collection[str]) -> str:
         by_fold = {each.casefold(): each for each in likely}
         for best in get_close_matches(word[:200].casefold(), by_fold, n=1):
             return f"; did you mean {quote(by_fold[best])}?"
-    return f"; there are {', '.join(words)}" if 0 < len(words) <= MOST_LISTED else ""
+    return f"; there are {', '.join(printable(each[:LONGEST]) for each in words)}" if 0 < len(words) <= MOST_LISTED else ""
 
 
 def _alike(word: str, words: Collection[str]) -> list[str]:

@@ -9,6 +9,7 @@ from math import ceil, inf
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.ir.units import format_size
+from partitioner.ir.words import printable
 
 
 class Feasible:
@@ -90,9 +91,9 @@ class Feasible:
         return self.used[processor] + self.problem.demand[group] <= self.problem.caps[processor]
 
     def _back(self, task: int, roomy: Sequence[int]) -> str:
-        names = ", ".join(self.problem.processors[number].name for number in roomy)
+        names = ", ".join(printable(self.problem.processors[number].name) for number in roomy)
         return (
-            f"task {self.problem.tasks[task]} has room on {names} only, and there a path would come back to a device that it "
+            f"task {called(self.problem, task)} has room on {names} only, and there a path would come back to a device that it "
             f"has left\nAnother policy may find an answer; without contiguity there may be one, too."
         )
 
@@ -102,7 +103,7 @@ class Feasible:
         lines = [f"task {called(problem, task)} needs {need} of {what_is_held(problem)}, and no device has room:"]
         for number, device in enumerate(problem.processors):
             cap = "no cap" if device.memory == float("inf") else format_size(int(device.memory))
-            lines.append(f"  {device.name}: {format_size(int(self.used[number]))} used of {cap}")
+            lines.append(f"  {printable(device.name)}: {format_size(int(self.used[number]))} used of {cap}")
         lines.append(remedy(problem))
         return "\n".join(lines)
 
@@ -116,7 +117,8 @@ def called(problem: Problem, task: int) -> str:
     """The name of a task and, of a model's, the first of its ops: who reads an error knows those."""
     ops = problem.labels[task].split() if problem.labels else []
     more = f" and {len(ops) - 2} more" if len(ops) > 2 else ""
-    return f"{problem.tasks[task]} ({', '.join(ops[:2])}{more})" if ops else problem.tasks[task]
+    name = printable(problem.tasks[task])
+    return f"{name} ({', '.join(ops[:2])}{more})" if ops else name
 
 
 def remedy(problem: Problem) -> str:
@@ -156,12 +158,13 @@ def nowhere(problem: Problem, group: int) -> str:
     for number, device in enumerate(problem.processors):
         lacking = [problem.tasks[task] for task in tasks if problem.seconds[number][task] == inf]
         if problem.pin.get(group, number) != number:
-            lines.append(f"  {device.name}: they are pinned to {problem.processors[problem.pin[group]].name}")
+            lines.append(f"  {printable(device.name)}: they are pinned to {problem.processors[problem.pin[group]].name}")
         elif lacking:
-            lines.append(f"  {device.name}: {lacking[0]} has no seconds for its kind, {problem.kinds[device.kind].name}")
+            task, kind = printable(lacking[0]), printable(problem.kinds[device.kind].name)
+            lines.append(f"  {printable(device.name)}: {task} has no seconds for its kind, {kind}")
         else:
             held, cap = f"{format_size(need)} of {what_is_held(problem)}", format_size(device.memory)
-            lines.append(f"  {device.name}: {held} are needed, and it has {cap}")
+            lines.append(f"  {printable(device.name)}: {held} are needed, and it has {cap}")
     kind = "" if problem.labels else ", give seconds for another kind"
     lines.append(f"Raise a memory cap{kind}{', or make the group smaller' if len(tasks) > 1 else ''}.{enough(problem)}")
     return "\n".join(lines)

@@ -7,6 +7,9 @@ The work of a task that may run on different processors is its seconds at their 
 is least. No schedule does more than one priced second of work in a second, so any prices give a bound; prices of one processor
 alone give that of the tasks it must run.
 
+Where nothing overlaps, a processor does one thing at a time: its tasks, what it sends, what it receives. Together they are its
+load, so the makespan is no less than the largest load, and what bounds loads (`planner/throughput/bound.py`) bounds it.
+
 Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Carlier, "The one-machine sequencing problem", EJOR 11, 1982.
 """
 
@@ -21,9 +24,13 @@ from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
 from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_rents, least_paid, least_work, prices
+from partitioner.planner.throughput.bound import load_bound
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
+
+LARGEST_LOADS = 500
+"""Tasks and edges up to which loads are bounded by cuts: some ten milliseconds."""
 
 POINTS = 64
 """Times that are looked at as the head, or as the tail, of a set of tasks."""
@@ -56,6 +63,8 @@ def makespan_bound(problem: Problem) -> float:
         price, rent, held = lane_rents(problem)
         found.append(least_paid(seconds, held, np.array(problem.caps), price, rent) * (1 - 1e-9))
     found.append(passage_bound(problem))
+    if not problem.overlap and not problem.fetched and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS:
+        found.append(load_bound(problem))
     shared = _shared(problem, seconds)
     if shared is not None:
         price = prices(shared, np.ones(len(shared)))

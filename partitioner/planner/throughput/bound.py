@@ -1,7 +1,8 @@
 """What the largest load cannot be below, whoever places the tasks. Proven, and quick.
 
 work     all processors share all of it and all bytes, each unit where it is cheapest in the long run
-a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut
+a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut; where
+         it costs more from here than from there, as if it always went the cheapest way
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def bound_of(park: Park) -> float:
 def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
     """The largest of ``best`` and, over some units, what the processor of that unit cannot be below: a minimum cut round it."""
     units = park.units
-    if units.problem.overlap or units.count > MOST_FOR_CUTS or not park.by_itself:
+    if units.problem.overlap or units.count > MOST_FOR_CUTS:
         return best
     if not units.flows or units.count + len(units.flows) > MOST_FOR_CUTS:
         return best
@@ -83,7 +84,7 @@ def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
 def _charges(park: Park, alike: Alike) -> Floats:
     """Seconds of all flows that each unit makes or reads, on one of some processors: what it pays if it is there alone."""
     found = np.zeros(park.units.count)
-    sends, receives = park.flow_seconds(*alike.sends), park.flow_seconds(*alike.receives)
+    sends, receives = (park.flow_seconds(*each) for each in alike.least)
     for number, flow in enumerate(park.units.flows):
         found[flow.maker] += sends[number]
         found[list(flow.readers)] += receives[number]
@@ -99,7 +100,7 @@ def _network(park: Park, alike: Alike, seconds: Floats) -> nx.DiGraph[object]:
             graph.add_edge(unit, "sink", capacity=float(each))
         else:
             graph.add_edge(unit, "sink")  # without a capacity: it cannot be cut
-    sends, receives = park.flow_seconds(*alike.sends), park.flow_seconds(*alike.receives)
+    sends, receives = (park.flow_seconds(*each) for each in alike.least)
     for number, flow in enumerate(park.units.flows):
         if sends[number] > 0.0:
             graph.add_edge(flow.maker, ("send", number), capacity=float(sends[number]))

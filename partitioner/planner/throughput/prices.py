@@ -56,13 +56,15 @@ class Alike:
 
     Args:
         processors: their numbers.
-        sends: seconds for each value and for each byte that leave one of them for any others.
+        sends: seconds for each value and for each byte that leave one of them for any others, on average.
         receives: likewise for what comes from anywhere.
+        least: both, where the other end is that at which each costs the least.
     """
 
     processors: tuple[int, ...]
     sends: tuple[float, float]
     receives: tuple[float, float]
+    least: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,31 +96,29 @@ class Park:
         return bool(ends - {here, there})
 
     @cached_property
-    def _means(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-        """Of each processor, seconds for each value and byte at its end of a passage to others, and from them, on average."""
-        problem = self.units.problem
-        count = len(problem.processors)
-        sums = [([0.0, 0.0], [0.0, 0.0]) for _ in range(count)]
-        for (source, target), route in problem.routes.items():
-            for number in dict.fromkeys(route):
-                channel = problem.channels[number]
-                for end, (each, byte) in ((source, sums[source][0]), (target, sums[target][1])):
-                    if end in channel.ends and source != target:
-                        sums[end][end == target][:] = each + channel.latency, byte + 1.0 / channel.bandwidth
-        others = max(1, count - 1)
-        rounded = ([(float(f"{each / others:.12g}"), float(f"{byte / others:.12g}")) for each, byte in ends] for ends in sums)
-        return [(sends, receives) for sends, receives in rounded]
+    def _passages(self) -> Floats:
+        """By processor, way out or in, and each other one: seconds for each value and byte at its end of a passage."""
+        count = len(self.units.problem.processors)
+        found = np.zeros((count, 2, max(1, count - 1), 2))
+        for here in range(count):
+            for place, there in enumerate(each for each in range(count) if each != here):
+                for way in (0, 1):
+                    passed = [self.units.problem.channels[each] for each in self._half(here, there, not way)]
+                    found[here, way, place] = sum(each.latency for each in passed), sum(1.0 / each.bandwidth for each in passed)
+        return found
 
     @cached_property
     def classes(self) -> list[Alike]:
         """Processors of one kind, with the same lanes, memory and prices, to none of which a unit is pinned; others alone."""
         problem, found = self.units.problem, defaultdict[object, list[int]](list)
-        pinned = set(self.units.pins.values())
+        pinned, least = set(self.units.pins.values()), self._passages.min(axis=2)
+        means = [[float(f"{each:.12g}") for each in row] for row in self._passages.mean(axis=2).reshape(-1, 4).tolist()]
         for number, each in enumerate(problem.processors):
             table = id(problem.seconds[number])
             alone = number if number in pinned else -1
-            found[table, each.lanes, each.memory, self._means[number], alone].append(number)
-        return [Alike(tuple(numbers), *self._means[numbers[0]]) for numbers in found.values()]
+            found[table, each.lanes, each.memory, *means[number], alone].append(number)
+        ends = ((numbers, means[numbers[0]]) for numbers in found.values())
+        return [Alike(tuple(each), (way[0], way[1]), (way[2], way[3]), least[each].min(axis=0)) for each, way in ends]
 
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:
