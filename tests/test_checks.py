@@ -14,7 +14,7 @@ from lanes import programs
 from lanes import spread as on_lanes
 from pretend import World, pretending, spread
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Beta, Categorical, Independent, Normal, TransformedDistribution
+from torch.distributions import Bernoulli, Beta, Categorical, Distribution, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from partitioner import PartitionerError, TraceError
@@ -36,6 +36,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with pretending(monkeypatch) as made:
         yield made
         assert made.faults() == []
+
+
+@pytest.fixture(autouse=True)
+def _distributions_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test's first torch.compile has turned that off for the process."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
 class Raises(Two):
