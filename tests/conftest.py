@@ -110,6 +110,16 @@ def scattering() -> Iterator[None]:
 
 
 @pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A world of accelerators for a test, in which nothing may go wrong (`pretend.World`)."""
+    from pretend import pretending
+
+    with pretending(monkeypatch) as made:
+        yield made
+        assert made.faults() == []
+
+
+@pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policy `list` searches a little: enough for schedules that no rank would make, too little to be good."""
     from partitioner.planner.latency import beams, improve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from hostile.program import Asserts, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
-from pretend import World, pretending, spread
+from pretend import World, spread
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Beta, Categorical, Distribution, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
@@ -28,14 +28,6 @@ WAYS: list[Callable[[nn.Module, Tensor], Any]] = [
     lambda model, x: spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True),
 ]
 EACH = pytest.mark.parametrize("partitioned", WAYS, ids=["lanes", "devices"])
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world of accelerators for a test, in which nothing may go wrong."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
 
 
 @pytest.fixture(autouse=True)

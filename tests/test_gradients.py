@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from hostile.program import Two, rand
 from lanes import spread as on_lanes
 from lanes import used_lanes
-from pretend import World, pretending, spread
+from pretend import World, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
@@ -25,14 +25,6 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
 }
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world of accelerators for a test, in which nothing may go wrong."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
 
 
 class Forces(Two):

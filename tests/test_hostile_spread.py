@@ -6,14 +6,13 @@ Each test tells what went wrong. Devices are pretended (see `pretend`), and what
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import assert_same
-from pretend import World, pretending, put, spec, spread
+from pretend import World, put, spec, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError, partition
@@ -24,14 +23,6 @@ MIXED = {"lazy:0": 1, "cpu": 1}
 EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world for a test, in which nothing may go wrong."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
 
 
 def pinned(model: nn.Module, lanes: dict[str, int], left: str, right: str) -> Parallel:

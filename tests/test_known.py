@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from hostile.program import Asserts, AssertsFinite, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
-from pretend import World, pretending, spread
+from pretend import World, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
@@ -20,14 +19,6 @@ from partitioner.distributed.traced.example import example_in
 TWO = {"lazy:0": 1, "lazy:1": 1}
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world of accelerators for a test, in which nothing may go wrong."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
 
 
 def assert_equal(found: Tensor, expected: Tensor) -> None:

@@ -158,7 +158,8 @@ def nowhere(problem: Problem, group: int) -> str:
     for number, device in enumerate(problem.processors):
         lacking = [problem.tasks[task] for task in tasks if problem.seconds[number][task] == inf]
         if problem.pin.get(group, number) != number:
-            lines.append(f"  {printable(device.name)}: they are pinned to {problem.processors[problem.pin[group]].name}")
+            pinned = printable(problem.processors[problem.pin[group]].name)
+            lines.append(f"  {printable(device.name)}: they are pinned to {pinned}")
         elif lacking:
             task, kind = printable(lacking[0]), printable(problem.kinds[device.kind].name)
             lines.append(f"  {printable(device.name)}: {task} has no seconds for its kind, {kind}")

@@ -117,10 +117,11 @@ class _Observer:
         """What an op writes that is about gradients of tensors, and not of copies: it lies where they were made."""
         about: list[torch.fx.Node] = []
         torch.fx.node.map_arg(node.args[1:] if node.target is torch.autograd.grad else node.args, about.append)
-        for each in about:
-            effect = self.effects[each.name]
-            self.effects[each.name] = replace(effect, reads=effect.reads | {f"gradient of {each.name}"})
-        return frozenset(f"gradient of {each.name}" for each in about)
+        resources = {each.name: f"gradient of {each.name}" for each in about}
+        for name, resource in resources.items():
+            effect = self.effects[name]
+            self.effects[name] = replace(effect, reads=effect.reads | {resource})
+        return frozenset(resources.values())
 
     def _form(self, argument: Any, given: list[Names]) -> Any:
         """What tells arguments from others; the storages of their tensors, one after the other, go to ``given``."""
