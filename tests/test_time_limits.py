@@ -11,7 +11,8 @@ from time import perf_counter
 import pytest
 
 from partitioner.errors import PlacementError
-from partitioner.ir.problem import Objective, Problem
+from partitioner.ir.problem import ORDER, Kind, Objective, Problem, Processor
+from partitioner.planner.latency import crossings
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import best_of
 from partitioner.planner.policies.auto import Auto
@@ -105,3 +106,26 @@ def test_whether_anything_fits_is_looked_for_once(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(PlacementError):
             plan({"tasks": tasks, "edges": []}, full, objective=objective, time_limit=0.1)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("tasks", [5, 8])
+def test_exchanges_of_a_handful_of_tasks_are_counted(monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
+    """As many were timed as make up 200,000 tasks: of five, 40,000 schedules in 3 s, whatever the limit of time said."""
+    looked = list[bool]()
+    step = crossings._Crossing.step
+
+    def counting(self: crossings._Crossing, heat: float) -> bool:
+        looked.append(step(self, heat))
+        return looked[-1]
+
+    monkeypatch.setattr(crossings._Crossing, "step", counting)
+    random = Random(tasks)
+    seconds, held = ([random.uniform(1, 3) for _ in range(tasks)] for _ in range(2))
+    half = tuple(Processor(name, 0, memory=0.54 * sum(held)) for name in "xy")
+    edges = [(task, task + 1, ORDER) for task in range(0, tasks - 1, 2)]
+    names = tuple(f"t{task}" for task in range(tasks))
+    problem = Problem("full", names, (Kind("gpu", {1: seconds}),), half, edges, memory=held)
+    answer = List()(problem)
+    full = [sum(held[task] for task in range(tasks) if answer.lanes[task] == lane) for lane in (0, 1)]
+    assert max(full) <= 0.54 * sum(held)
+    assert 0 < sum(looked) <= 5_000 and len(looked) <= 50_000

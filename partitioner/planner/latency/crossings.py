@@ -36,8 +36,9 @@ LANES = 4
 PARTS = 0.5
 """Part of the exchanges that end again before the schedule does."""
 
-TASKS_IN_ALL, MOST_TURNS = 200_000, 10
-"""Tasks that exchanges for one problem time together where there is no limit of time, and exchanges for each that is timed."""
+TASKS_IN_ALL, FEWEST, MOST_TURNS = 200_000, 40, 10
+"""Tasks that exchanges for one problem time together where there is no limit of time, and for how many a smaller problem
+counts: an exchange takes its time however few there are; and exchanges for each that is timed."""
 
 
 def crossed(problem: Problem, known: Found, least: float, until: float = inf) -> Found | None:
@@ -50,7 +51,9 @@ def crossed(problem: Problem, known: Found, least: float, until: float = inf) ->
         until: moment, on `time.perf_counter`, at which to stop; infinite: exchanges are counted.
     """
     walk, looked, cycle, least = _Crossing(problem, known), 0, 0, max(least, known.seconds)
-    most = max(1, TASKS_IN_ALL // len(problem.tasks)) if until == inf else 10**9
+    count = len(problem.tasks)
+    placements = len(problem.lanes) ** min(count, FEWEST)  # a handful of tasks has been seen through sooner
+    most = min(max(1, TASKS_IN_ALL // max(FEWEST, count)), placements) if until == inf else 10**9
     began = perf_counter()
     for turn in range(MOST_TURNS * most):
         passed = max(looked, turn / MOST_TURNS) / most if until == inf else (perf_counter() - began) / max(1e-9, until - began)
