@@ -110,15 +110,20 @@ def test_in_training_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_threads_inside_ops_leave_everybody_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP's threads would inherit the caller's one core, for good."""
+    """OpenMP's threads would inherit the caller's one core for good, and a worker's: it was held since a call of short ops."""
     parallel = spread(Asking(), X, lanes=2)
+    parallel(X)
     torch.set_num_threads(4)
     try:
         seen.clear()
         parallel(X)
     finally:
         torch.set_num_threads(1)
-    assert dict(seen)[threading.get_native_id()] == os.sched_getaffinity(0)
+    allowed = frozenset(os.sched_getaffinity(0))
+    assert len(dict(seen)) == 2 and set(dict(seen).values()) == {allowed}
+    seen.clear()
+    parallel(X)
+    assert len(dict(seen)) == 2 and allowed not in dict(seen).values(), "and is held again where ops are short"
 
 
 def test_where_the_system_cannot_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,13 +256,17 @@ BESIDE_AUTOGRAD = frozenset(["randint_like"])
 """Of torch, and Python calls them outside of autograd, for ATen's own op wants gradients that it has no derivative for."""
 
 
+CASTS = frozenset("bfloat16 bool byte cdouble cfloat char double float half int long short type".split())
+"""Methods that ATen knows as ``to``, with a dtype by name."""
+
+
 def is_torchs(node: torch.fx.Node) -> bool:
     """Whether what a node calls comes down to ATen ops and nothing else."""
     name = target_name(node)
     if name in SWITCHING | BESIDE_AUTOGRAD:
         return False
     if node.op == "call_method":
-        return hasattr(torch.ops.aten, str(node.target))
+        return node.target in CASTS or hasattr(torch.ops.aten, str(node.target))
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target.namespace == "aten"
     owner = getattr(node.target, "__self__", None)

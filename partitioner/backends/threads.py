@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from partitioner.backends.affinity import keep_apart, let_go, own_mask
+from partitioner.backends.affinity import keep_apart, let_go, own_mask, scatter
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.nodes import move
@@ -215,10 +215,13 @@ def _start_workers(done: list[threading.Lock], code: Code, call: Launch, argumen
         modes = (*modes_here(), flushes())
         if code.shares_first:
             call.make_room()
+        workers = POOL.first(len(done))
         if code.short and call.share == 1:
             call.mask = own_mask()
             if call.mask is not None:
-                keep_apart(call.mask, POOL.first(len(done)))
+                keep_apart(call.mask, workers)
+        else:
+            scatter(workers)
         call.watched = submit([_job(code, host, call, arguments, modes, lock) for host, lock in enumerate(done, 1)])
 
 

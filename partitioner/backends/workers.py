@@ -72,7 +72,7 @@ class Worker:
     """One thread and its queue.
 
     Attributes:
-        away: the mask of cores that it was given last (`affinity`); empty at first.
+        away: the mask of cores that it was given last (`affinity`); empty where it has the caller's.
     """
 
     def __init__(self, number: int) -> None:
