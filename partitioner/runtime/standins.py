@@ -11,6 +11,7 @@ On several devices plans want state in different places. It stays where it lies,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ from partitioner.ir.machine import caps
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.runtime.pieces import Piece
 
+COMPUTING = ("torchvision", "transformers", "torchaudio")
+"""Libraries whose ops compute, and do nothing else."""
+
+HARMLESS = frozenset([getattr, torch.tensor, torch.as_tensor, *(each for each in vars(math).values() if callable(each))])
+"""What stands in graphs beside torch's ops and leaves no trace."""
+
 
 def can_be_repeated(piece: Piece, arguments: Sequence[Any], strangers: bool = False) -> bool:
     """Whether a graph can be run on stand-ins: what it does is known, and a copy can take the place of what it writes.
@@ -39,11 +46,22 @@ def can_be_repeated(piece: Piece, arguments: Sequence[Any], strangers: bool = Fa
     graph = piece.plan.graph
     if any(access.resource == ANY for op in graph.ops for access in op.accesses):
         return False
-    if not strangers and not all(is_torchs(node) for node in graph.fx.nodes if node.op.startswith("call_")):
+    if not strangers and not all(_is_known(node) for node in graph.fx.nodes if node.op.startswith("call_")):
         return False
     if not all(map(_is_plain, arguments)) or any(len(positions) > 1 for positions in piece.shared):
         return False
     return not any(isinstance(arguments[position], Tensor) and arguments[position].requires_grad for position in piece.written)
+
+
+def _is_known(node: torch.fx.Node) -> bool:
+    """Whether what a node calls is torch's, a library's, or ours: of a kernel of the user's nobody knows what else it does."""
+    if is_torchs(node) or node.target in HARMLESS:
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace in COMPUTING
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        return node.target._qualified_op_name.partition("::")[0] in ("aten", *COMPUTING)
+    return getattr(node.target, "__module__", "").startswith("partitioner.")
 
 
 def _is_plain(value: Any) -> bool:
