@@ -124,7 +124,10 @@ class Callback(convert_frame.CatchErrorsWrapper):
     """
 
     def __call__(self, *arguments: Any) -> ConvertFrameReturn:
-        """Give a frame to Dynamo."""
+        """Give a frame to Dynamo, if it may still be traced."""
+        convert: Convert = self._torchdynamo_orig_backend
+        if convert.has_failed(arguments[0].f_code):
+            return ConvertFrameReturn(apply_to_code=False)  # asked in every call: what follows would take a millisecond
         profile = sys.getprofile()
         if callable(profile):  # cProfile's is not and could not be put back
             sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
@@ -154,13 +157,16 @@ class Convert:
         assert owner is not None, "its method is being called"
         return owner
 
+    def has_failed(self, code: CodeType) -> bool:
+        """Whether a code runs as it is because it could not be traced, and not because it has too many programs."""
+        owner = self.owner
+        return (code in owner.failures or code in owner.pending) and owner.programs[code] < MOST
+
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
         """Trace a frame, or say how it is to run."""
         code = frame.f_code
         if self.owner.programs[code] >= MOST:
             return self._enough(code)
-        if code in self.owner.failures or code in self.owner.pending:
-            return ConvertFrameReturn(apply_to_code=False)
         if not self.owner.whole and _is_lazy(self.owner.root):
             return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
         try:
