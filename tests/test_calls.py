@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_fr
 from torch.nn import functional as F
 
 from partitioner import Parallel, TraceError, partition
-from partitioner.frontend.capture.dynamo import compiled
+from partitioner.frontend.capture import frames
+from partitioner.frontend.capture.dynamo import TRIES, compiled
 
 ROWS = torch.tensor([1, 2])
 
@@ -112,3 +114,32 @@ def test_guards_that_nothing_depends_on_are_left_out_and_hooks_are_still_seen() 
     handle.remove()
     torch._dynamo.mark_dynamic(x, 0)
     assert torch.equal(parallel(x), wanted) and torch.allclose(parallel(x[:1]), wanted[:1])
+
+
+class LeavesEarly(nn.Module):
+    """A loop that data may end: Dynamo cannot go on in the midst of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if x.max() > 1e9:
+                break
+        return x
+
+
+def test_a_frame_that_runs_as_it_is_is_not_prepared_for_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call held back signals and set settings, to find that there is nothing to trace: 0.8 ms of a call of 0.1 ms."""
+    model, x = LeavesEarly(), torch.randn(2, 3)
+    parallel = partition(model, ["cpu", "cpu"], example_inputs=x, copy=True)
+    for _ in range(TRIES):
+        parallel(x)
+    prepared: list[object] = []
+    monkeypatch.setattr(frames, "held_back", lambda: prepared.append(None) or nullcontext())
+    assert torch.equal(parallel(x), model(x))
+    assert not prepared
+    partition(Looks(), ["cpu", "cpu"], example_inputs=ROWS)
+    assert prepared, "it is asked wherever something is traced"
