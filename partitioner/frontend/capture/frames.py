@@ -125,7 +125,7 @@ class Callback(convert_frame.CatchErrorsWrapper):
 
     def __call__(self, *arguments: Any) -> ConvertFrameReturn:
         """Give a frame to Dynamo, if it may still be traced."""
-        convert: Convert = self._torchdynamo_orig_backend
+        convert: Any = self._torchdynamo_orig_backend  # `Convert`
         if convert.has_failed(arguments[0].f_code):
             return ConvertFrameReturn(apply_to_code=False)  # asked in every call: what follows would take a millisecond
         profile = sys.getprofile()
