@@ -297,6 +297,11 @@ def test_an_output_that_lost_its_gradient() -> None:
     )
 
 
+def test_what_is_no_tensor_is_not_rounded() -> None:
+    outcome = Outcome([3], tree_structure([0]), {}, {}, [])
+    assert differs(outcome, replace(outcome, outputs=[X]), outcome) == "output 0: int in the model, Tensor in the program"
+
+
 def test_what_stands_between_threads_is_not_put_back() -> None:
     """An event that forward had set was unset again, and a thread that waited for it would have waited for ever."""
     done = threading.Event()

@@ -238,11 +238,9 @@ def differs(wanted: Outcome, found: Outcome, rounded: Outcome | None = None) -> 
 
 def _is_rounding(mine: Any, theirs: Any, other: Any) -> bool:
     """Whether two tensors differ little more than the model itself makes them differ, by another number of threads."""
-    if not all(
-        isinstance(each, torch.Tensor) and each.shape == mine.shape and each.dtype == mine.dtype for each in (theirs, other)
-    ):
+    if not all(isinstance(each, torch.Tensor) and _is_dense(each) for each in (mine, theirs, other)):
         return False
-    if not mine.is_floating_point() or mine.layout is not torch.strided or mine.is_nested:
+    if not mine.shape == theirs.shape == other.shape or not mine.dtype == theirs.dtype == other.dtype:
         return False
     own, apart = (float((each.double() - mine.double()).abs().max()) for each in (other, theirs))
     return apart <= ROUNDING * own
