@@ -127,19 +127,34 @@ TIMM: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"depth": 2, "img_size": 64},
         """test_vit cait_xxs24_224 convit_tiny visformer_tiny vit_srelpos_small_patch16_224 vit_tiny_r_s16_p8_224
-        vit_tiny_patch16_dinov3_qkvb deit_tiny_patch16_224 tnt_s_legacy_patch16_224 xcit_nano_12_p8_224 vitamin_small_224""",
+        vit_tiny_patch16_dinov3_qkvb deit_tiny_patch16_224 tnt_s_legacy_patch16_224 xcit_nano_12_p8_224 vitamin_small_224
+        beit_base_patch16_224 naflexvit_base_patch16_gap qwen3_vit_88m samvit_base_patch16""",
     ),
-    ({"img_size": 64}, "test_byobnet coat_lite_tiny mobilevitv2_050 mixer_s16_224 nest_tiny hiera_tiny_224 gcvit_xxtiny"),
+    (
+        {"img_size": 64},
+        """test_byobnet coat_lite_tiny mobilevitv2_050 mixer_s16_224 nest_tiny hiera_tiny_224 gcvit_xxtiny botnet26t_256
+        efficientvit_m0 levit_128s mvitv2_tiny pit_ti_224 repvit_m0_9 sequencer2d_s swiftformer_xs volo_d1_224""",
+    ),
     (
         {"depths": (1, 1, 1, 1)},
         """test_mambaout lcnetv2_small pvt_v2_b0 efficientvit_b0 inception_next_atto test_convnext3 fasternet_t0 starnet_s050
-        cspnext_tiny edgenext_xx_small nf_resnet26 davit_tiny""",
+        cspnext_tiny edgenext_xx_small nf_resnet26 davit_tiny tiny_vit_5m_224""",
     ),
-    ({"layers": (1, 1, 1, 1)}, "tresnet_m fastvit_t8 resnet10t skresnet18 resnest14d legacy_seresnet18 resnetv2_18"),
+    (
+        {"img_size": 64, "depths": (1, 1, 1, 1)},
+        """efficientformerv2_s0 coatnet_pico_rw_224 swin_tiny_patch4_window7_224 swinv2_tiny_window16_256 swinv2_cr_tiny_384
+        twins_pcpvt_small""",
+    ),
+    (
+        {"layers": (1, 1, 1, 1)},
+        "tresnet_m fastvit_t8 resnet10t skresnet18 resnest14d legacy_seresnet18 resnetv2_18 res2net50_26w_4s",
+    ),
     (
         {},
         """test_efficientnet_evos cpubone_nano hardcorenas_a iformer_t darknet17 regnetx_002 dpn48b ese_vovnet19b_slim dla34
-        poolformer_s12 hgnet_tiny selecsls42 focalnet_tiny_srf repghostnet_050 rdnet_tiny sam2_hiera_tiny""",
+        poolformer_s12 hgnet_tiny selecsls42 focalnet_tiny_srf repghostnet_050 rdnet_tiny sam2_hiera_tiny crossvit_tiny_240
+        csatv2 densenet121 efficientvim_m1 ghostnet_050 mobilenetv3_small_050 hrnet_w18_small lowformer_b0 nasnetalarge
+        nextvit_small rexnet_100 shvit_s1 legacy_xception xception41""",
     ),
 )
 """One of each family of timm that takes images of 64 x 64, and what makes it as small as it can be made."""

@@ -293,7 +293,9 @@ def test_bounds_never_exceed_the_optimum() -> None:
 
 
 def test_bounds_of_each_sort() -> None:
-    assert makespan_bound(bag([2.0, 2.0, 2.0], 2)) == 3.0  # work
+    assert makespan_bound(bag([3.0, 2.0, 1.0], 2)) == 3.0  # work
+    assert makespan_bound(bag([2.0, 2.0, 2.0], 2)) == 4.0  # their number: one of two lanes has two
+    assert makespan_bound(bag([1.0] * 400, 7)) == 58.0
     assert makespan_bound(bag([2.0, 3.0, 1.0], 2, [(0, 1)])) == 5.0  # path
     fork = bag([1.0] + [3.0] * 4 + [1.0], 2, [(0, each) for each in range(1, 5)] + [(each, 5) for each in range(1, 5)])
     assert makespan_bound(fork) == 8.0  # work between a head and a tail

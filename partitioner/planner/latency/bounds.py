@@ -1,4 +1,4 @@
-"""Seconds that no schedule can beat, proven: paths, work, work that must lie between two times, passages, the issuing thread.
+"""Seconds that no schedule can beat, proven: paths, work between two times, numbers of tasks, passages, the issuing thread.
 
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
@@ -24,13 +24,16 @@ from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
 from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_rents, least_paid, least_work, prices
-from partitioner.planner.throughput.bound import load_bound
+from partitioner.planner.throughput.bound import load_bound, pigeonholed
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
 
 LARGEST_LOADS = 500
 """Tasks and edges up to which loads are bounded by cuts: some ten milliseconds."""
+
+MOST_NUMBERED = 500
+"""Tasks up to which the numbers of tasks in sets are looked at, and not that of all tasks alone."""
 
 POINTS = 64
 """Times that are looked at as the head, or as the tail, of a set of tasks."""
@@ -47,7 +50,7 @@ def makespan_bound(problem: Problem) -> float:
 
     >>> from partitioner.ir.problem import Kind, Problem, Processor
     >>> makespan_bound(Problem("bag", ("a", "b", "c"), (Kind("cpu", {1: [2.0] * 3}),), (Processor("cpu", 0, lanes=2),), []))
-    3.0
+    4.0
     """
     if not problem.tasks:
         return 0.0
@@ -62,7 +65,7 @@ def makespan_bound(problem: Problem) -> float:
     if problem.crowded:
         price, rent, held = lane_rents(problem)
         found.append(least_paid(seconds, held, np.array(problem.caps), price, rent) * (1 - 1e-9))
-    found.append(passage_bound(problem))
+    found += [passage_bound(problem), _numbered(heads, seconds.min(axis=0), tails, len(problem.lanes))]
     if not problem.overlap and not problem.fetched and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS:
         found.append(load_bound(problem))
     shared = _shared(problem, seconds)
@@ -145,6 +148,17 @@ def _between(heads: Table, tails: Table, work: Table) -> float:
     grid = np.bincount(row * len(ends) + column, weights=work, minlength=len(starts) * len(ends))
     total = grid.reshape(len(starts), len(ends))[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
     return float(np.where(total > 0, starts[:, None] + total + ends[None, :], 0.0).max())
+
+
+def _numbered(heads: Table, seconds: Table, tails: Table, lanes: int) -> float:
+    """The largest head + `pigeonholed` + tail over the sets of tasks that have at least some head, or at least some tail."""
+    found = 0.0
+    for times in (heads, tails):
+        starts = _points(times) if len(times) <= MOST_NUMBERED else [times.min()]
+        for some in (times >= start for start in starts):
+            most = pigeonholed(seconds[some], lanes)
+            found = max(found, float(heads[some].min() + most + tails[some].min()) if most else 0.0)
+    return found
 
 
 def _points(times: Table) -> Table:

@@ -1,6 +1,7 @@
 """What the largest load cannot be below, whoever places the tasks. Proven, and quick.
 
 work     all processors share all of it and all bytes, each unit where it is cheapest in the long run
+number   of the 2 m + 1 longest units one of m processors has three
 a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut; where
          it costs more from here than from there, as if it always went the cheapest way
 """
@@ -56,8 +57,29 @@ def bound_of(park: Park) -> float:
     room = many * [caps[each.processors[0]] for each in park.classes]
     held = park.units.memory
     paid = least_paid(seconds, held, room, *rents(seconds, many, held, room))
-    simple = max(paid, float(seconds.min(axis=0).max()))
+    least = seconds.min(axis=0)
+    simple = max(paid, float(least.max()), pigeonholed(least, int(many.sum())))
     return SAFE * cut_bound(park, seconds, simple)
+
+
+def pigeonholed(seconds: Floats, lanes: int) -> float:
+    """What the fullest of some lanes cannot be below: of the k m + 1 longest pieces of work, one of m lanes has k + 1 at least.
+
+    Args:
+        seconds: that each piece takes at least, on whichever lane.
+        lanes: how many there are.
+
+    Source: Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA Journal on Computing
+    7(2), 1995.
+
+    >>> pigeonholed(np.array([1.0] * 5), 4)  # all the work, shared out, is 1.25 for each
+    2.0
+    """
+    ordered = -np.sort(-seconds)
+    sums = np.append(0.0, np.cumsum(ordered))
+    last = np.arange(lanes, len(ordered), lanes)
+    have = np.arange(1, len(last) + 1)
+    return float((sums[last + 1] - sums[last - have]).max(initial=0.0))
 
 
 def cut_bound(park: Park, seconds: Floats, best: float = 0.0) -> float:
