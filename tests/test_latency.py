@@ -20,7 +20,7 @@ import pytest
 
 from partitioner.errors import PlacementError, SpecError
 from partitioner.ir.assignment import Assignment
-from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Problem, Processor
+from partitioner.ir.problem import ISSUE, ORDER, Channel, Kind, Objective, Problem, Processor
 from partitioner.planner.assigned import keeps
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.latency.bounds import makespan_bound
@@ -309,6 +309,16 @@ def test_bounds_of_each_sort() -> None:
     equal = (two[0], Processor("b", 0))
     far = Problem("far", ("x", "y"), (Kind("a", {1: [2.0, 8.0]}),), equal, [(0, 1, 0)], [(0, 5.0)], **rules)
     assert makespan_bound(far) == 2.0 + 6.0 + 8.0  # a value that must travel
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_equal_branches_are_known_to_be_best(objective: Objective) -> None:
+    """Five equal branches on four devices take two each on one of them: the bound said 1.25, and the gap was said to be 60%."""
+    for tasks, lanes in product(range(2, 30, 3), (2, 4, 7)):
+        where = tuple(Processor(f"x{each}", 0) for each in range(lanes))
+        names = tuple(f"t{each}" for each in range(tasks))
+        answer = List()(Problem("equal", names, (Kind("gpu", {1: [1.0] * tasks}),), where, [], objective=objective))
+        assert answer.cost == -(-tasks // lanes) == pytest.approx(answer.bound, rel=1e-8), (tasks, lanes)
 
 
 def test_list_is_near_the_optimum() -> None:
