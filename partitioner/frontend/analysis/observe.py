@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
@@ -74,6 +75,8 @@ class _Observer:
         if called and (shares := self._shares(node, reads)):
             self.maybe[node.name] = shares
         value = value_of(node)
+        if called and _gives_its_input(node):  # and its fake is a copy
+            self.owner.setdefault(storage_key(value), self.owner[storage_key(value_of(node.all_input_nodes[0]))])
         tensors = (value,) if isinstance(value, torch.Tensor) else tuple(tensors_in(value))
         self.held[node] = held = tuple([self._names(tensor, node.name) for tensor in tensors])
         self.forms[node] = form = form_of(value)
@@ -181,6 +184,14 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def _opaque(value: Any) -> bool:
     """Whether a value without tensors may still carry state: not a number, size, dtype, device or a structure of them."""
     return not all(isinstance(leaf, (*_PLAIN, *_SYMBOLIC)) for leaf in tree_leaves(value))
+
+
+def _gives_its_input(node: torch.fx.Node) -> bool:
+    """Whether a call is a dropout that drops nothing: eager gives the input itself, torch's decomposition for fakes a copy."""
+    if node.target not in (functional.dropout, torch.dropout, torch.ops.aten.dropout.default):
+        return False
+    values = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    return bool(values.get("p", 0.5) == 0 or not values.get("training", values.get("train", True)))
 
 
 def _may_alias(node: torch.fx.Node) -> bool:
