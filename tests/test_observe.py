@@ -257,3 +257,20 @@ def test_a_dropout_that_drops_nothing_gives_its_input(name: str, probability: fl
         model.train()
         dropping = partition(DropsNothing(name, 0.3).train(), ["cpu"], example_inputs=x, check=False, tune=False)
         assert "made" not in dropping.graph.by_name["dropped"].storages
+
+
+class DropsNothingInside(nn.Module):
+    """Likewise inside of a transform, whose values have no storages that can be asked for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def row(each: Tensor) -> Tensor:
+            dropped = nn.functional.dropout(each * 2, 0.1, self.training)
+            return nn.functional.dropout(dropped + 1, 0.0)
+
+        return torch.func.vmap(row)(x) + nn.functional.dropout(nn.functional.dropout(x, 0.1, self.training), 0.0)
+
+
+def test_a_dropout_that_drops_nothing_inside_of_a_transform() -> None:
+    model = DropsNothingInside().eval()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, copy=True)
+    assert torch.equal(parallel(X), model(X)) and programs(parallel) == 1

@@ -75,8 +75,8 @@ class _Observer:
         if called and (shares := self._shares(node, reads)):
             self.maybe[node.name] = shares
         value = value_of(node)
-        if called and _gives_its_input(node):  # and its fake is a copy
-            self.owner.setdefault(storage_key(value), self.owner[storage_key(value_of(node.all_input_nodes[0]))])
+        if called and _gives_its_input(node):
+            self._is_the_same(value, node.all_input_nodes[0])
         tensors = (value,) if isinstance(value, torch.Tensor) else tuple(tensors_in(value))
         self.held[node] = held = tuple([self._names(tensor, node.name) for tensor in tensors])
         self.forms[node] = form = form_of(value)
@@ -90,6 +90,10 @@ class _Observer:
     def _shares(self, node: torch.fx.Node, reads: Names) -> Names:
         """The storages that a call's result may have although it was not seen to: where a copy is sometimes a view."""
         return reads if _may_alias(node) else NONE
+
+    def _is_the_same(self, value: torch.Tensor, given: torch.fx.Node) -> None:
+        """Note that a value is what was given, though its fake is a copy."""
+        self.owner.setdefault(storage_key(value), self.owner.get(storage_key(value_of(given)), given.name))
 
     def _names(self, tensor: torch.Tensor, name: str) -> Names:
         """The storages that a tensor has or may have."""
@@ -162,6 +166,9 @@ class _InTransform(_Observer):
 
     def _shares(self, node: torch.fx.Node, reads: Names) -> Names:
         return reads if is_bound(node) else self._told(node).storages
+
+    def _is_the_same(self, value: torch.Tensor, given: torch.fx.Node) -> None:
+        pass  # the static table knows
 
     def _names(self, tensor: torch.Tensor, name: str) -> Names:
         return frozenset((name,)) | self.maybe.get(name, NONE)
