@@ -254,7 +254,6 @@ def test_a_dropout_that_drops_nothing_gives_its_input(name: str, probability: fl
                 assert all(map(torch.equal, parallel(x), model(x)))
         made, written = (parallel.graph.by_name[each].storages for each in ("made", "dropped_1"))
         assert set(made) <= set(written)
-        model.train()
         dropping = partition(DropsNothing(name, 0.3).train(), ["cpu"], example_inputs=x, check=False, tune=False)
         assert "made" not in dropping.graph.by_name["dropped"].storages
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
 from partitioner.frontend.analysis.looks import Looks, form_of, remembered, value_of
-from partitioner.frontend.analysis.static import Effect, Inputs, static_effect
+from partitioner.frontend.analysis.static import Effect, Inputs, drops_nothing, static_effect
 from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
@@ -197,8 +197,7 @@ def _gives_its_input(node: torch.fx.Node) -> bool:
     """Whether a call is a dropout that drops nothing: eager gives the input itself, torch's decomposition for fakes a copy."""
     if node.target not in (functional.dropout, torch.dropout, torch.ops.aten.dropout.default):
         return False
-    values = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
-    return bool(values.get("p", 0.5) == 0 or not values.get("training", values.get("train", True)))
+    return drops_nothing({"p": 0.5} | dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs)
 
 
 def _may_alias(node: torch.fx.Node) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,12 +145,15 @@ def draws(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
 
 def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an op that can draw random numbers draws none: dropout of probability 0, or not in training."""
-    values = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
-    names = {argument.name for argument in op._schema.arguments}
     defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    probability = next((values.get(name, defaults.get(name)) for name in ("dropout_p", "p", "dropout") if name in names), None)
-    training = next((values.get(name, defaults.get(name)) for name in ("train", "training") if name in names), None)
-    return probability == 0 or training is False
+    return drops_nothing(defaults | dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs)
+
+
+def drops_nothing(values: Mapping[str, Any]) -> bool:
+    """Likewise, of a call's arguments by name."""
+    probability = next((values[name] for name in ("dropout_p", "p", "dropout") if name in values), None)
+    training = next((values[name] for name in ("train", "training") if name in values), None)
+    return bool(probability == 0 or training == 0)  # Python takes 0 for False, and None is neither
 
 
 _KNOWN_NAMESPACES = (torch, torch.Tensor, functional, operator, math, torch.special, torch.linalg, torch.fft)
