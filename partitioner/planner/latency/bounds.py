@@ -152,13 +152,10 @@ def _between(heads: Table, tails: Table, work: Table) -> float:
 
 def _numbered(heads: Table, seconds: Table, tails: Table, lanes: int) -> float:
     """The largest head + `pigeonholed` + tail over the sets of tasks that have at least some head, or at least some tail."""
-    found = 0.0
-    for times in (heads, tails):
-        starts = _points(times) if len(times) <= MOST_NUMBERED else [times.min()]
-        for some in (times >= start for start in starts):
-            most = pigeonholed(seconds[some], lanes)
-            found = max(found, float(heads[some].min() + most + tails[some].min()) if most else 0.0)
-    return found
+    few = len(heads) <= MOST_NUMBERED
+    sets = [times >= start for times in (heads, tails) for start in _points(times)] if few else [heads >= 0.0]
+    numbered = ((some, pigeonholed(seconds[some], lanes)) for some in sets)
+    return max((float(heads[some].min() + most + tails[some].min()) for some, most in numbered if most), default=0.0)
 
 
 def _points(times: Table) -> Table:
