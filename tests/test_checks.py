@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -152,6 +153,41 @@ def test_what_it_raises_is_what_eager_raises(kind: type[Two], partitioned: Any, 
 def seeded(model: Any, *inputs: Tensor) -> Any:
     torch.manual_seed(0)
     return model(*inputs)
+
+
+class Reads(Two):
+    """What is asked of the rows is asked before they are read; and a call that fails has not drawn yet, but has counted."""
+
+    def __init__(self, late: bool = False) -> None:
+        super().__init__()
+        self.rows, self.norm, self.drop, self.late = nn.Embedding(9, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), late
+        self.more, self.last = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.left(x))
+        rows = (x.sum(-1) * 1000).long()
+        if not self.late and rows.max() > 8:
+            raise LookupError(f"{rows.max()} of 9")
+        y = self.drop(y) + self.rows(rows.clamp(max=8) if self.late else rows)
+        if self.late and rows.max() > 8:
+            raise LookupError
+        return y * self.more(self.last(self.drop(self.right(x))))
+
+
+@EACH
+@pytest.mark.parametrize("late", [False, True])
+def test_a_check_that_fails_leaves_what_eager_leaves(late: bool, partitioned: Any, world: World) -> None:
+    """Who leaves out such a batch goes on with the same statistics, and the same random numbers."""
+    model = Reads(late)
+    parallel = partitioned(model, torch.zeros(3, 4))
+    for given in (rand(3, 4).abs(), torch.zeros(3, 4)):
+        left = []
+        for each in (model, parallel):
+            torch.manual_seed(3)
+            with pytest.raises(LookupError) if given.any() else nullcontext():
+                each(given)
+            left.append({"random": torch.rand(4), **{key: value.cpu() for key, value in each.state_dict().items()}})
+        torch.testing.assert_close(left[1], left[0])
 
 
 class Catches(Raises):

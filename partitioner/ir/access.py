@@ -20,12 +20,14 @@ CAST = "cast of "
 RNG = "rng"
 LATER = "rng in backward"
 SENT = "sent between ranks"
+CHECKED = "checks"
 
 Name = TypeVar("Name", bound=Hashable)
 
-TOKENS = frozenset({ANY, RNG, LATER, SENT})
-"""Resources that are no storage: everything, the random generator, the generator as it will be used in backward, and the order
-in which the ranks of a job send to each other, which must be one on all of them.
+TOKENS = frozenset({ANY, RNG, LATER, SENT, CHECKED})
+"""Resources that are no storage: everything, the random generator, the generator as it will be used in backward, the order
+in which the ranks of a job send to each other, which must be one on all of them, and whether all is well so far: a check writes
+that, and what outlives a call that fails reads it.
 
 Autograd runs the backward of what one thread made in reverse order; between threads it knows no order. So what ranks send in
 backward counts as a use of the generator there.

@@ -11,7 +11,7 @@ from typing import Any
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from partitioner.backends import Executable
-from partitioner.ir.access import TOKENS
+from partitioner.ir.access import CHECKED, TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
@@ -44,7 +44,7 @@ class _Here(threading.local):
     """Who looks at the graphs that this thread calls, before they run, whether they run without lanes, and what was raised.
 
     Attributes:
-        raised: by a program that has changed nothing, in a model that may catch it.
+        raised: by a program of which the model may catch it, or would have raised another error before.
     """
 
     watch: Watch | None = None
@@ -104,13 +104,18 @@ class Piece:
         """
         graph = made.executable.plan.graph
         written = graph.written_arguments
-        again = caught and not written and not graph.written & TOKENS
+        again = caught and not written and not graph.written & (TOKENS - {CHECKED})
         return Piece(made.executable, made, written, sharing(inputs, written), reason, again, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
         """The modes in which a forward that switches them leaves the caller's thread."""
         return self.plan.graph.leaves
+
+    @property
+    def checks(self) -> bool:
+        """Whether an op raises what the model would: it may stand behind another one that fails, as in eager it does not."""
+        return CHECKED in self.plan.graph.written
 
     @property
     def plan(self) -> Plan:
@@ -132,7 +137,7 @@ class Piece:
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
-            if self.again and self.latest.told:
+            if (self.again or self.checks) and self.latest.told:
                 HERE.raised = error
             raise
         if self.leaves is not None:

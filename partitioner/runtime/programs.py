@@ -151,7 +151,7 @@ class Programs:
         """Call a traced method; what runs until it returns are the pieces of one call.
 
         What an op raises may be caught by the model, or made by it, which a program knows nothing of: if it has changed nothing
-        yet, the call is made as it is.
+        yet, the call is made as it is. If it has, and something was checked, the model is asked for its error.
         """
         self.latest.begin()
         method = self.forward if name == "forward" else self.method(name)
@@ -159,8 +159,9 @@ class Programs:
             return method(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
-            if raised is not error or not self.on_one:
-                if isinstance(error, CheckFailed):
+            failed = self.latest.pieces[-1] if raised is error else None
+            if failed is None or not failed.again or not self.on_one:
+                if isinstance(error, CheckFailed) or (failed is not None and failed.checks):
                     raise (method.own_error(*args, **kwargs) or error) from None
                 raise
         return self.plain(name)(*args, **kwargs)

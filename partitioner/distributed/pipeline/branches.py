@@ -22,7 +22,7 @@ from partitioner.distributed.pipeline.part import part_of
 from partitioner.distributed.pipeline.passing import deliver, fan, share, token
 from partitioner.distributed.traced.example import meta_of
 from partitioner.frontend.analysis.build import Traced
-from partitioner.ir.access import LATER, SENT, Access
+from partitioner.ir.access import CHECKED, LATER, SENT, Access
 from partitioner.ir.graph import NOTHING, Graph, Op
 from partitioner.ir.machine import Device, Link, Machine
 from partitioner.planner.coarsen import coarsen
@@ -64,7 +64,7 @@ def owners_of(traced: Traced, ranks: int, device: Device, first: Collection[str]
 
 def _unordered(graph: Graph) -> Graph:
     """The graph without the order of what is sent, for each rank of this axis sends to others."""
-    free = (tuple(access for access in op.accesses if access.resource not in (SENT, LATER)) for op in graph.ops)
+    free = (tuple(access for access in op.accesses if access.resource not in (SENT, LATER, CHECKED)) for op in graph.ops)
     return replace(graph, ops=tuple(replace(op, accesses=accesses) for op, accesses in zip(graph.ops, free, strict=True)))
 
 

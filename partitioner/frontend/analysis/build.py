@@ -14,10 +14,12 @@ from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
 from partitioner.frontend.analysis.told_apart import told_apart
+from partitioner.frontend.capture.checks import checked
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
 from partitioner.frontend.rewrite.regions import run_region, with_regions
+from partitioner.ir.access import CHECKED, RNG
 from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.mode import Mode
 from partitioner.model.call import memory
@@ -77,6 +79,7 @@ def build_graph(
         effects[node_name] = replace(effects[node_name], writes=effects[node_name].writes | writes)
     states = {name: key for name, (key, _) in held.items() if key}
     effects |= told_apart(module.graph, effects, resources, states)
+    effects |= _between_checks(nodes, effects, frozenset(resources.values()))
     placeholders = module.graph.find_nodes(op="placeholder")
     results = dict.fromkeys(node.name for node in module.graph.output_node().all_input_nodes if node.name not in states)
     graph = Graph(
@@ -94,6 +97,20 @@ def build_graph(
         observed=True,
     )
     return Traced(graph, state)
+
+
+def _between_checks(nodes: Sequence[torch.fx.Node], effects: Mapping[str, Effect], given: frozenset[str]) -> dict[str, Effect]:
+    """The effects of checks, and of what would be seen after a call that fails: a draw, a write to what the call was ``given``.
+
+    What eager has done by the time at which a check fails is done, and nothing that would have come after it.
+    """
+    checks = {node.name for node in nodes if node.target is checked}
+    found = {name: replace(effects[name], writes=effects[name].writes | {CHECKED}) for name in checks}
+    for node in nodes if checks else ():
+        effect = effects[node.name]
+        if node.name not in checks and effect.writes & {RNG, *given}:
+            found[node.name] = replace(effect, reads=effect.reads | {CHECKED})
+    return found
 
 
 def _device(placeholders: Sequence[torch.fx.Node]) -> str:
