@@ -72,6 +72,36 @@ def names_given_twice(run: Run) -> Steps:
             yield raised(lambda how=how, name=name: run(rand(), how, **{name: 3.0}))  # type: ignore[misc]
 
 
+# -- texts of numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _spells(self: Any, x: Tensor, n: int = 1) -> Any:
+    rows = len(x)
+    alone = f"{n}", f"{n:03d}", f"{n!r}", f"{rows}", f"{n / 3:.2f}", str(n), format(n, ">4"), format(rows), f"{n > 2}"
+    within = f"{n} of {rows:>3}", f"{n!r:>3}|", f"{n:02d}/{rows}", f"{tuple(x.shape)}"
+    looked_up = {"1": "one", "2": "two"}.get(f"{n}"), {f"k{n}": 0, "k2": 1}, len({f"{n}", f"{rows}"}), f"{n}" == "2"
+    return self.left(x) * self.right(x), alone, within, looked_up
+
+
+@text(two(_spells))
+def texts_of_numbers(run: Run) -> Steps:
+    """The text of a number that changes was the number, which equals no key; and of a format nothing was left."""
+    for n in (1, 2, 3, 3, 2):
+        yield run(rand(n + 1, 4), n)
+
+
+def test_texts_of_numbers_on_several_devices(world: World) -> None:
+    """What is no more than said needs no Python between two graphs."""
+
+    def says(self: Any, x: Tensor, n: int = 1) -> Any:
+        return self.left(x) * self.right(x), f"{n}", f"{n:03d} of {len(x)}", str(n), format(n, ">4"), {f"k{n}": 0, "k2": 1}
+
+    model = two(says)()
+    parallel = spread(model, (rand(), 1), TWO, copy=True)
+    for n in (1, 2, 3):
+        assert parallel(rand(), n)[1:] == model(rand(), n)[1:]
+
+
 # -- texts of errors -----------------------------------------------------------------------------------------------------------
 
 
