@@ -17,7 +17,7 @@ from lanes import spread as on_lanes
 from pretend import World, spread
 from torch import Tensor, nn
 
-from partitioner import DifferenceError, partition
+from partitioner import DifferenceError, PlacementError, partition
 from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import CheckFailed
 
@@ -298,3 +298,11 @@ def test_what_is_long_has_an_end() -> None:
         chains = [[number, each] for each in chains]
     assert unlike(*chains) is None
     assert unlike({"a": chains[0]}, {"a": [2_999, [2_998, [0, None]]]}) == "2997 in the model, 0 in the program"
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_line(world: World) -> None:
+    """What torch says of it was told whole: a page of the backends that there are."""
+    parallel = spread(Two(), (rand(),), TWO)
+    with pytest.raises(PlacementError, match=r"a device that fails with .* would break its plan") as caught:
+        parallel.to("lazy:7")
+    assert "\n" not in str(caught.value)
