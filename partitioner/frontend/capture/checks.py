@@ -107,9 +107,14 @@ def check_sizes(graph: Graph) -> None:
 
 
 def can_only_raise(error: Exception) -> bool:
-    """Whether tracing ended where a function comes to nothing but an error, such as where its text is made."""
+    """Whether tracing ended where a function comes to nothing but an error, such as where its text is made.
+
+    A method that raises whatever it is given says nothing of this call.
+    """
     held = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
     traced = {id(each): each for each in held if isinstance(each, InstructionTranslatorBase)}
+    if not any(_leaves(tx, 0) for tx in traced.values() if is_user_code(tx.f_code.co_filename)):
+        return False
     steps = ((tx, tx.current_instruction) for tx in traced.values())
     return any(not _leaves(tx, tx.indexof[step], step.exn_tab_entry) for tx, step in steps)
 
