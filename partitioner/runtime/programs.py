@@ -46,8 +46,8 @@ class Method(Protocol):
     reasons: dict[Any, str]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no frame but its own was traced, or left to run as it is, so far."""
+    def is_silent(self) -> bool:
+        """Whether no code of its frames, so far, speaks of what tells somebody something: a print, a log, an op of its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method through its programs."""
