@@ -119,6 +119,7 @@ def test_forward_without_a_graph_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(alone, "measured", None)
     parallel = partition(Leaves(), LANES, example_inputs=X)
     assert parallel._partitioner_programs.alone == X.numel() and torch.equal(parallel(X), X * 2)
+    assert "runs as it is, for there is no graph in it\n  Python decides on the value of a tensor" in str(parallel)
 
 
 class Detours(Small):

@@ -221,9 +221,13 @@ class Programs:
 
     def summary(self) -> str:
         """What was made, in a few lines."""
-        plan = self.plan
+        plan, name, reasons = self.plan, type(self.original).__name__, dict.fromkeys(self.forward.reasons.values())
+        if plan is None and reasons:
+            return "\n".join(
+                [f"Parallel({name}): runs as it is, for there is no graph in it", *(f"  {why}" for why in reasons)]
+            )
         if plan is None:
-            return f"Parallel({type(self.original).__name__}): traced and planned at its first call"
+            return f"Parallel({name}): traced and planned at its first call"
         latest = self.latest.pieces
         whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
         return summary(plan, whole, len(latest), self.tried, self.forward.failures.values(), self.alone)
