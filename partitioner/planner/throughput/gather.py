@@ -45,7 +45,7 @@ def gathered(park: Park, bound: float, voted: bool) -> tuple[float, list[int]]:
         PlacementError: no placement or no stages were found.
     """
     problem = park.units.problem
-    homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING))[1]
+    homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
     if next(returns(problem, homes), None) is None:
         return largest_load(problem, homes), homes
     whole = park_of(blocks(park.units))

@@ -38,6 +38,9 @@ TOGETHER = 64
 SWAP = 0.75
 """Part of all moves that bring a piece back."""
 
+SINGLE = 0.8
+"""Part of all moves that take one unit where memory may run out: a larger piece seldom finds room."""
+
 LARGEST = 64
 """Units of a piece."""
 
@@ -110,7 +113,7 @@ class Annealing:
         here, there = home[unit], self._target(unit)
         if there == here or there not in self.able[unit]:
             return
-        most = int(min(LARGEST, len(self.convex.units[here])) ** choose())
+        most = 1 if self.crowded and choose() < SINGLE else int(min(LARGEST, len(self.convex.units[here])) ** choose())
         piece = self._end(unit, there, most) if self.units.contiguous else self._piece(unit, there, most)
         if not piece:
             return

@@ -15,7 +15,7 @@ from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
-from partitioner.planner.throughput.branch import Branching
+from partitioner.planner.throughput.branch import Branching, soon_searched
 from partitioner.planner.throughput.first import by_size, evened, sparings
 from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.gather import gathered
@@ -115,7 +115,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     park = park_of(units_of(problem, contiguous=False))
     bound = bound_of(park)
     makes: list[Callable[[], tuple[float, list[int]]]] = [
-        *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
+        *(partial(homes.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)[:count])
     ]
     enough = 1 if large or (count == 1 and problem.contiguous) else inf
     if (tries > 1 or large) and in_line:
@@ -146,21 +146,26 @@ def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]
     return largest_load(problem, found), found
 
 
-def soon_balanced(problem: Problem, homes: list[int], bound: float) -> list[int]:
-    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted.
+def soon_balanced(problem: Problem, homes: list[int], bound: float) -> tuple[list[int], float]:
+    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted; and the bound.
 
-    None is made where the largest load is nearly ``bound``, which it cannot be below.
+    Of few tasks all placements are looked at. Nothing is moved where the largest load is nearly ``bound``, which is its least.
     """
     if not 1 < len(problem.tasks) <= MOST_MOVED:
-        return homes
+        return homes, bound
     units = units_of(problem, contiguous=problem.contiguous)
     start = [homes[tasks[0]] for tasks in units.members]
     if units.spread_over(start) != homes or not units.valid(start):
-        return homes
+        return homes, bound
     park = park_of(units)
     search, moves = Annealing(park, start), MOVES * (2 if problem.contiguous and park.waste else 1)
+    if search.least > bound * (1 + NEARLY):
+        found = soon_searched(park, search.least * (1 - CLOSE))
+        search.take(found.homes or ())
+        if found.complete:
+            return units.spread_over(search.best), search.least * (1 - CLOSE)
     _quickly(search, inf, moves, bound * (1 + NEARLY))
-    return units.spread_over(search.best)
+    return units.spread_over(search.best), bound
 
 
 def _quickly(search: Annealing, until: float, moves: int, enough: float) -> None:
@@ -228,7 +233,7 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     answers, makes = [staged(park.units, soon, MOST_IDEALS, bound)], list[Callable[[], tuple[float, list[int]]]]()
     if not park.units.contiguous:
         rules = Homes(park.units.problem)
-        makes = [partial(rules.run, partial(evened, park, sparing=each)) for each in sparings(park)]
+        makes = [partial(rules.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)]
     elif park.waste:
         makes = [lambda each=each: gathered(_apart(park), bound, each) for each in (False, True)]  # type: ignore[misc]
     for make in makes:
