@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.planner.feasible import returns
@@ -31,15 +33,19 @@ SPARING = 256.0
 """How many times what a task wastes counts, as in `first.SPARING`: for more than even loads, which the cuts see to."""
 
 
-def gathered(park: Park, bound: float, voted: bool) -> tuple[float, list[int]]:
+MOST_RUNS = 8
+"""Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
+
+
+def gathered(park: Park, bound: float) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along the order of a placement that need not be contiguous.
 
-    Where it is contiguous, it is the answer: its parts may even lead to each other, as those of stages cannot.
+    Where it is contiguous, it is the answer: its parts may even lead to each other, as those of stages cannot. Otherwise units
+    are gathered as they are, and after those that are alone have gone to their neighbours: few of them tear parts to pieces.
 
     Args:
         park: groups as units, whatever contiguity makes of them.
         bound: seconds that no answer can beat, where to begin to look.
-        voted: whether units go to their neighbours first: few that are elsewhere tear what is gathered to pieces.
 
     Raises:
         PlacementError: no placement or no stages were found.
@@ -48,12 +54,16 @@ def gathered(park: Park, bound: float, voted: bool) -> tuple[float, list[int]]:
     homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
     if next(returns(problem, homes), None) is None:
         return largest_load(problem, homes), homes
-    whole = park_of(blocks(park.units))
+    whole, found = park_of(blocks(park.units)), list[tuple[float, list[int]]]()
     parts = [homes[tasks[0]] for tasks in whole.units.members]
-    found = along(whole, guided(whole.units, outvoted(whole.units, parts) if voted else parts), bound)
-    if found is None:
+    for each in (parts, outvoted(whole.units, parts)):
+        order = guided(whole.units, each)
+        if sum(each[one] != each[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
+            found += [answer for answer in [along(whole, order, bound, min(found, default=(inf,))[0])] if answer is not None]
+    if not found:
         raise PlacementError("No stages were found along the order of a placement that is not contiguous.")
-    return found[0], whole.units.spread_over(found[1])
+    least, chosen = min(found)
+    return least, whole.units.spread_over(chosen)
 
 
 def outvoted(units: Units, homes: Sequence[int]) -> list[int]:

@@ -122,8 +122,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
         first = problem.contiguous or (large and not park.waste)
         makes.insert(0 if first else len(makes), lambda: _in_a_line(park, bound, min((each for each, _ in found), default=inf)))
         if problem.contiguous and park.waste and not large:
-            apart = [partial(gathered, park, bound, each) for each in (False, True)]
-            makes, enough = apart + makes, enough + len(apart)
+            makes, enough = [partial(gathered, park, bound), *makes], enough + 1
     for number, make in enumerate(makes, start=1):
         try:
             found.append(make())
@@ -235,7 +234,7 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
         rules = Homes(park.units.problem)
         makes = [partial(rules.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)]
     elif park.waste:
-        makes = [lambda each=each: gathered(_apart(park), bound, each) for each in (False, True)]  # type: ignore[misc]
+        makes = [lambda: gathered(_apart(park), bound)]
     for make in makes:
         with suppress(PlacementError):
             homes = make()[1]
