@@ -76,11 +76,24 @@ def makespan_bound(problem: Problem) -> float:
     return max(found)
 
 
+def relaxed(problem: Problem) -> Problem:
+    """The problem of loads of which none is less than in any schedule: where processors compute meanwhile, nothing travels.
+
+    Values of one processor go over several links at once there, so what it sends in all may take longer than the schedule.
+    """
+    waits = not problem.overlap and not problem.fetched
+    return (
+        replace(problem, objective="throughput")
+        if waits
+        else replace(problem, objective="throughput", overlap=True, channels=(), routes={})
+    )
+
+
 def _loaded(problem: Problem) -> float:
     """The load of some processor: what it computes and, where it stands still meanwhile, what it sends and receives."""
     waits = not problem.overlap and not problem.fetched
     if len(problem.tasks) <= FEW and (waits or problem.crowded or not problem.alike):
-        return least_load(problem if waits else replace(problem, overlap=True, channels=(), routes={}))
+        return least_load(relaxed(problem))
     return load_bound(problem) if waits and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS else 0.0
 
 
