@@ -242,7 +242,7 @@ def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device |
     try:
         return fn(torch.empty(0, device=device)).device  # type: ignore[no-any-return]
     except (AssertionError, RuntimeError) as error:  # torch was built without it, or it is not there
-        return f"a device that fails with {error}"
+        return f"a device that fails with {str(error).partition(chr(10))[0]}"
 
 
 def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device | str) -> str:

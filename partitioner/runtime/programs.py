@@ -160,11 +160,16 @@ class Programs:
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
             failed = self.latest.pieces[-1] if raised is error else None
-            if failed is None or not failed.again or not self.on_one:
-                if isinstance(error, CheckFailed) or (failed is not None and failed.checks):
-                    raise (method.own_error(*args, **kwargs) or error) from None
+            again = failed is not None and failed.again and self.on_one
+            if not again and not isinstance(error, CheckFailed) and (failed is None or not failed.checks):
                 raise
-        return self.plain(name)(*args, **kwargs)
+            caught = error
+        try:  # what is raised now has no cause but its own
+            if again:
+                return self.plain(name)(*args, **kwargs)
+            raise method.own_error(*args, **kwargs) or caught
+        finally:
+            del caught  # it holds this frame
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put state where it belongs, once."""

@@ -12,13 +12,16 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator
 from inspect import getattr_static
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._dynamo.bytecode_analysis import TERMINAL_OPCODES
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     BuiltinVariable,
+    ConstantVariable,
     TorchInGraphFunctionVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
@@ -28,9 +31,11 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
@@ -87,13 +92,33 @@ def checked(condition: Any, wanted: bool, error: str, *given: object) -> None:
         raise getattr(builtins, error)(*given) if error else CheckFailed(str(given[0]))
 
 
+def can_only_raise(error: Exception) -> bool:
+    """Whether tracing ended where a function comes to nothing but an error, such as where its text is made."""
+    held = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    traced = {id(each): each for each in held if isinstance(each, InstructionTranslatorBase)}
+    steps = ((tx, tx.current_instruction) for tx in traced.values())
+    return any(not _leaves(tx, tx.indexof[step], step.exn_tab_entry) for tx, step in steps)
+
+
 @amends(TorchInGraphFunctionVariable, "call_function")
-def _call(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
-    """Torch's own check is one of Python's."""
-    check: Any = torch._assert
-    if self.value is check:
-        return UserFunctionVariable(check).call_function(tx, *arguments)
-    return plain(self, tx, *arguments)
+def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Torch's own assertion is one of Python's, and no check that holds needs the text that it would have."""
+    asserts: Any = torch._assert
+    if self.value is asserts:
+        return UserFunctionVariable(asserts).call_function(tx, args, kwargs)
+    if self.value in _CHECKS and _holds(args[0] if args else kwargs.get("cond")):
+        return ConstantVariable.create(None)
+    return plain(self, tx, args, kwargs)
+
+
+_CHECKS = (torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
+
+
+def _holds(condition: Any) -> bool:
+    """Whether a condition is known to hold: a constant, or a matter of sizes."""
+    if isinstance(condition, SymNodeVariable) and not free_unbacked_symbols(condition.sym_num):
+        return condition.evaluate_expr() is True
+    return isinstance(condition, VariableTracker) and condition.is_python_constant() and condition.as_python_constant() is True
 
 
 @amends(SkipFunctionVariable, "call_function")

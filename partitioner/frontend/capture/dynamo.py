@@ -179,13 +179,17 @@ class Compiled(Owner):
             set_eval_frame(before)
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
             self.pending = {}
-            if isinstance(error, Untraceable):
-                raise refusal(self.root, partial(self.entry, self.root, *args, **kwargs), error.error) from None
-            raise
-        set_eval_frame(before)
-        if self.pending:
-            self._note_reasons()
-        return result
+            if not isinstance(error, Untraceable):
+                raise
+            untraceable = error.error
+        else:
+            set_eval_frame(before)
+            if self.pending:
+                self._note_reasons()
+            return result
+        raise refusal(
+            self.root, partial(self.entry, self.root, *args, **kwargs), untraceable
+        )  # with its own cause, and no other
 
     def own_error(self, *args: Any, **kwargs: Any) -> Exception | None:
         """What the method itself raises on a call. All is left as it was."""

@@ -33,6 +33,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     functions,
     gradients,
     iterators,
+    keywords,
     known,
     leaner,
     lookups,

@@ -9,7 +9,8 @@ Dynamo holds an empty object for each that forward makes, and what is in it else
 - A copy of an ordered dictionary of the user's class, and what ``|`` makes of one, was a plain one: there the graph ends.
 - A set of a class of the user's would be returned without its members. Where one is made the graph ends.
 - A text that is formatted, ``f"{x}"``, is so when the frame ends: it would tell what was written to a tensor, a list or an
-  object since. Of what may change the graph ends.
+  object since. Of what may change the graph ends. Of an open number Dynamo gives the number for its text, which nothing equals.
+- ``format(x, "03d")`` is taken for ``str(x).format("03d")``.
 - A partial of a partial is one of the innermost function, with the arguments of both.
 """
 
@@ -19,7 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from torch._dynamo import variables
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -57,6 +60,8 @@ if hasattr(dicts, "DunderDictVariable"):  # torch 2.11 has none
 def _text(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
     if isinstance(value, UserDefinedObjectVariable) and type(value.value).__str__ is object.__str__:
         return BuiltinVariable(repr).call_function(tx, [value], {})
+    if isinstance(value, SymNodeVariable):
+        return BuiltinVariable(format).call_function(tx, [value], {})
     return plain(self, tx, value)
 
 
@@ -121,6 +126,43 @@ def _format(plain: Callable[..., None], self: Any, text: str, values: Any, named
     if not all(map(_stays, (*values, *named.values()))):
         raise Unsupported("a text of what may change is made")
     plain(self, text, values, named, **options)
+
+
+@amends(InstructionTranslatorBase, "_format_value")
+def _format_value(plain: Callable[..., None], self: Any, spec: Any, flags: int) -> None:
+    """An open number, too, gets its text when the frame ends. Without a format, ``str`` and ``repr`` say the same of it."""
+    if not isinstance(self.stack[-1], SymNodeVariable):
+        plain(self, spec, flags)
+    elif flags & 0x03 and spec.as_python_constant():
+        raise Unsupported("a text of a number that differs from call to call is formatted")
+    else:
+        self.call_function(BuiltinVariable(format), [self.pop(), spec], {})
+
+
+@amends(BuiltinVariable, "call_format")
+def _call_format(plain: Callable[..., Any], self: Any, tx: Any, value: Any, *args: Any, **named: Any) -> Any:
+    if self.fn is not format:
+        return plain(self, tx, value, *args, **named)
+    wanted = args[0].as_python_constant() if args else ""
+    if "{" in wanted or "}" in wanted:
+        raise Unsupported("a format has braces")
+    return plain(self, tx, ConstantVariable.create(f"{{:{wanted}}}"), value)
+
+
+_KEYS = getattr(variables, "hashable", dicts)  # where torch 2.13 has what stands for keys
+
+if hasattr(_KEYS, "specialize_symnode"):
+
+    @amends(_KEYS, "specialize_symnode")
+    def _as_key(plain: Callable[..., Any], value: Any) -> Any:
+        """A text that is looked for is known, as an open number is; Dynamo found no other that is like it."""
+        if not isinstance(value, StringFormatVariable):
+            return plain(value)
+        named = {name: plain(each) for name, each in value.sym_kwargs.items()}
+        known = StringFormatVariable.create(value.format_string, [*map(plain, value.sym_args)], named)
+        if isinstance(known, StringFormatVariable):
+            raise Unsupported("a text of what may change is a key")
+        return known
 
 
 def _stays(value: Any) -> bool:

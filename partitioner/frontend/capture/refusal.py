@@ -23,10 +23,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.errors import TraceError
+from partitioner.frontend.capture.checks import can_only_raise
 from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.here import explain
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
+
+_RAISES = (
+    "Observed exception",
+    "Data-dependent assertion failed",
+    "failed to bind arguments",
+    "TypeError when making",
+    "Can't convert torch._check",  # whose text needs what forward computes
+)
+"""So the tracer begins where a model raises an error."""
 
 BEYOND_FAKES = (
     DataDependentOutputException,
@@ -74,8 +84,9 @@ def own_error(root: nn.Module, call: partial[Any]) -> Exception | None:
 
 def may_be_the_models(error: Exception) -> bool:
     """Whether tracing failed because the model raises, and not because Python stands between two graphs."""
-    raises = ("Observed exception", "Data-dependent assertion failed", "failed to bind arguments", "TypeError when making")
-    return not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError) or str(error).startswith(raises)
+    if not isinstance(error, Unsupported) or isinstance(error, TorchRuntimeError):
+        return True
+    return str(error).startswith(_RAISES) or can_only_raise(error)
 
 
 class Together(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only
 
 from partitioner.errors import InputError, PartitionerError
+from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import Call, on_examples
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import threads
@@ -230,7 +231,7 @@ def differs(wanted: Outcome, found: Outcome, rounded: Outcome | None = None) -> 
         return "gradients: backward runs through the model, and not alike through the program"
     mine, theirs, other = wanted.values(), found.values(), rounded.values() if rounded is not None else {}
     for what in dict.fromkeys([*mine, *(f"buffer {name}" for name in found.buffers)]):
-        detail = _unlike(mine.get(what), theirs.get(what))
+        detail = unlike(mine.get(what), theirs.get(what))
         if detail is not None and not _is_rounding(mine.get(what), theirs.get(what), other.get(what)):
             return f"{what}: {detail}"
     return None
@@ -256,48 +257,3 @@ def _alike(mine: TreeSpec, theirs: TreeSpec) -> bool:
         return bool(mine == theirs)
     except Exception:  # keys of dictionaries may be tensors, or compare as they like
         return mine.num_leaves == theirs.num_leaves
-
-
-def _unlike(mine: Any, theirs: Any) -> str | None:
-    """How two values differ beyond rounding, or ``None``."""
-    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
-        return _unlike_objects(mine, theirs)
-    if mine.is_nested and theirs.is_nested:
-        return _unlike_objects(list(mine.unbind()), list(theirs.unbind()))
-    if mine.is_mkldnn and theirs.is_mkldnn:
-        mine, theirs = mine.to_dense(), theirs.to_dense()
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        return f"{tuple(mine.shape)} {mine.dtype} in the model, {tuple(theirs.shape)} {theirs.dtype} in the program"
-    try:
-        torch.testing.assert_close(theirs, mine, rtol=tolerance(mine.dtype), atol=tolerance(mine.dtype), equal_nan=True)
-    except AssertionError:
-        gap = (theirs.to(torch.float64) - mine.to(torch.float64)).abs().max() if not mine.is_complex() else float("nan")
-        return f"values differ by up to {float(gap):.3g}"
-    return None
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Rounding that is allowed: lanes leave an op other numbers of threads than eager does."""
-    return {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float64: 1e-8}.get(dtype, 1e-4)
-
-
-def _unlike_objects(mine: Any, theirs: Any) -> str | None:
-    """How two things that are no tensors differ: by what they hold, where they hold something, otherwise by ``==``."""
-    if type(mine) is not type(theirs):
-        return f"{type(mine).__name__} in the model, {type(theirs).__name__} in the program"
-    if isinstance(mine, list | tuple | dict):
-        pairs = _pairs(mine, theirs)
-        return next(filter(None, (_unlike(*pair) for pair in pairs)), None) if pairs is not None else "of different lengths"
-    if isinstance(getattr(mine, "__dict__", None), dict) and not callable(mine):
-        return _unlike_objects(vars(mine), vars(theirs))
-    try:
-        same = bool(mine == theirs)
-    except Exception:  # a user's own type may compare as it likes
-        return None
-    return None if same else f"{mine!r} in the model, {theirs!r} in the program"
-
-
-def _pairs(mine: Any, theirs: Any) -> list[tuple[Any, Any]] | None:
-    if isinstance(mine, dict):
-        return [(mine[key], theirs[key]) for key in mine] if mine.keys() == theirs.keys() else None
-    return list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else None
