@@ -262,3 +262,23 @@ def test_norms_whose_statistics_are_means_of_all_batches() -> None:
         x = rand()
         torch.testing.assert_close(parallel(x), model(x), check_device=False)
     torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), check_device=False)
+
+
+class CastsAndNot(Two):
+    """Reads its argument under autocast more than once, and out of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = self.left(x) @ self.right(x).softmax(-1).T
+        return scores.float() @ self.left(x)
+
+
+@pytest.mark.usefixtures("world")
+def test_casts_that_are_not_kept_round_otherwise() -> None:
+    """Where autocast keeps a cast of an argument its gradients are summed in bfloat16; here they are not, and were refused."""
+    x, y = rand(grad=True), rand(grad=True)
+    model = CastsAndNot()
+    parallel = spread(model, (x,), TWO, copy=True)
+    model(x).sum().backward()
+    parallel(y).sum().backward()
+    torch.testing.assert_close(y.grad, x.grad, rtol=2e-2, atol=2e-2)

@@ -17,8 +17,9 @@ from lanes import spread as on_lanes
 from pretend import World, spread
 from torch import Tensor, nn
 
-from partitioner import DifferenceError, partition
+from partitioner import DifferenceError, PlacementError, partition
 from partitioner.frontend.check.unlike import unlike
+from partitioner.model.call import CheckFailed
 
 TEXTS: dict[str, Program] = {}
 TWO = {"lazy:0": 1, "lazy:1": 1}
@@ -204,6 +205,52 @@ def test_a_check_that_holds_needs_no_text(world: World) -> None:
         assert type(one) is type(other) and (isinstance(one, Tensor) or str(one) == str(other))
 
 
+# -- sizes that nobody knows before -------------------------------------------------------------------------------------------
+
+
+class Tallies(Two):
+    """How often each class comes up, of five: what eager cannot add up, or spreads over all, depends on the numbers."""
+
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(5))
+
+    def forward(self, x: Tensor, classes: Tensor) -> Any:
+        chosen = x[classes > 0]
+        self.counts += torch.bincount(classes)
+        return self.left(x) * self.right(x), chosen.view(-1, 2, 4), self.counts * 1
+
+
+SIZES = [(0, 1, 4), (0, 2, 4), (0, 4, 1), (1, 0, 2), (0, 0, 9), (0, 1, 4)]
+
+
+@text(Tallies, lambda: torch.tensor([0, 1, 4]))
+def sizes_that_are_computed(run: Run) -> Steps:
+    """The tracer's own assertions came up: in the place of eager's errors, and where eager spreads one number over all."""
+    for classes in (*SIZES, (0, 0, 0), (0, 0, 4)):
+        given = torch.tensor(classes)
+        yield raised(lambda given=given: run.learn(rand(), given)), run.module.counts  # type: ignore[misc]
+
+
+def test_sizes_that_are_computed_on_several_devices(world: World) -> None:
+    """What the program cannot do is refused in a line, and changes nothing."""
+    model = Tallies()
+    parallel = spread(model, (rand(), torch.tensor(SIZES[0])), TWO, copy=True)
+    for classes in SIZES:
+        given = torch.tensor(classes)
+        one, other = (raised(lambda each=each, given=given: each(rand(), given)) for each in (model, parallel))  # type: ignore[misc]
+        if isinstance(one, Exception):
+            assert _told(one) == _told(other)
+        else:
+            torch.testing.assert_close(other, one, check_device=False)
+        torch.testing.assert_close(parallel.counts, model.counts, check_device=False)
+    with pytest.raises(CheckFailed, match=r"a size for which its program is not made: \w+ >= 5 does not hold"):
+        parallel(rand(), torch.tensor([0, 0, 0]))
+    torch.testing.assert_close(parallel.counts, model.counts, check_device=False)
+
+
 # -- results that hold themselves ----------------------------------------------------------------------------------------------
 
 
@@ -251,3 +298,11 @@ def test_what_is_long_has_an_end() -> None:
         chains = [[number, each] for each in chains]
     assert unlike(*chains) is None
     assert unlike({"a": chains[0]}, {"a": [2_999, [2_998, [0, None]]]}) == "2997 in the model, 0 in the program"
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_line(world: World) -> None:
+    """What torch says of it was told whole: a page of the backends that there are."""
+    parallel = spread(Two(), (rand(),), TWO)
+    with pytest.raises(PlacementError, match=r"a device that fails with .* would break its plan") as caught:
+        parallel.to("lazy:7")
+    assert "\n" not in str(caught.value)

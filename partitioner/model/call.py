@@ -121,10 +121,16 @@ class Planned(BaseException):
 
 
 class CheckFailed(PartitionerError):
-    """A program finds that the model raises on this call, at a place; what it raises, only the model knows."""
+    """A program finds that it cannot go on with this call, and that the model may: only the model knows what it does.
 
-    def __init__(self, place: str) -> None:
-        super().__init__(f"forward raises an error at {place}, which only a call of the whole model could make, and none does")
+    Args:
+        place: where the model raises an error.
+        taken: what the program takes for granted of a size that forward computes.
+    """
+
+    def __init__(self, place: str, taken: str = "") -> None:
+        at = f"forward raises an error at {place}, which only a call of the whole model could make, and none does"
+        super().__init__(f"forward computes a size for which its program is not made: {taken} does not hold" if taken else at)
 
 
 def end_here(*_arguments: Any) -> Any:

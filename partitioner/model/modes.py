@@ -102,6 +102,17 @@ def casts_kept() -> Iterator[None]:
 
 
 @contextmanager
+def uncached() -> Iterator[None]:
+    """A block in which autocast keeps nothing of what it casts, as on several devices: gradients are then summed in float32."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
 def threads(number: int) -> Iterator[None]:
     """A block in which ops of this thread may use so many threads.
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from partitioner.backends import Executable
-from partitioner.ir.access import CHECKED, TOKENS
+from partitioner.ir.access import ANY, CHECKED, TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
@@ -85,6 +85,7 @@ class Piece:
         shared: which arguments shared a storage with those when it was traced.
         reason: what Python goes on after, with the line; ``""`` if forward returns.
         again: whether a call in which it fails may be made again as it is: it changes nothing, and the model may catch it.
+        early: whether it may be made again where a check fails: the call begins with it, and nothing changes before its checks.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
@@ -94,6 +95,7 @@ class Piece:
     shared: tuple[tuple[int, ...], ...]
     reason: str
     again: bool
+    early: bool
     latest: Latest
 
     @staticmethod
@@ -105,7 +107,10 @@ class Piece:
         graph = made.executable.plan.graph
         written = graph.written_arguments
         again = caught and not written and not graph.written & (TOKENS - {CHECKED})
-        return Piece(made.executable, made, written, sharing(inputs, written), reason, again, latest)
+        order = [(each.resource, each.write) for op in graph.ops for each in op.accesses if each.resource in (CHECKED, ANY)]
+        checks_first = [each == (CHECKED, True) for each in order]
+        early = caught and checks_first == sorted(checks_first, reverse=True)
+        return Piece(made.executable, made, written, sharing(inputs, written), reason, again, early, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:

@@ -160,8 +160,9 @@ class Programs:
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
             failed = self.latest.pieces[-1] if raised is error else None
-            again = failed is not None and failed.again and self.on_one
-            if not again and not isinstance(error, CheckFailed) and (failed is None or not failed.checks):
+            checked = isinstance(error, CheckFailed)
+            again = failed is not None and self.on_one and (failed.again or (checked and failed.early))
+            if not again and not checked and (failed is None or not failed.checks):
                 raise
             caught = error
         try:  # what is raised now has no cause but its own

@@ -16,7 +16,7 @@ from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import SymBool, Tensor
 from torch._dynamo.bytecode_analysis import TERMINAL_OPCODES
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
@@ -35,6 +35,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
+from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.frontend.capture.amended import GETATTR, amends
@@ -87,9 +88,22 @@ def checked(condition: Any, wanted: bool, error: str, *given: object) -> None:
     Raises:
         CheckFailed: only the model knows the error, and so in a job, where no process has all of it, nobody does.
     """
-    has_values = not isinstance(condition, FakeTensor) and not (isinstance(condition, Tensor) and condition.is_meta)
+    has_values = not isinstance(condition, FakeTensor | SymBool) and not (isinstance(condition, Tensor) and condition.is_meta)
     if has_values and bool(condition) is not wanted:
-        raise getattr(builtins, error)(*given) if error else CheckFailed(str(given[0]))
+        raise getattr(builtins, error)(*given) if error else CheckFailed(*map(str, given))
+
+
+def check_sizes(graph: Graph) -> None:
+    """Make checks of what the tracer takes for granted of sizes that nobody knows before an op has run.
+
+    Of two that meet it takes it that they are equal, and neither is 1. What comes of others is for the model to say.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        condition, text = node.args
+        taken = text.partition("expression ")[2].partition(" on node")[0]
+        with graph.inserting_before(node):
+            graph.call_function(checked, (condition, True, "", "", taken)).meta.update(node.meta)
+        graph.erase_node(node)
 
 
 def can_only_raise(error: Exception) -> bool:

@@ -31,7 +31,7 @@ from torch.distributions import Distribution
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
-from partitioner.frontend.capture.checks import checked
+from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Owner, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
@@ -239,6 +239,7 @@ class _Backend:
         alone = not HERE.first and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
+        check_sizes(module.graph)
         caught = HERE.first and (may_catch() or bool(module.graph.find_nodes(op="call_function", target=checked)))
         numbers, given = as_numbers(module, inputs)
         return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, caught)), numbers)

@@ -23,7 +23,7 @@ from partitioner.errors import InputError, PartitionerError
 from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import Call, on_examples
 from partitioner.model.keep import state_kept
-from partitioner.model.modes import threads
+from partitioner.model.modes import threads, uncached
 
 Run = Callable[..., Any]
 
@@ -88,7 +88,7 @@ def compare(module: nn.Module, call: Call, run: Run, plainly: Run | None = None)
         return None  # what is not the same in two runs of eager cannot be compared
     if isinstance(found, str):
         return difference
-    with threads(1 if torch.get_num_threads() > 1 else 2):
+    with threads(1 if torch.get_num_threads() > 1 else 2), uncached():
         rounded = eager(module, call, draws)
     return _first_difference(wanted, found, rounded)
 
@@ -104,7 +104,7 @@ def _found(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[S
 
 
 def _first_difference(wanted: Outcomes, found: Outcomes, rounded: Outcomes | None = None) -> str | None:
-    """The first difference that is more than rounding, as far as ``rounded`` shows it: the model's own, by other threads."""
+    """The first difference that is more than rounding, as far as ``rounded`` shows it: the model's own, computed otherwise."""
     if len(found.calls) < len(wanted.calls):
         return "a second call: eager takes it, the program does not"
     others = [*(rounded.calls if rounded is not None else ()), None, None]
@@ -238,7 +238,7 @@ def differs(wanted: Outcome, found: Outcome, rounded: Outcome | None = None) -> 
 
 
 def _is_rounding(mine: Any, theirs: Any, other: Any) -> bool:
-    """Whether two tensors differ little more than the model itself makes them differ, by another number of threads."""
+    """Whether two tensors differ little more than the model makes them differ, by other threads and casts that are not kept."""
     if not all(isinstance(each, torch.Tensor) and _is_dense(each) for each in (mine, theirs, other)):
         return False
     if not mine.shape == theirs.shape == other.shape or not mine.dtype == theirs.dtype == other.dtype:
