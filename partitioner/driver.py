@@ -44,6 +44,7 @@ from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.replay import Replayed
+from partitioner.runtime.alone import faster_alone
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, staying, where_it_lies
@@ -52,7 +53,7 @@ from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
-from partitioner.tuning import faster_alone, is_insisted_on, may_gain, refuse_untunable, tuned
+from partitioner.tuning import is_insisted_on, may_gain, refuse_untunable, tuned
 
 
 def partition(
@@ -190,7 +191,8 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
     elif chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
         programs = _programs(programs.original, programs.machine, chosen, origin)
         programs.provisional, programs.place = plan, None
-    programs.tried, programs.alone = tried, faster_alone(programs, call, spec, tried) if check else -1
+    programs.tried, compared = tried, check and not spec.says_how
+    programs.alone = faster_alone(programs, call, tried) if compared else -1
     return programs
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.compiled import Compiled
-from partitioner.backends.race import MATTERS, measured
+from partitioner.backends.race import LONG, MATTERS, measured
 from partitioner.backends.training import Training
 from partitioner.compile import executable_of, for_this_call, planned_again
 from partitioner.errors import SpecError
@@ -35,7 +35,7 @@ from partitioner.planner.policies.single import Single
 from partitioner.planner.policies.spread import Spread
 from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
-from partitioner.runtime.programs import Programs, elements
+from partitioner.runtime.programs import Programs
 from partitioner.runtime.standins import Spares, can_be_repeated, repeatable
 from partitioner.spec.spec import Spec
 
@@ -85,9 +85,6 @@ DOUBTFUL = 1.5
 
 FAR = 4.0
 """How many times as long as predicted a call takes of whose ops too little is known to choose among plans."""
-
-LONG = 0.5
-"""Seconds of a call from which on nobody waits for more plans than he has asked for."""
 
 
 def refuse_untunable(call: Call | None, weights: object = None) -> None:
@@ -140,33 +137,6 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> tupl
         race.give_back()
         _move(programs, *graphs[0], plan)
     return (spec.model_copy(update=choices) if choices else spec), race.tried(), plan
-
-
-def faster_alone(programs: Programs, call: Call, spec: Spec, tried: Sequence[Tried]) -> int:
-    """Elements in the arguments of a call up to which the model runs as it is; -1 where its programs are not slower.
-
-    Guards take some 10 to 30 us, which nothing can win back for a model of that size. So a short call is timed beside the
-    model's own forward: only on a CPU where the model lies, and where forward is one graph of torch's ops, so that nothing in
-    it prints or counts what cannot be put back.
-    """
-    model, (args, kwargs) = programs.original, call.fill(call.tensors)
-    if spec.says_how or min((each.measured for each in tried), default=0.0) > SHORT:
-        return -1
-    size = elements(call.leaves)
-    lies_here = {tensor.device.type for tensor in all_state(model).values()} <= {"cpu"}
-    if size == inf or not lies_here or programs.machine.lanes[0].kind != "cpu" or not programs.forward.is_whole:
-        return -1
-    with suppress(Exception), state_kept(model, args, kwargs), torch.random.fork_rng([]):  # a second call may fail on its own
-        if any(piece.reason or not can_be_repeated(piece, given) for piece, given in programs.graphs_of(args, kwargs)):
-            return -1
-        start = time.perf_counter()
-        programs.run("forward", args, kwargs)
-        if time.perf_counter() - start > SHORT:
-            return -1
-        ways = {"as it is": lambda: model.forward(*args, **kwargs), "programs": lambda: programs.run("forward", args, kwargs)}
-        found = measured(ways, ())
-        return int(size) if found["as it is"] * MATTERS < found["programs"] else -1
-    return -1
 
 
 def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:

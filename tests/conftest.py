@@ -80,9 +80,10 @@ def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Tests share their machine, and do not ask which plan is the fastest: nor is a race any longer for the noise.
     """
-    from partitioner import tuning
+    from partitioner import driver, tuning
     from partitioner.backends import race
 
+    monkeypatch.setattr(driver, "faster_alone", lambda *_: -1)
     monkeypatch.setattr(tuning, "SHORT", 0.0)
     monkeypatch.setattr(race, "PATIENCE", 0.0)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner import partition, tuning
+from partitioner import driver, partition, tuning
+from partitioner.runtime import alone
 from partitioner.runtime.module import Parallel
 from partitioner.runtime.programs import elements
 
@@ -32,6 +33,7 @@ class Small(nn.Module):
 
 @pytest.fixture(autouse=True)
 def short_calls_are_measured(monkeypatch: pytest.MonkeyPatch, _through_programs: None) -> None:
+    monkeypatch.setattr(driver, "faster_alone", alone.faster_alone)
     monkeypatch.setattr(tuning, "SHORT", 1.0)
 
 
@@ -82,8 +84,61 @@ def test_on_one_lane_too() -> None:
     assert pieces_run(partition(Small(), ["cpu"], example_inputs=X), X) == 0
 
 
+class Routed(nn.Module):
+    """Python asks, in a loop, which layers have anything to do: each is a frame with guards of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Small() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if x.sum() > 0:
+                x = layer(x)
+        return x
+
+
+def test_forward_in_many_pieces_runs_as_it_is_too() -> None:
+    parallel = partition(Routed(), LANES, example_inputs=X)
+    assert pieces_run(parallel, X) == 0
+    assert torch.equal(parallel(X), X) and all(layer.calls == 2 for layer in parallel.layers)
+
+
+class Leaves(nn.Module):
+    """In a loop, of which no graph can be half: there is none at all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x * 2
+            if x.sum() > 5:
+                break
+        return x
+
+
+def test_forward_without_a_graph_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "measured", None)
+    parallel = partition(Leaves(), LANES, example_inputs=X)
+    assert parallel._partitioner_programs.alone == X.numel() and torch.equal(parallel(X), X * 2)
+    assert "runs as it is, for there is no graph in it\n  Python decides on the value of a tensor" in str(parallel)
+
+
+class Detours(Small):
+    """While it is traced it takes another way, as a scan of transformers does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        for _ in range(500 if torch.compiler.is_compiling() else 0):
+            y = y * 1
+        return y
+
+
+def test_a_longer_call_runs_as_it_is_where_that_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "QUICK", 0.0)
+    assert pieces_run(partition(Detours(), LANES, example_inputs=X), X) == 0
+
+
 def test_not_where_its_programs_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "measured", lambda ways, _: dict.fromkeys(ways, 1.0))
+    monkeypatch.setattr(alone, "measured", lambda ways: dict.fromkeys(ways, 1.0))
     assert pieces_run(partition(Small(), LANES, example_inputs=X), X) == 1
 
 

@@ -302,7 +302,9 @@ def test_bounds_of_each_sort() -> None:
     assert makespan_bound(bag([3.0, 3.0], 2, group=[0, 0])) == 3.0  # lanes of one processor are not apart
     two = (Processor("a", 0), Processor("b", 1))
     kinds = (Kind("a", {1: [2.0, 8.0, 4.0]}), Kind("b", {1: [8.0, 2.0, 4.0]}))
-    assert makespan_bound(Problem("two", ("x", "y", "z"), kinds, two, [])) == pytest.approx(4.0, rel=0.01)  # prices
+    many = tuple(Kind(each.name, {1: 10 * list(each.seconds[1])}) for each in kinds)
+    assert makespan_bound(Problem("two", tuple(map(str, range(30))), many, two, [])) == pytest.approx(40.0, rel=0.01)  # prices
+    assert makespan_bound(Problem("two", ("x", "y", "z"), kinds, two, [])) == pytest.approx(6.0)  # z goes to one of the two
     assert makespan_bound(Problem("two", ("x", "y", "z"), kinds, two, [], pin={0: 1, 2: 1})) >= 12.0  # one processor
     assert makespan_bound(Problem("two", ("x", "y", "z"), kinds, two, [], group=[0, 0, 1])) >= 10.0  # a group
     rules: dict[str, Any] = {"pin": {0: 0, 1: 1}, "channels": (Channel("ab", 1.0, 1.0, (0, 1)),), "routes": {(0, 1): (0,)}}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from partitioner import partition
 from partitioner.frontend.analysis.looks import Looks, form_of
 from partitioner.frontend.analysis.observe import observe
+from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
 from partitioner.testing import GeneratedModule, modules
 from programs import traced
@@ -136,11 +137,14 @@ class Assigns(nn.Linear):
         return super().forward(x)
 
 
-def test_what_lowers_a_version_counter_writes() -> None:
-    """Else a layer may run between the two ops of an assignment to ``data``, and its backward finds another version."""
+def test_what_gives_a_parameter_other_data_writes() -> None:
+    """Else a layer may run before, or between the two ops of an assignment to ``data``, and its backward finds another version.
+
+    In torch 2.14 that is one op, after which the parameter lies in another storage: what was written was looked up there.
+    """
     parallel = partition(Assigns(4, 4), ["cpu:0", "cpu:1"], example_inputs=X)
-    lowers = [op for op in parallel.graph.ops if "lower_version" in op.target]
-    assert [[str(access) for access in op.accesses] for op in lowers] == [["w:self.weight"]]
+    writes = [op.target for op in parallel.graph.ops if Access("self.weight", True) in op.accesses]
+    assert writes in (["set_", "_lower_version_count_by_1"], ["shallow_copy_data_"])
 
 
 def test_inputs_of_one_storage_are_one_resource() -> None:

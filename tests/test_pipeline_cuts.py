@@ -300,8 +300,8 @@ def test_ranks_that_are_busy_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank plans for itself. Under load two of them tried a different number of orders in their five seconds."""
     net, looked = TRAININGS["unet"], list[int]()
     example = example_of(net.model(), Call.of((net.batches()[0][0],), {}))
-    along = staging._along
-    monkeypatch.setattr(staging, "_along", lambda *given: (looked.append(1), along(*given))[1])
+    along = staging.along
+    monkeypatch.setattr(staging, "along", lambda *given: (looked.append(1), along(*given))[1])
     found = cut_into(example.traced, 3, CPU)
     first = len(looked)
     clock = itertools.count(step=60)

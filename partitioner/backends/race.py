@@ -36,6 +36,9 @@ PATIENCE = 1.0
 SHORTEST = 0.01
 """Seconds that a sample lasts at least: shorter calls are repeated within it. Threads of OpenMP spin for 7.6 ms after an op."""
 
+LONG = 0.5
+"""Seconds of a call from which on nobody waits for more plans than he has asked for."""
+
 BUDGET = 10.0
 """Seconds after which no further round begins."""
 

@@ -201,10 +201,14 @@ class Graph:
         return frozenset(access.resource for op in self.ops for access in op.accesses if access.write)
 
     @cached_property
+    def given(self) -> tuple[str, ...]:
+        """The resource of each argument."""
+        return tuple(f"self.{self.states[name]}" if name in self.states else name for name in self.arguments)
+
+    @cached_property
     def written_arguments(self) -> tuple[int, ...]:
         """Positions of the arguments whose storage an op writes; of those that share one, the first."""
-        resources = (f"self.{self.states[name]}" if name in self.states else name for name in self.arguments)
-        return tuple(position for position, resource in enumerate(resources) if resource in self.written)
+        return tuple(position for position, resource in enumerate(self.given) if resource in self.written)
 
     @cached_property
     def recorded(self) -> dict[str, Mode]:

@@ -17,6 +17,11 @@ def is_user_code(file: str) -> bool:
     return not file.startswith((_TORCH, _HERE, "torch/", *_GENERATED))
 
 
+def is_installed(file: str) -> bool:
+    """Whether a source file is of a package that somebody installed."""
+    return "site-packages" in Path(file).parts
+
+
 def model_line(frame: FrameType | None) -> str:
     """``file:line`` of the innermost frame that is neither torch's nor ours."""
     while frame is not None:

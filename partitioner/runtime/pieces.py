@@ -11,7 +11,7 @@ from typing import Any
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from partitioner.backends import Executable
-from partitioner.ir.access import ANY, CHECKED, TOKENS
+from partitioner.ir.access import CHECKED, TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
@@ -106,9 +106,10 @@ class Piece:
         """
         graph = made.executable.plan.graph
         written = graph.written_arguments
-        again = caught and not written and not graph.written & (TOKENS - {CHECKED})
-        order = [(each.resource, each.write) for op in graph.ops for each in op.accesses if each.resource in (CHECKED, ANY)]
-        checks_first = [each == (CHECKED, True) for each in order]
+        seen = {*graph.given, *TOKENS} - {CHECKED}
+        again = caught and not written and not graph.written & seen
+        writes = [{access.resource for access in op.accesses if access.write} for op in graph.ops]
+        checks_first = [CHECKED in each for each in writes if each & seen or CHECKED in each]
         early = caught and checks_first == sorted(checks_first, reverse=True)
         return Piece(made.executable, made, written, sharing(inputs, written), reason, again, early, latest)
 

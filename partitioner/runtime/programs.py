@@ -46,8 +46,8 @@ class Method(Protocol):
     reasons: dict[Any, str]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no frame but its own was traced, or left to run as it is, so far."""
+    def is_silent(self) -> bool:
+        """Whether no code of its frames, so far, speaks of what tells somebody something: a print, a log, an op of its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method through its programs."""
@@ -227,9 +227,13 @@ class Programs:
 
     def summary(self) -> str:
         """What was made, in a few lines."""
-        plan = self.plan
+        plan, name, reasons = self.plan, type(self.original).__name__, dict.fromkeys(self.forward.reasons.values())
+        if plan is None and reasons:
+            return "\n".join(
+                [f"Parallel({name}): runs as it is, for there is no graph in it", *(f"  {why}" for why in reasons)]
+            )
         if plan is None:
-            return f"Parallel({type(self.original).__name__}): traced and planned at its first call"
+            return f"Parallel({name}): traced and planned at its first call"
         latest = self.latest.pieces
         whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
         return summary(plan, whole, len(latest), self.tried, self.forward.failures.values(), self.alone)

@@ -64,6 +64,18 @@ def _is_known(node: torch.fx.Node) -> bool:
     return getattr(node.target, "__module__", "").startswith("partitioner.")
 
 
+def is_silent(piece: Piece) -> bool:
+    """Whether a graph may run once more where state is put back: it calls nothing of the user's, which might tell somebody."""
+    calls = [node for node in piece.plan.graph.fx.nodes if node.op.startswith("call_")]
+    return all(_is_known(node) or _home(node.target).partition(".")[0] == "torch" for node in calls)
+
+
+def _home(target: Any) -> str:
+    """The module where a function, or the class of a method, is at home; of torch's own kernels, torch."""
+    named = target if getattr(target, "__module__", None) else getattr(target, "__objclass__", target)
+    return "" if isinstance(target, str | torch._ops.OpOverload | torch._ops.OpOverloadPacket) else str(named.__module__)
+
+
 def _is_plain(value: Any) -> bool:
     """Whether an argument is a tensor with values, in one piece of memory and of no class of the user's, or a number."""
     if isinstance(value, Tensor):

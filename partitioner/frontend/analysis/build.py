@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from partitioner.frontend.analysis.casts import between_blocks, hidden_writes, of_arguments, users_of_casts
+from partitioner.frontend.analysis.known_ops import RAISING
 from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
@@ -102,13 +103,14 @@ def build_graph(
 def _between_checks(nodes: Sequence[torch.fx.Node], effects: Mapping[str, Effect], given: frozenset[str]) -> dict[str, Effect]:
     """The effects of checks, and of what would be seen after a call that fails: a draw, a write to what the call was ``given``.
 
-    What eager has done by the time at which a check fails is done, and nothing that would have come after it.
+    What eager has done by the time at which a check fails is done, and nothing that would have come after it. Nor does an op
+    fail before, on values that are checked first.
     """
     checks = {node.name for node in nodes if node.target is checked}
     found = {name: replace(effects[name], writes=effects[name].writes | {CHECKED}) for name in checks}
     for node in nodes if checks else ():
         effect = effects[node.name]
-        if node.name not in checks and effect.writes & {RNG, *given}:
+        if node.name not in checks and (effect.writes & {RNG, *given} or target_of(node) in RAISING):
             found[node.name] = replace(effect, reads=effect.reads | {CHECKED})
     return found
 

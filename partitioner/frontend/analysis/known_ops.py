@@ -1,4 +1,4 @@
-"""What ops and modules are known for by their names: views, random numbers, results that are no tensor.
+"""What ops and modules are known for by their names: views, random numbers, errors, results that are no tensor.
 
 `tests/op_database.py` holds these names, and what `static.py` makes of them, against every op that PyTorch knows samples of.
 """
@@ -34,6 +34,14 @@ RANDOM = frozenset(
     uniform_""".split()
 )
 """Ops that draw from the random generator, at least in some modes."""
+
+RAISING = frozenset(
+    """bernoulli binary_cross_entropy bincount cholesky cross_entropy ctc_loss det embedding embedding_bag gather getitem inv
+    index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select inverse lstsq
+    lu_factor masked_scatter multi_margin_loss multinomial nll_loss one_hot qr repeat_interleave scatter scatter_ scatter_add
+    scatter_add_ scatter_reduce scatter_reduce_ solve svd take take_along_dim eigh""".split()
+)
+"""Ops that raise errors for some values of their arguments."""
 
 METADATA = frozenset(
     "size shape dim ndim ndimension numel nelement stride device dtype is_contiguous layout requires_grad".split()

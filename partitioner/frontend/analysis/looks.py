@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects, over the ops dispatched since `reset`, the tensors written, randomness, and work."""
+    """Collects, over the ops dispatched since `reset`, the storages written, randomness, and work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,15 +36,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Forget."""
-        self.written: list[torch.Tensor] = []
+        self.written: list[Any] = []
         self.random = False
         self.work = NOTHING
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        known = isinstance(func, torch._ops.OpOverload)
+        written = [leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value)] if known else []
+        self.written += map(storage_key, written)
         result = func(*args, **kwargs)
-        if isinstance(func, torch._ops.OpOverload):
-            self.written += (leaf for value in mutated_arguments(func, args, kwargs) for leaf in tensors_in(value))
+        if known:
+            self.written += map(storage_key, written)  # an op that gives a tensor another storage has written to both
             if draws(func, args, kwargs):
                 self.random = True
             if func.namespace != "prim" and not func.is_view:
@@ -97,8 +100,8 @@ class Looks:
                 increment_version(counted)
                 with self.watch:
                     call_node(node, args, kwargs)
-                lowered = (tensor for tensor in counted if tensor._version == 0)  # as after `tensor.data = other`
-                found = (number.get(storage_key(tensor)) for tensor in (*self.watch.written, *lowered))
+                lowered = (storage_key(each) for each in counted if each._version == 0)  # as after `tensor.data = other`
+                found = map(number.get, (*self.watch.written, *lowered))
                 return Seen(frozenset(index for index in found if index is not None), self.watch.random, self.watch.work)
         except Exception:  # a fake kernel may raise anything; the static table knows something of every op
             return None

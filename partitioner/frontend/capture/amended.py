@@ -9,12 +9,20 @@ from inspect import getattr_static
 from typing import Any
 
 import torch
+from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.errors import TraceError
 
 GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
 """What variables look an attribute up with; torch 2.14 names it after CPython's slot."""
+
+
+def method_of_tensors(name: str) -> tuple[Any, str]:
+    """Where the tracer looks a method of tensors up: torch 2.14 has a table of them, whose entries it has from the class."""
+    table = getattr(TensorVariable, "tp_methods", {})
+    return (table, name) if name in table else (TensorVariable, f"method_{name}")
+
 
 _AMENDMENTS: list[tuple[Any, Any, Callable[..., Any]]] = []
 """Owners, names of their methods, and what is called instead, in the order in which they take effect."""
@@ -58,6 +66,8 @@ def all_amended() -> Iterator[None]:
 
 
 def _around(held: Any, instead: Callable[..., Any]) -> Any:
+    if handler := getattr(held, "handler", None):  # an entry of that table
+        return type(held)(_around(handler, instead))
     plain = held.__func__ if isinstance(held, staticmethod) else held
 
     @wraps(plain)

@@ -38,9 +38,14 @@ from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_o
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import own_error, refusal
 from partitioner.frontend.capture.sameness import watched
+from partitioner.model.functions import names_in
+from partitioner.model.source import is_installed
 
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
+
+_TELLS = frozenset("print input open write log logger logging info debug error warn warning warnings ops exec eval".split())
+"""Names by which code reaches somebody."""
 
 _TORCHS_PATCHES: Any = eval_frame.TorchPatcher.patch.__wrapped__
 
@@ -123,9 +128,13 @@ class Compiled(Owner):
         EVERY.add(self)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no frame but the method's own was traced, or left to run as it is, so far."""
-        return not self.failures and not self.reasons and set(self.programs) <= {self.entry.__code__}
+    def is_silent(self) -> bool:
+        """Whether no code of its frames, so far, speaks of what tells somebody something: a print, a log, an op of its own.
+
+        Packages that are installed are taken to tell what they tell once.
+        """
+        codes = (*self.programs, *self.failures, *self.reasons)
+        return all(_TELLS.isdisjoint(names_in(code)) for code in codes if not is_installed(code.co_filename))
 
     def _start(self) -> None:
         """Start without programs."""

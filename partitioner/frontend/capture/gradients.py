@@ -27,7 +27,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import amends, method_of_tensors
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 
@@ -35,7 +35,7 @@ _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", None)
 """What sets attributes; in torch 2.11 the class of all functions of Python's own."""
 
 
-@amends(TensorVariable, "method_requires_grad_")
+@amends(*method_of_tensors("requires_grad_"))
 def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     node = self.as_proxy().node
     value = all(wanted.as_python_constant() for wanted in (*args, *kwargs.values()))
@@ -56,7 +56,7 @@ def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: An
     known = isinstance(tensor, TensorVariable) and not tensor.source and value.is_python_constant()
     if not known or name.as_python_constant() != "requires_grad" or not tensor.as_proxy().node.meta["example_value"].is_leaf:
         return plain(self, tx, *arguments)
-    tensor.method_requires_grad_(tx, value)
+    tensor.call_method(tx, "requires_grad_", [value], {})
     return ConstantVariable.create(None)
 
 

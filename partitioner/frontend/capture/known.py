@@ -26,7 +26,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import amends, method_of_tensors
 from partitioner.frontend.capture.checks import check_at, checked
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
@@ -41,13 +41,13 @@ _JUMPS = [code for name, code in dis.opmap.items() if "JUMP" in name and name.en
 _KINDS: list[Any] = [kind for kind in vars(symbolic_convert).values() if isinstance(kind, type)]
 
 
-@amends(TensorVariable, "method_item")
+@amends(*method_of_tensors("item"))
 def _item(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     found = None if arguments or options else _found(tx, self, self.dtype is torch.bool)
     return plain(self, tx, *arguments, **options) if found is None else VariableTracker.build(tx, found.item())
 
 
-@amends(TensorVariable, "method_tolist")
+@amends(*method_of_tensors("tolist"))
 def _tolist(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
     found = _found(tx, self)
     return plain(self, tx) if found is None else VariableTracker.build(tx, found.tolist())

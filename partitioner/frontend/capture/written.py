@@ -14,8 +14,11 @@ from typing import Any
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import UserDefinedClassVariable, UserDefinedObjectVariable
-from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined]  # torch 2.13 has it elsewhere
+from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says so of none of them
+    SetVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+)
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 

@@ -16,6 +16,7 @@ Sources: Graham, SIAM Journal on Applied Mathematics 17(2), 1969; Carlier, "The 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -24,7 +25,8 @@ from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
 from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_rents, least_paid, least_work, prices
-from partitioner.planner.throughput.bound import load_bound, pigeonholed
+from partitioner.planner.throughput.bound import least_load, load_bound, pigeonholed
+from partitioner.planner.throughput.branch import FEW
 
 LARGEST_TABLE = 250_000
 """Pairs of an edge and two processors up to which heads and tails are found for each processor."""
@@ -66,13 +68,33 @@ def makespan_bound(problem: Problem) -> float:
         price, rent, held = lane_rents(problem)
         found.append(least_paid(seconds, held, np.array(problem.caps), price, rent) * (1 - 1e-9))
     found += [passage_bound(problem), _numbered(heads, seconds.min(axis=0), tails, len(problem.lanes))]
-    if not problem.overlap and not problem.fetched and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS:
-        found.append(load_bound(problem))
+    found.append(_loaded(problem))
     shared = _shared(problem, seconds)
     if shared is not None:
         price = prices(shared, np.ones(len(shared)))
         found.append(_between(heads, tails, (shared * price[:, None]).min(axis=0)) * (1 - 1e-8))
     return max(found)
+
+
+def relaxed(problem: Problem) -> Problem:
+    """The problem of loads of which none is less than in any schedule: where processors compute meanwhile, nothing travels.
+
+    Values of one processor go over several links at once there, so what it sends in all may take longer than the schedule.
+    """
+    waits = not problem.overlap and not problem.fetched
+    return (
+        replace(problem, objective="throughput")
+        if waits
+        else replace(problem, objective="throughput", overlap=True, channels=(), routes={})
+    )
+
+
+def _loaded(problem: Problem) -> float:
+    """The load of some processor: what it computes and, where it stands still meanwhile, what it sends and receives."""
+    waits = not problem.overlap and not problem.fetched
+    if len(problem.tasks) <= FEW and (waits or problem.crowded or not problem.alike):
+        return least_load(relaxed(problem))
+    return load_bound(problem) if waits and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS else 0.0
 
 
 def longest_path(problem: Problem) -> float:

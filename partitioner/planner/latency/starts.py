@@ -66,7 +66,7 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if (uneven(problem) or lumpy(problem)) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
-            even = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous))
+            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous))
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if until < inf or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now))

@@ -13,20 +13,25 @@ Needs ortools: ``pip install partitioner[exact]``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
-from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.latency.bounds import makespan_bound, relaxed
 from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
 from partitioner.planner.latency.starts import starts
-from partitioner.planner.latency.tries import uneven
+from partitioner.planner.latency.tries import settled, uneven
 from partitioner.planner.throughput.solve import balanced
+
+LOADED = 0.2
+"""Part of the time for the most even loads where processors differ: a start, and a bound for schedules."""
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""
@@ -86,6 +91,11 @@ class Exact:
         tries, soon = 16 if len(problem.tasks) <= 500 else 1, started + (1 - AFTER) * self.time_limit
         bound = makespan_bound(ruled)
         known = starts(ruled, tries, bound, started + BEFORE * self.time_limit, answers)
+        if known[0].seconds > bound * (1 + 1e-9) and uneven(ruled) and not too_large(ruled):
+            with suppress(PlacementError):
+                even, least = balanced(relaxed(ruled), LOADED * self.time_limit, self.seed)
+                bound = max(bound, least * (1 - 1e-9))
+                known = sorted([*known, *settled(ruled, even, tries)[:2]], key=lambda each: each.seconds)
         found = known[0]
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             found = improved(ruled, known, bound, started + BEFORE * self.time_limit, self.seed)

@@ -56,7 +56,9 @@ class List:
         if problem.objective == "throughput":
             moved = bool(problem.values) and any(problem.routes.values())
             even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or moved)
-            return placed(problem, "list", soon_balanced(ruled, even, bound) if self.tries > 1 else even, bound=bound)
+            if self.tries > 1:
+                even, bound = soon_balanced(ruled, even, bound)
+            return placed(problem, "list", even, bound=bound)
         bound = makespan_bound(ruled)
         once = tries == 1 and (self.tries == 1 or not lumpy(ruled))
         known = several(ruled, Homes(ruled), 1) if once else starts(ruled, tries, bound)

@@ -15,7 +15,9 @@ import numpy as np
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.prices import least_paid, rents
+from partitioner.planner.throughput.branch import soon_searched
 from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Alike, Park, park_of
 from partitioner.planner.throughput.units import Floats
 
@@ -45,6 +47,20 @@ def load_bound(problem: Problem) -> float:
     2.4
     """
     return bound_of(park_of(units_of(problem, problem.contiguous)))
+
+
+def least_load(problem: Problem) -> float:
+    """The smallest largest load there is of few groups, if that is known soon; `load_bound` of others.
+
+    >>> from partitioner.ir.problem import Kind, Problem, Processor
+    >>> times, both = Kind("cpu", {1: [5.0, 4.0, 4.0, 3.0]}), (Processor("x", 0), Processor("y", 0, memory=1.0))
+    >>> bag = Problem("bag", tuple("abcd"), (times,), both, [], memory=[1.0] * 4)
+    >>> round(load_bound(bag), 3), round(least_load(bag), 3)  # y has room for one
+    (8.0, 11.0)
+    """
+    park = park_of(units_of(problem, problem.contiguous))
+    found = soon_searched(park)
+    return SAFE * Loads(park, found.homes).largest if found.complete and found.homes else bound_of(park)
 
 
 def bound_of(park: Park) -> float:

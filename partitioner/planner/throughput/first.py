@@ -1,7 +1,11 @@
 """First placements: each unit, in turn, to the processor on which the largest load stays smallest.
 
-Source: the longest-first rule of Graham, "Bounds on multiprocessing timing anomalies", SIAM Journal on Applied Mathematics
-17(2), 1969, with groups in the place of jobs and what they move counted.
+    load 60 of 100, memory 7 of 8    counts as 88: where memory is scarce, bytes are a second load, and both are kept even;
+    load 70 of 100, memory 2 of 8    counts as 70  otherwise what comes last goes where there is room and not where it is fast
+
+Sources: the longest-first rule of Graham, "Bounds on multiprocessing timing anomalies", SIAM Journal on Applied Mathematics
+17(2), 1969, with groups in the place of jobs and what they move counted; Chekuri and Khanna, "On multidimensional packing
+problems", SIAM Journal on Computing 33(4), 2004 (loads that are vectors).
 """
 
 from __future__ import annotations
@@ -23,13 +27,14 @@ def sparings(park: Park) -> tuple[float, ...]:
     return (0.0,) if park.units.problem.contiguous or not park.waste else SPARING
 
 
-def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, list[int]]:
+def evened(park: Park, rules: Feasible, sparing: float = 0.0, full: float = 0.0) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task: largest groups first, or in topological order if contiguous.
 
     Args:
         park: the groups as units, whatever contiguity makes of them, and processors.
         rules: where a task may go.
         sparing: how many times what is wasted counts, as in `SPARING`.
+        full: the load as which a processor without any memory left counts: what loads will be about. 0: none.
 
     Raises:
         PlacementError: a task fits nowhere any more.
@@ -40,25 +45,28 @@ def evened(park: Park, rules: Feasible, sparing: float = 0.0) -> tuple[float, li
     for task in range(len(problem.tasks)) if problem.contiguous else largest:
         unit, ways = unit_of[task], rules.processors(task)
         if loads.home[unit] < 0:
-            _put(loads, unit, ways, sparing)
+            _put(loads, unit, ways, sparing, full if problem.crowded else 0.0)
         rules.assign(task, loads.home[unit])
     return loads.largest, units.spread_over(loads.home)
 
 
-def _put(loads: Loads, unit: int, ways: Sequence[int], sparing: float) -> None:
+def _put(loads: Loads, unit: int, ways: Sequence[int], sparing: float, full: float) -> None:
     """Place a unit where the largest load that grows stays smallest, and little is wasted.
 
     Computing alone says what a processor's load will be at least: many are not looked at that way.
     """
     lost = [sparing * each for each in loads.park.waste[unit]] if sparing and loads.park.waste else [0.0] * len(loads.used)
-    least = sorted((loads.slots[3 * each] + loads.seconds[each][unit] + lost[each], each) for each in ways)
+    held, used, caps = loads.memory[unit], loads.used, loads.park.units.problem.caps
+    fill = {each: full * (used[each] + held) / caps[each] if full and held else 0.0 for each in ways}
+    slots, rows = loads.slots, loads.seconds
+    least = sorted((max(slots[3 * each] + rows[each][unit], fill[each]) + lost[each], each) for each in ways)
     best = (inf, inf, -1)
     found: dict[int, float] = {}
     for load, there in least:
         if load > best[0]:
             break
         deltas = loads.deltas(unit, there)
-        trial = (loads.highest(deltas) + lost[there], sum(deltas.values()), there)
+        trial = (max(loads.highest(deltas), fill[there]) + lost[there], sum(deltas.values()), there)
         if trial < best:
             best, found = trial, deltas
     loads.move(unit, best[2], found)

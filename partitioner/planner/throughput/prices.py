@@ -14,7 +14,7 @@ import numpy as np
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import bits
-from partitioner.planner.prices import owed, rents, wasted
+from partitioner.planner.prices import least_paid, owed, rents, wasted
 from partitioner.planner.throughput.units import Floats, Units
 
 Charge = tuple[int, float, float]
@@ -128,15 +128,23 @@ class Park:
         return [(number,) for each in self.classes for number in each.processors]
 
     @cached_property
+    def least_paid(self) -> tuple[float, list[list[float]]]:
+        """Seconds that no placement beats, and how many more, by unit and processor, if the unit runs there.
+
+        They add up: a placement's largest load is no less than the first and, for each of its units, the second.
+        """
+        seconds, held, room = self.units.seconds, self.units.memory, np.array(self.units.problem.caps)
+        price, rent = rents(seconds, np.ones(len(seconds)), held, room)
+        more: list[list[float]] = wasted(owed(seconds, price, held, rent)).tolist()
+        return least_paid(seconds, held, room, price, rent), more
+
+    @cached_property
     def waste(self) -> list[list[float]]:
         """By unit and processor, the seconds that all lose if the unit runs there; empty where none differs from another."""
         rows = self.units.rows
         if len(set(map(id, rows))) == 1:
             return []
-        seconds, held = self.units.seconds, self.units.memory
-        price, rent = rents(seconds, np.ones(len(rows)), held, np.array(self.units.problem.caps))
-        found: list[list[float]] = wasted(owed(seconds, price, held, rent) * len(rows)).tolist()
-        return found
+        return [[each * len(rows) for each in row] for row in self.least_paid[1]]
 
     def flow_seconds(self, each: float, byte: float) -> Floats:
         """Seconds of every flow at a price."""

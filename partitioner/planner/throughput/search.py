@@ -38,8 +38,14 @@ TOGETHER = 64
 SWAP = 0.75
 """Part of all moves that bring a piece back."""
 
+SINGLE = 0.8
+"""Part of all moves that take one unit where memory may run out: a larger piece seldom finds room."""
+
 LARGEST = 64
 """Units of a piece."""
+
+WALK = 16
+"""Steps towards the first or last units of a processor, after which a piece of them is given up."""
 
 
 class Annealing:
@@ -107,7 +113,10 @@ class Annealing:
         here, there = home[unit], self._target(unit)
         if there == here or there not in self.able[unit]:
             return
-        piece = self._piece(unit, there, int(min(LARGEST, len(self.convex.units[here])) ** choose()))
+        most = 1 if self.crowded and choose() < SINGLE else int(min(LARGEST, len(self.convex.units[here])) ** choose())
+        piece = self._end(unit, there, most) if self.units.contiguous else self._piece(unit, there, most)
+        if not piece:
+            return
         back = self._back(piece, here, there) if choose() < SWAP else []
         moves = dict.fromkeys(piece, there) | dict.fromkeys(back, here)
         deltas = self.loads.joint_deltas(moves)
@@ -155,12 +164,32 @@ class Annealing:
                 edge.pop()
         return found
 
+    def _end(self, unit: int, there: int, most: int) -> list[int]:
+        """The unit and all that follow it on its processor, or all that lead to it there: without it, what is left is convex.
+
+        If these are more than ``most``, those from one of them on, and so on.
+        """
+        choose, home, able = self.random.random, self.loads.home, self.able
+        here, ways = home[unit], self.units.after if choose() < 0.5 else self.units.before
+        for _ in range(WALK):
+            found = [unit]
+            for each in found:  # grows while it is read
+                found += [other for other in ways[each] if home[other] == here and other not in found]
+                if len(found) > most:
+                    break
+            else:
+                return found if all(there in able[each] for each in found) else []
+            unit = found[1 + int(choose() * (len(found) - 1))]
+        return []
+
     def _back(self, piece: Sequence[int], here: int, there: int) -> list[int]:
         """A piece of the processor that another one goes to, which takes about as long; empty if none is met with."""
         choose, row = self.random.random, self.units.rows[here]
         for _ in range(2 * len(self.caps)):
             unit = self.movable[int(choose() * len(self.movable))]
             if self.loads.home[unit] == there and here in self.able[unit]:
+                if self.units.contiguous:
+                    return self._end(unit, here, max(1, int(2 * choose() * len(piece))))
                 return self._piece(unit, here, LARGEST, (0.5 + choose()) * sum(row[each] for each in piece))
         return []
 

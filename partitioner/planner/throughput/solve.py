@@ -11,13 +11,14 @@ from time import monotonic
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.feasible import remedy
-from partitioner.planner.latency.homes import Homes
+from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
-from partitioner.planner.throughput.branch import Branching
+from partitioner.planner.throughput.branch import Branching, soon_searched
 from partitioner.planner.throughput.first import by_size, evened, sparings
 from partitioner.planner.throughput.fitting import anywhere, fitting
+from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
@@ -100,7 +101,8 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
-    little travels, but in one call each processor would wait for the one before it.
+    little travels, but in one call each processor would wait for the one before it. Where both matter, for contiguous parts on
+    processors that differ, tasks are placed one by one and then gathered.
 
     Returns:
         The processor of each task, and seconds that no placement's largest load can be below.
@@ -113,46 +115,56 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     park = park_of(units_of(problem, contiguous=False))
     bound = bound_of(park)
     makes: list[Callable[[], tuple[float, list[int]]]] = [
-        *(partial(homes.run, partial(evened, park, sparing=each)) for each in sparings(park)[:count])
+        *(partial(homes.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)[:count])
     ]
+    enough = 1 if large or (count == 1 and problem.contiguous) else inf
     if (tries > 1 or large) and in_line:
-        makes.insert(0 if problem.contiguous or (large and not park.waste) else len(makes), partial(_in_a_line, park, bound))
-    for make in makes:
+        first = problem.contiguous or (large and not park.waste)
+        makes.insert(0 if first else len(makes), lambda: _in_a_line(park, bound, min((each for each, _ in found), default=inf)))
+        if problem.contiguous and park.waste and not large:
+            makes, enough = [partial(gathered, park, bound), *makes], enough + 1
+    for number, make in enumerate(makes, start=1):
         try:
             found.append(make())
         except PlacementError as error:
             reason = error
-        if found and (large or found[-1][0] <= bound * (1 + NEARLY) or (count == 1 and problem.contiguous)):
+        if found and (number >= enough or found[-1][0] <= bound * (1 + NEARLY)):
             break
     if not found:
         raise reason
     return min(found)[1], bound
 
 
-def _in_a_line(park: Park, bound: float) -> tuple[float, list[int]]:
-    """The largest load, and the processor of each task, of stages along one order."""
+def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, of stages along one order that are better than ``least``."""
     problem = park.units.problem
-    line = staged(park.units, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1)
+    line = staged(park.units, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
     if line is None:
         raise PlacementError(_none(park, "No stages were found"))
     found = park.units.spread_over(line)
     return largest_load(problem, found), found
 
 
-def soon_balanced(problem: Problem, homes: list[int], bound: float) -> list[int]:
-    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted.
+def soon_balanced(problem: Problem, homes: list[int], bound: float) -> tuple[list[int], float]:
+    """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted; and the bound.
 
-    None is made where the largest load is nearly ``bound``, which it cannot be below.
+    Of few tasks all placements are looked at. Nothing is moved where the largest load is nearly ``bound``, which is its least.
     """
     if not 1 < len(problem.tasks) <= MOST_MOVED:
-        return homes
+        return homes, bound
     units = units_of(problem, contiguous=problem.contiguous)
     start = [homes[tasks[0]] for tasks in units.members]
     if units.spread_over(start) != homes or not units.valid(start):
-        return homes
-    search = Annealing(park_of(units), start)
-    _quickly(search, inf, MOVES, bound * (1 + NEARLY))
-    return units.spread_over(search.best)
+        return homes, bound
+    park = park_of(units)
+    search, moves = Annealing(park, start), MOVES * (2 if problem.contiguous and park.waste else 1)
+    if search.least > bound * (1 + NEARLY):
+        found = soon_searched(park, search.least * (1 - CLOSE))
+        search.take(found.homes or ())
+        if found.complete:
+            return units.spread_over(search.best), search.least * (1 - CLOSE)
+    _quickly(search, inf, moves, bound * (1 + NEARLY))
+    return units.spread_over(search.best), bound
 
 
 def _quickly(search: Annealing, until: float, moves: int, enough: float) -> None:
@@ -217,14 +229,23 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
 
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
-    answers = [staged(park.units, soon, MOST_IDEALS, bound)]
-    rules = Homes(park.units.problem)
-    for each in () if park.units.contiguous else sparings(park):
+    answers, makes = [staged(park.units, soon, MOST_IDEALS, bound)], list[Callable[[], tuple[float, list[int]]]]()
+    if not park.units.contiguous:
+        rules = Homes(park.units.problem)
+        makes = [partial(rules.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)]
+    elif park.waste:
+        makes = [lambda: gathered(_apart(park), bound)]
+    for make in makes:
         with suppress(PlacementError):
-            homes = rules.run(partial(evened, park, sparing=each))[1]
+            homes = make()[1]
             answers.append([homes[tasks[0]] for tasks in park.units.members])
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
     return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
+
+
+def _apart(park: Park) -> Park:
+    """The processors and, as units, the groups that contiguity makes."""
+    return park_of(units_of(closed(park.units.problem), contiguous=False))
 
 
 def _fitting(park: Park, until: float) -> list[int]:

@@ -15,12 +15,15 @@ from partitioner.planner.throughput.ideals import IdealCuts, ideals
 from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
-from partitioner.planner.throughput.stages import Numbers, best_stages, placed_stages
+from partitioner.planner.throughput.stages import Numbers, best_stages, placed_stages, states_of
 from partitioner.planner.throughput.units import Units
 from partitioner.planner.timing import largest_load
 
 MOST_POINTS = 1_200
 """Cut points of an order that are looked at together; of longer orders some, and then those near the best ones."""
+
+MOST_REACHED, FEWEST_POINTS = 60_000, 150
+"""Cut points, each with every way to have used processors, that are looked at together; and how few cut points these may be."""
 
 DRIFT = 1e-3
 """A gain, relatively, after which cut points of the same fineness are moved once more before finer ones are looked at."""
@@ -32,7 +35,9 @@ MANY = 30_000
 """Units above which one order is enough work."""
 
 
-def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0, most_orders: int = ORDERS) -> list[int] | None:
+def staged(
+    units: Units, until: float, most_ideals: int, bound: float = 0.0, most_orders: int = ORDERS, limit: float = inf
+) -> list[int] | None:
     """The processor of each unit, in contiguous stages; ``None`` if none were found that fit.
 
     Args:
@@ -41,10 +46,11 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0, mos
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         bound: seconds that no answer can beat, where to begin to look.
         most_orders: orders that are tried.
+        limit: the largest load of a known answer; worse ones need not be found.
     """
     whole = blocks(units)
     park, best, least = park_of(whole), None, inf
-    for homes in _answers(park, until, most_ideals, bound, most_orders):
+    for homes in _answers(park, until, most_ideals, bound, most_orders, limit):
         tasks = whole.spread_over(homes)
         load = largest_load(units.problem, tasks)
         if best is None or load < least * (1 - 1e-12):
@@ -54,13 +60,12 @@ def staged(units: Units, until: float, most_ideals: int, bound: float = 0.0, mos
     return None if best is None else [best[tasks[0]] for tasks in units.members]
 
 
-def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orders: int) -> Iterator[list[int]]:
+def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orders: int, least: float) -> Iterator[list[int]]:
     """Ever better stages, by what they are thought to cost; the first ones of several orders, the last ones of all ideals."""
-    least = inf
     for number, order in enumerate(islice(orders(park.units), most_orders if park.units.count <= MANY else 1)):
         if number and monotonic() > until:
             break
-        found = _along(park, order, bound)
+        found = along(park, order, bound, least)
         if found is not None:
             least = min(least, found[0])
             yield found[1]
@@ -74,17 +79,18 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
             yield placed_stages(park, cuts, best[1])
 
 
-def _along(park: Park, order: Sequence[int], bound: float) -> tuple[float, list[int]] | None:
-    """The best stages along an order: of a long one, between coarse cut points and then ever finer ones near the best."""
+def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) -> tuple[float, list[int]] | None:
+    """The best stages along an order, no worse than ``limit``: of a long one, between coarse cut points, then finer ones."""
     known, count = rectangles(park.units, order), len(order)
-    step = max(1, -(-count // MOST_POINTS))
+    most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_REACHED // states_of(park.classes).count))
+    step = max(1, -(-count // most))
     points = np.append(np.arange(0, count, step), count)
-    found = _within(park, order, known, points, bound)
+    found = _within(park, order, known, points, bound, limit if step == 1 else inf)
     gain = 0.0
     while found is not None and step > 1:
         chosen = found[2]
         step = step if gain > DRIFT else max(1, step // 4)
-        reach = max(1, min(4, MOST_POINTS // (2 * len(chosen))))
+        reach = max(1, min(4, most // (2 * len(chosen))))
         near = (chosen[:, None] + step * np.arange(-reach, reach + 1)).ravel()
         points = np.unique(np.concatenate([[0, count], chosen, near[(near > 0) & (near < count)]]))
         finer = _within(park, order, known, points, bound, found[0])

@@ -191,6 +191,15 @@ class Units:
         return found
 
     @cached_property
+    def before(self) -> list[set[int]]:
+        """The units that lead to each unit, over forward tasks only."""
+        found: list[set[int]] = [set() for _ in range(self.count)]
+        for unit, followers in enumerate(self.after):
+            for follower in followers:
+                found[follower].add(unit)
+        return found
+
+    @cached_property
     def rows(self) -> list[list[float]]:
         """``seconds`` as lists; processors on which all units take as long have the same one."""
         known: dict[bytes, list[float]] = {}

@@ -1,0 +1,128 @@
+"""Contiguous parts where processors differ: tasks are placed where they suit, and what is then scattered is gathered.
+
+    on its own       a x | b y | c x | d y | e x        each where it is fast; d lies between c and e
+    gathered order   a c | b d | e                      topological, what shares a processor side by side
+    stages           a c e (with d)  | ...              the best cuts of that order, by dynamic programming
+
+Stages along an order that knows nothing of processors put tasks where they are slow, and no search gets out of that by moves.
+
+Source of orders from which acyclic parts are cut: Moreira, Popp and Schulz, "Graph partitioning with acyclicity constraints",
+SEA 2017.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from math import inf
+
+from partitioner.errors import PlacementError
+from partitioner.planner.feasible import returns
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.throughput.blocks import blocks
+from partitioner.planner.throughput.first import evened
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.staging import along
+from partitioner.planner.throughput.units import Units
+from partitioner.planner.timing import largest_load
+
+SPARING = 256.0
+"""How many times what a task wastes counts, as in `first.SPARING`: for more than even loads, which the cuts see to."""
+
+
+MOST_RUNS = 8
+"""Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
+
+
+def gathered(park: Park, bound: float) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, of stages along the order of a placement that need not be contiguous.
+
+    Where it is contiguous, it is the answer: its parts may even lead to each other, as those of stages cannot. Otherwise units
+    are gathered as they are, and after those that are alone have gone to their neighbours: few of them tear parts to pieces.
+
+    Args:
+        park: groups as units, whatever contiguity makes of them.
+        bound: seconds that no answer can beat, where to begin to look.
+
+    Raises:
+        PlacementError: no placement or no stages were found.
+    """
+    problem = park.units.problem
+    homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
+    if next(returns(problem, homes), None) is None:
+        return largest_load(problem, homes), homes
+    whole, found = park_of(blocks(park.units)), list[tuple[float, list[int]]]()
+    parts = [homes[tasks[0]] for tasks in whole.units.members]
+    for each in (parts, outvoted(whole.units, parts)):
+        order = guided(whole.units, each)
+        if sum(each[one] != each[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
+            found += [answer for answer in [along(whole, order, bound, min(found, default=(inf,))[0])] if answer is not None]
+    if not found:
+        raise PlacementError("No stages were found along the order of a placement that is not contiguous.")
+    least, chosen = min(found)
+    return least, whole.units.spread_over(chosen)
+
+
+def outvoted(units: Units, homes: Sequence[int]) -> list[int]:
+    """Each unit where many more of its neighbours are, if it may go there: two more than twice as many as where it is.
+
+    Source: Raghavan, Albert and Kumara, "Near linear time algorithm to detect community structures in large-scale networks",
+    Physical Review E 76, 2007 (label propagation).
+    """
+    found = list(homes)
+    for unit, (followers, leaders) in enumerate(zip(units.after, units.before, strict=True)):
+        votes = Counter(found[each] for each in (*followers, *leaders))
+        most = max(votes, key=lambda home: (votes[home], -home), default=found[unit])
+        if votes[most] > 1 + 2 * votes[found[unit]] and most in units.able_sets[unit]:
+            found[unit] = most
+    return found
+
+
+def guided(units: Units, homes: Sequence[int]) -> list[int]:
+    """A topological order in which units of one processor stand together, as far as they can.
+
+    Where none of the last one's is ready, that processor is next of which most can be done without any other: of contiguous
+    parts, a whole one.
+
+    Args:
+        units: units that make no cycle.
+        homes: the processor of each unit, contiguous or not.
+    """
+    waiting, left = [0] * units.count, defaultdict[int, float](float)
+    for unit, followers in enumerate(units.after):
+        left[homes[unit]] += units.rows[homes[unit]][unit]
+        for follower in followers:
+            waiting[follower] += 1
+    ready: defaultdict[int, list[int]] = defaultdict(list)
+    for unit in range(units.count):
+        if not waiting[unit]:
+            ready[homes[unit]].append(unit)
+    found: list[int] = []
+    while len(found) < units.count:
+        runs = {home: _run(units, homes, waiting, first) for home, first in ready.items() if first}
+        share = {home: sum(units.rows[home][unit] for unit in run) / max(left[home], 1e-300) for home, run in runs.items()}
+        home = max(share, key=share.__getitem__)
+        found += runs[home]
+        left[home] *= 1 - share[home]
+        ready[home] = []
+        for unit in runs[home]:
+            for follower in units.after[unit]:
+                waiting[follower] -= 1
+                if not waiting[follower] and homes[follower] != home:
+                    ready[homes[follower]].append(follower)
+    return found
+
+
+def _run(units: Units, homes: Sequence[int], waiting: Sequence[int], ready: Sequence[int]) -> list[int]:
+    """What one processor can do from now on before another one does anything, in an order."""
+    run, freed = list(ready), defaultdict[int, int](int)
+    for unit in run:  # grows while it is read
+        for follower in sorted(units.after[unit]):
+            if homes[follower] == homes[unit]:
+                freed[follower] += 1
+                if freed[follower] == waiting[follower]:
+                    run.append(follower)
+    return run
