@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
@@ -249,6 +250,28 @@ def test_sizes_that_are_computed_on_several_devices(world: World) -> None:
     with pytest.raises(CheckFailed, match=r"a size for which its program is not made: \w+ >= 5 does not hold"):
         parallel(rand(), torch.tensor([0, 0, 0]))
     torch.testing.assert_close(parallel.counts, model.counts, check_device=False)
+
+
+class Experts(nn.Module):
+    """Each has the rows that are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, found = self.gate(x).argmax(1), []
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            found.append(torch.zeros_like(x).index_add(0, rows, expert(x[rows])))
+        return found[0] + found[1]
+
+
+def test_experts_do_not_wait_for_each_other() -> None:
+    """How many rows one has is checked, and was so after all that an expert before it had looked up."""
+    graph = on_lanes(Experts().eval(), rand(6, 4), lanes=2).graph
+    first, second = (next(op.name for op in graph.ops if op.path == f"experts.{number}") for number in range(2))
+    assert not nx.has_path(graph.dag, first, second)
 
 
 # -- results that hold themselves ----------------------------------------------------------------------------------------------

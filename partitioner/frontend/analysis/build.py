@@ -15,7 +15,7 @@ from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
 from partitioner.frontend.analysis.told_apart import told_apart
-from partitioner.frontend.capture.checks import checked
+from partitioner.frontend.capture.checks import checked, is_of_sizes
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
@@ -104,13 +104,14 @@ def _between_checks(nodes: Sequence[torch.fx.Node], effects: Mapping[str, Effect
     """The effects of checks, and of what would be seen after a call that fails: a draw, a write to what the call was ``given``.
 
     What eager has done by the time at which a check fails is done, and nothing that would have come after it. Nor does an op
-    fail before, on values that are checked first.
+    fail before, on values that the model checks first. Sizes are no values: one expert's rows need not wait for another expert.
     """
     checks = {node.name for node in nodes if node.target is checked}
     found = {name: replace(effects[name], writes=effects[name].writes | {CHECKED}) for name in checks}
+    raising = RAISING if any(node.name in checks and not is_of_sizes(node) for node in nodes) else ()
     for node in nodes if checks else ():
         effect = effects[node.name]
-        if node.name not in checks and (effect.writes & {RNG, *given} or target_of(node) in RAISING):
+        if node.name not in checks and (effect.writes & {RNG, *given} or target_of(node) in raising):
             found[node.name] = replace(effect, reads=effect.reads | {CHECKED})
     return found
 

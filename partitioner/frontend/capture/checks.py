@@ -35,7 +35,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.frontend.capture.amended import GETATTR, amends
@@ -104,6 +104,11 @@ def check_sizes(graph: Graph) -> None:
         with graph.inserting_before(node):
             graph.call_function(checked, (condition, True, "", "", taken)).meta.update(node.meta)
         graph.erase_node(node)
+
+
+def is_of_sizes(check: Node) -> bool:
+    """Whether a check is one of those, and none of the model's."""
+    return check.args[2:4] == ("", "")
 
 
 def can_only_raise(error: Exception) -> bool:
