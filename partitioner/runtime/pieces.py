@@ -11,10 +11,11 @@ from typing import Any
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from partitioner.backends import Executable
+from partitioner.errors import PartitionerError
 from partitioner.ir.access import CHECKED, TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
-from partitioner.model.call import sharing
+from partitioner.model.call import CheckFailed, sharing
 from partitioner.model.modes import take_over
 
 
@@ -143,7 +144,8 @@ class Piece:
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
-            if (self.again or self.checks) and self.latest.told:
+            ours = isinstance(error, PartitionerError) and not isinstance(error, CheckFailed)
+            if (self.again or self.checks) and self.latest.told and not ours:
                 HERE.raised = error
             raise
         if self.leaves is not None:

@@ -156,7 +156,7 @@ if hasattr(_KEYS, "specialize_symnode"):
     @amends(_KEYS, "specialize_symnode")
     def _as_key(plain: Callable[..., Any], value: Any) -> Any:
         """A text that is looked for is known, as an open number is; Dynamo found no other that is like it."""
-        if not isinstance(value, StringFormatVariable):
+        if type(value) is not StringFormatVariable:  # isinstance() would look into what Dynamo has put off
             return plain(value)
         named = {name: plain(each) for name, each in value.sym_kwargs.items()}
         known = StringFormatVariable.create(value.format_string, [*map(plain, value.sym_args)], named)
