@@ -191,8 +191,8 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
     elif chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
         programs = _programs(programs.original, programs.machine, chosen, origin)
         programs.provisional, programs.place = plan, None
-    programs.tried, compared = tried, check and not spec.says_how
-    programs.alone = faster_alone(programs, call, tried) if compared else -1
+    programs.tried = tried
+    programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else -1
     return programs
 
 

@@ -45,12 +45,12 @@ class _Here(threading.local):
     """Who looks at the graphs that this thread calls, before they run, whether they run without lanes, and what was raised.
 
     Attributes:
-        raised: by a program of which the model may catch it, or would have raised another error before.
+        raised: by a program of which the model may catch it, or would have raised another error before; and that program.
     """
 
     watch: Watch | None = None
     plainly = False
-    raised: Exception | None = None
+    raised: tuple[Exception | None, Piece | None] = None, None
 
 
 HERE = _Here()
@@ -146,7 +146,7 @@ class Piece:
         except Exception as error:
             ours = isinstance(error, PartitionerError) and not isinstance(error, CheckFailed)
             if (self.again or self.checks) and self.latest.told and not ours:
-                HERE.raised = error
+                HERE.raised = error, self
             raise
         if self.leaves is not None:
             take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)

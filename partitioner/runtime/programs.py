@@ -158,8 +158,8 @@ class Programs:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            raised, HERE.raised = HERE.raised, None
-            failed = self.latest.pieces[-1] if raised is error else None
+            (raised, piece), HERE.raised = HERE.raised, (None, None)
+            failed = piece if raised is error else None
             checked = isinstance(error, CheckFailed)
             again = failed is not None and self.on_one and (failed.again or (checked and failed.early))
             if not again and not checked and (failed is None or not failed.checks):
@@ -227,13 +227,10 @@ class Programs:
 
     def summary(self) -> str:
         """What was made, in a few lines."""
-        plan, name, reasons = self.plan, type(self.original).__name__, dict.fromkeys(self.forward.reasons.values())
-        if plan is None and reasons:
-            return "\n".join(
-                [f"Parallel({name}): runs as it is, for there is no graph in it", *(f"  {why}" for why in reasons)]
-            )
+        plan, reasons = self.plan, dict.fromkeys(self.forward.reasons.values())
         if plan is None:
-            return f"Parallel({name}): traced and planned at its first call"
+            what = "runs as it is, for there is no graph in it" if reasons else "traced and planned at its first call"
+            return "\n  ".join([f"Parallel({type(self.original).__name__}): {what}", *reasons])
         latest = self.latest.pieces
         whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
         return summary(plan, whole, len(latest), self.tried, self.forward.failures.values(), self.alone)

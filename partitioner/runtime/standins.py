@@ -71,7 +71,7 @@ def is_silent(piece: Piece) -> bool:
 
 
 def _home(target: Any) -> str:
-    """The module where a function, or the class of a method, is at home; of torch's own kernels, torch."""
+    """The module where a function, or the class of a method, is at home; "" for kernels, which `_is_known` tells apart."""
     named = target if getattr(target, "__module__", None) else getattr(target, "__objclass__", target)
     return "" if isinstance(target, str | torch._ops.OpOverload | torch._ops.OpOverloadPacket) else str(named.__module__)
 

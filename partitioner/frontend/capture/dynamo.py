@@ -187,9 +187,8 @@ class Compiled(Owner):
             if self.pending:
                 self._note_reasons()
             return result
-        raise refusal(
-            self.root, partial(self.entry, self.root, *args, **kwargs), untraceable
-        )  # with its own cause, and no other
+        call = partial(self.entry, self.root, *args, **kwargs)
+        raise refusal(self.root, call, untraceable)  # with its own cause, and no other
 
     def own_error(self, *args: Any, **kwargs: Any) -> Exception | None:
         """What the method itself raises on a call. All is left as it was."""

@@ -32,7 +32,6 @@ from partitioner.planner.timing import largest_load
 SPARING = 256.0
 """How many times what a task wastes counts, as in `first.SPARING`: for more than even loads, which the cuts see to."""
 
-
 MOST_RUNS = 8
 """Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
 
