@@ -190,6 +190,25 @@ def test_a_check_that_fails_leaves_what_eager_leaves(late: bool, partitioned: An
         torch.testing.assert_close(left[1], left[0])
 
 
+def test_another_thread_begins_a_call_while_one_fails() -> None:
+    """Which program had failed was looked up among those of the latest call, and that one had none yet."""
+    parallel = on_lanes(Says(), rand(), lanes=2, copy=True)
+    programs = parallel._partitioner_programs
+    (piece,) = programs.pieces
+    run = piece.executable
+
+    class Meanwhile:
+        plan = run.plan
+
+        def __call__(self, arguments: Any) -> Any:
+            programs.latest.begin()
+            return run(arguments)
+
+    piece.executable = Meanwhile()
+    with pytest.raises(KeyError, match="after Linear"):
+        parallel(rand() * float("nan"))
+
+
 class Catches(Raises):
     """What goes on after the error is Python's to decide."""
 
