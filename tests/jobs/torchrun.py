@@ -38,7 +38,9 @@ def start(
 ) -> str:
     """Run a program to its end, which must be a good one; what it printed. Its ranks are forks of one process."""
     asked = command(ranks, program, *arguments, options=options, module="jobs.forked")
-    job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=environment(**variables))
+    shell = environment(**variables)
+    shell["PYTHONPATH"] += f"{os.pathsep}{program.parent}"  # where a program finds its neighbours, and a fork does not look
+    job = subprocess.Popen(asked, stdout=PIPE, stderr=PIPE, text=True, env=shell)
     try:
         out, errors = job.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
