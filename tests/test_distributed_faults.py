@@ -291,7 +291,8 @@ def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
 def test_other_ways_to_fail(how: str, where: str, text: str) -> None:
     first, second = job(2, how, where, 1, **PAIR)
     assert first.status == 1 and re.search(text, first.error), first.errors
-    assert second.status == {"kill": -9, "raise": 1, "leave": 0, "stop": -9}[how], second.errors
+    # one that has raised may be ended by a thread of gloo's that still runs when Python has gone
+    assert second.status in {"kill": (-9,), "raise": (1, -6), "leave": (0,), "stop": (-9,)}[how], second.errors
     assert first.time and first.time - second.failed_at < TIMEOUT + PATIENCE + SLACK
 
 

@@ -663,7 +663,9 @@ def chained(count: int, wide: int, seed: int) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("count", "wide"), [(3_000, 16), pytest.param(100_000, 128, marks=pytest.mark.slow)], ids=["3000", "100000"]
+    ("count", "wide"),
+    [(3_000, 16), (20_000, 100), pytest.param(100_000, 128, marks=pytest.mark.slow)],
+    ids=["3000", "20000", "100000"],
 )
 def test_a_long_chain_is_cut_nearly_as_well_as_can_be(count: int, wide: int) -> None:
     """No load can be below a share of the work; each stage has whole tasks and a passage at either end besides."""

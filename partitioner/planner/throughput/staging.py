@@ -25,6 +25,9 @@ MOST_POINTS = 1_200
 MOST_REACHED, FEWEST_POINTS = 60_000, 150
 """Cut points, each with every way to have used processors, that are looked at together; and how few cut points these may be."""
 
+EACH, MOST_FOR_EACH = 8, 4 * MOST_REACHED
+"""Cut points for each stage, if no more are reached than these: of fewer, cuts of one long stage have nowhere to go."""
+
 DRIFT = 1e-3
 """A gain, relatively, after which cut points of the same fineness are moved once more before finer ones are looked at."""
 
@@ -82,7 +85,8 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
 def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) -> tuple[float, list[int]] | None:
     """The best stages along an order, no worse than ``limit``: of a long one, between coarse cut points, then finer ones."""
     known, count = rectangles(park.units, order), len(order)
-    most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_REACHED // states_of(park.classes).count))
+    states, stages = states_of(park.classes).count, sum(len(each.processors) for each in park.classes)
+    most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_REACHED // states, min(EACH * stages, MOST_FOR_EACH // states)))
     step = max(1, -(-count // most))
     points = np.append(np.arange(0, count, step), count)
     found = _within(park, order, known, points, bound, limit if step == 1 else inf)
