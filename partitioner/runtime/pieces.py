@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
@@ -17,6 +17,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import CheckFailed, sharing
 from partitioner.model.modes import take_over
+from partitioner.runtime.rollback import Before, Rollback, runs_ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +42,26 @@ Watch = Callable[["Piece", Sequence[Any]], None]
 """Is shown a graph and its arguments."""
 
 
-class _Here(threading.local):
-    """Who looks at the graphs that this thread calls, before they run, whether they run without lanes, and what was raised.
+class Raised(NamedTuple):
+    """What a program raised.
 
-    Attributes:
-        raised: by a program of which the model may catch it, or would have raised another error before; and that program.
+    Args:
+        error: the error.
+        again: whether all is as it was when the call began, and the model may catch it: the call may be made again as it is.
+        other: whether the model may raise another one, for the program checks something.
     """
+
+    error: Exception
+    again: bool
+    other: bool
+
+
+class _Here(threading.local):
+    """Who looks at the graphs that this thread calls, before they run, whether they run without lanes, and what was raised."""
 
     watch: Watch | None = None
     plainly = False
-    raised: tuple[Exception | None, Piece | None] = None, None
+    raised: Raised | None = None
 
 
 HERE = _Here()
@@ -85,8 +96,8 @@ class Piece:
         written: positions of the arguments that it writes.
         shared: which arguments shared a storage with those when it was traced.
         reason: what Python goes on after, with the line; ``""`` if forward returns.
-        again: whether a call in which it fails may be made again as it is: it changes nothing, and the model may catch it.
-        early: whether it may be made again where a check fails: the call begins with it, and nothing changes before its checks.
+        caught: whether the call begins with it, and the model may catch what it raises.
+        rollback: keeps what it changes while lanes run ahead of each other; ``None`` where it cannot.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
 
@@ -95,24 +106,21 @@ class Piece:
     written: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
     reason: str
-    again: bool
-    early: bool
+    caught: bool
+    rollback: Rollback | None
     latest: Latest
+    ahead: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ahead = runs_ahead(self.plan)
 
     @staticmethod
     def of(made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", caught: bool = False) -> Piece:
-        """The piece of a graph that was found, for the values of its placeholders.
-
-        Whether it is ``caught`` is whether the call begins with it, and the model may catch what it raises.
-        """
+        """The piece of a graph that was found, for the values of its placeholders."""
         graph = made.executable.plan.graph
-        written = graph.written_arguments
-        seen = {*graph.given, *TOKENS} - {CHECKED}
-        again = caught and not written and not graph.written & seen
-        writes = [{access.resource for access in op.accesses if access.write} for op in graph.ops]
-        checks_first = [CHECKED in each for each in writes if each & seen or CHECKED in each]
-        early = caught and checks_first == sorted(checks_first, reverse=True)
-        return Piece(made.executable, made, written, sharing(inputs, written), reason, again, early, latest)
+        shared = sharing(inputs, graph.written_arguments)
+        rollback = Rollback.of(graph, shared, inputs)
+        return Piece(made.executable, made, graph.written_arguments, shared, reason, caught, rollback, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
@@ -124,6 +132,22 @@ class Piece:
         """Whether an op raises what the model would: it may stand behind another one that fails, as in eager it does not."""
         return CHECKED in self.plan.graph.written
 
+    @cached_property
+    def changes(self) -> bool:
+        """Whether it changes what is seen after a call that fails."""
+        return bool(self.plan.graph.written & self._seen)
+
+    @cached_property
+    def checks_first(self) -> bool:
+        """Whether nothing of that is changed before the last check."""
+        writes = [{access.resource for access in op.accesses if access.write} for op in self.plan.graph.ops]
+        checks = [CHECKED in each for each in writes if each & self._seen or CHECKED in each]
+        return checks == sorted(checks, reverse=True)
+
+    @property
+    def _seen(self) -> set[str]:
+        return {*self.plan.graph.given, *TOKENS} - {CHECKED}
+
     @property
     def plan(self) -> Plan:
         """What was planned."""
@@ -132,6 +156,7 @@ class Piece:
     def becomes(self, made: Made) -> None:
         """Run another program of the same graph from now on."""
         self.executable, self.made = made.executable, made
+        self.ahead = runs_ahead(self.plan)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         """Run the program."""
@@ -141,16 +166,34 @@ class Piece:
         if self.made.admit is not None:
             self.made.admit(arguments)
         plainly = HERE.plainly or (self.written and (sharing(arguments, self.written) != self.shared or self._may_stop()))
+        rollback = self.rollback if self.ahead and not plainly else None
+        before = rollback.begin(arguments) if rollback is not None else None
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
-            ours = isinstance(error, PartitionerError) and not isinstance(error, CheckFailed)
-            if (self.again or self.checks) and self.latest.told and not ours:
-                HERE.raised = error, self
-            raise
+            if not self._is_to_be_made_again(error, before):
+                raise
+            results = None
+        if results is None:
+            results = self.made.plainly(arguments)
+        if rollback is not None and before is not None:
+            rollback.end(before)
         if self.leaves is not None:
             take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
         return results
+
+    def _is_to_be_made_again(self, error: Exception, before: Before | None) -> bool:
+        """Put back what a call has changed that failed, and tell who made it; whether it is to be made again in order, here."""
+        if isinstance(error, PartitionerError) and not isinstance(error, CheckFailed):
+            return False
+        if before is not None:
+            before.restore()
+        unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
+        if before is not None and not (self.caught and self.latest.told):
+            return True
+        if self.latest.told:
+            HERE.raised = Raised(error, self.caught and unchanged, self.checks)
+        return False
 
     def _may_stop(self) -> bool:
         """Whether hooks on saved tensors may end the call, as those of a checkpoint do that has what it wants.

@@ -150,19 +150,18 @@ class Programs:
     def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a traced method; what runs until it returns are the pieces of one call.
 
-        What an op raises may be caught by the model, or made by it, which a program knows nothing of: if it has changed nothing
-        yet, the call is made as it is. If it has, and something was checked, the model is asked for its error.
+        What an op raises may be caught by the model, or made by it, which a program knows nothing of: if all is as it was when
+        the call began, it is made as it is. If not, and something was checked, the model is asked for its error.
         """
         self.latest.begin()
         method = self.forward if name == "forward" else self.method(name)
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            (raised, piece), HERE.raised = HERE.raised, (None, None)
-            failed = piece if raised is error else None
-            checked = isinstance(error, CheckFailed)
-            again = failed is not None and self.on_one and (failed.again or (checked and failed.early))
-            if not again and not checked and (failed is None or not failed.checks):
+            raised, HERE.raised = HERE.raised, None
+            known = raised if raised is not None and raised.error is error else None
+            again = known is not None and self.on_one and known.again
+            if not again and not isinstance(error, CheckFailed) and (known is None or not known.other):
                 raise
             caught = error
         try:  # what is raised now has no cause but its own

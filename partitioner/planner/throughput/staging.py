@@ -91,7 +91,7 @@ def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) ->
     points = np.append(np.arange(0, count, step), count)
     found = _within(park, order, known, points, bound, limit if step == 1 else inf)
     gain = 0.0
-    while found is not None and step > 1:
+    while found is not None and (step > 1 or gain > DRIFT):
         chosen = found[2]
         step = step if gain > DRIFT else max(1, step // 4)
         reach = max(1, min(4, most // (2 * len(chosen))))
