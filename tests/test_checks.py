@@ -291,14 +291,19 @@ class Lucky(Two):
 
 
 def test_an_error_that_does_not_come_again(world: World) -> None:
+    """On lanes of one device the random numbers are put back, and the model draws them again."""
     model, x = Lucky(), rand()
     torch.manual_seed(1)  # 0.7576, 0.2793, ...
     state = torch.random.get_rng_state()
     torch.manual_seed(2)
-    parallel = on_lanes(model, x, lanes=2, copy=True, check=False)
+    there = spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True, check=False)
+    here = on_lanes(model, x, lanes=2, copy=True, check=False)
+    torch.random.set_rng_state(state)
+    with pytest.raises(ValueError, match=r"0\.7576"):
+        here(x)
     torch.random.set_rng_state(state)
     with pytest.raises(PartitionerError, match=r"raises an error at line \d+ of Lucky.forward"):
-        parallel(x)
+        there(x)
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Raises, ("ArithmeticError", "not finite")), (Says, ("", "Says.forward"))])

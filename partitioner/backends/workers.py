@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import torch
 from torch.autograd import forward_ad
 
-from partitioner.model.modes import Autocast, take_over
+from partitioner.model.modes import Autocast, has_hooks, take_over
 
 Modes = tuple[bool, bool, Autocast, bool, bool]
 """As `model.modes` has them, and whether tiny numbers are taken for zero."""
@@ -57,7 +57,7 @@ def has_hidden_modes() -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or has_hooks()
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or getattr(HERE, "occupied", False)

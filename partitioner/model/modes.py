@@ -33,6 +33,11 @@ def flushes() -> bool:
     return SMALLEST * 1.0 == 0.0
 
 
+def has_hooks() -> bool:
+    """Whether hooks see the tensors that this thread saves for backward, as those of a checkpoint, which may end the call."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 @cached
 def device_types() -> tuple[str, ...]:
     """The device types whose autocast matters in this process."""

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from torch._C._autograd import _top_saved_tensors_default_hooks
-
 from partitioner.backends import Executable
 from partitioner.errors import PartitionerError
 from partitioner.ir.access import CHECKED, TOKENS
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import CheckFailed, sharing
-from partitioner.model.modes import take_over
+from partitioner.model.modes import has_hooks, take_over
 from partitioner.runtime.rollback import Before, Rollback, runs_ahead
 
 
@@ -47,7 +45,7 @@ class Raised(NamedTuple):
 
     Args:
         error: the error.
-        again: whether all is as it was when the call began, and the model may catch it: the call may be made again as it is.
+        again: whether all is as it was when the call began: it may be made again as it is.
         other: whether the model may raise another one, for the program checks something.
     """
 
@@ -96,7 +94,7 @@ class Piece:
         written: positions of the arguments that it writes.
         shared: which arguments shared a storage with those when it was traced.
         reason: what Python goes on after, with the line; ``""`` if forward returns.
-        caught: whether the call begins with it, and the model may catch what it raises.
+        first: whether the call begins with it.
         rollback: keeps what it changes while lanes run ahead of each other; ``None`` where it cannot.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
@@ -106,7 +104,7 @@ class Piece:
     written: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
     reason: str
-    caught: bool
+    first: bool
     rollback: Rollback | None
     latest: Latest
     ahead: bool = field(init=False)
@@ -115,12 +113,12 @@ class Piece:
         self.ahead = runs_ahead(self.plan)
 
     @staticmethod
-    def of(made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", caught: bool = False) -> Piece:
+    def of(made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", first: bool = False) -> Piece:
         """The piece of a graph that was found, for the values of its placeholders."""
         graph = made.executable.plan.graph
         shared = sharing(inputs, graph.written_arguments)
         rollback = Rollback.of(graph, shared, inputs)
-        return Piece(made.executable, made, graph.written_arguments, shared, reason, caught, rollback, latest)
+        return Piece(made.executable, made, graph.written_arguments, shared, reason, first, rollback, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
@@ -184,21 +182,20 @@ class Piece:
 
     def _is_to_be_made_again(self, error: Exception, before: Before | None) -> bool:
         """Put back what a call has changed that failed, and tell who made it; whether it is to be made again in order, here."""
-        if isinstance(error, PartitionerError) and not isinstance(error, CheckFailed):
+        if (isinstance(error, PartitionerError) and not isinstance(error, CheckFailed)) or has_hooks():
             return False
         if before is not None:
             before.restore()
         unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
-        if before is not None and not (self.caught and self.latest.told):
-            return True
-        if self.latest.told:
-            HERE.raised = Raised(error, self.caught and unchanged, self.checks)
-        return False
+        again = self.first and unchanged
+        if self.latest.told and (again or (before is None and self.checks)):
+            HERE.raised = Raised(error, again, self.checks)
+            return False
+        return before is not None
 
     def _may_stop(self) -> bool:
         """Whether hooks on saved tensors may end the call, as those of a checkpoint do that has what it wants.
 
         What has been written by then is eager's in eager's order alone. On several devices there is no such order.
         """
-        hooked = _top_saved_tensors_default_hooks(False) is not None
-        return hooked and len({lane.torch_device for lane in self.plan.program.lanes}) == 1
+        return has_hooks() and len({lane.torch_device for lane in self.plan.program.lanes}) == 1

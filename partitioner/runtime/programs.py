@@ -159,9 +159,12 @@ class Programs:
             return method(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
-            known = raised if raised is not None and raised.error is error else None
-            again = known is not None and self.on_one and known.again
-            if not again and not isinstance(error, CheckFailed) and (known is None or not known.other):
+            again = asked = False
+            if raised is not None and raised.error is error:
+                again, asked = raised.again and self.on_one, raised.other
+            asked = asked or isinstance(error, CheckFailed)
+            del raised  # it holds the error, and that this frame
+            if not again and not asked:
                 raise
             caught = error
         try:  # what is raised now has no cause but its own
@@ -169,7 +172,7 @@ class Programs:
                 return self.plain(name)(*args, **kwargs)
             raise method.own_error(*args, **kwargs) or caught
         finally:
-            del caught  # it holds this frame
+            del caught
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put state where it belongs, once."""
@@ -221,7 +224,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
-        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.caught))
+        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.first))
         return self.pieces[-1]
 
     def summary(self) -> str:

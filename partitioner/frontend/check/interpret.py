@@ -31,8 +31,13 @@ def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
         elif node.op == "get_attr":
             values[node] = graph.bodies[str(node.target)]
         elif node.op != "output":
-            with in_mode(graph.by_name[node.name].mode):
-                values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+            op = graph.by_name[node.name]
+            try:
+                with in_mode(op.mode):
+                    values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+            except Exception as error:
+                error.add_note(f"in op {op.shown}")
+                raise
             for name in last[node.name]:
                 del values[graph.nodes[name]]
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))

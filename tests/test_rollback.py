@@ -1,0 +1,208 @@
+"""A call in which an op fails leaves what eager leaves: statistics, random numbers, arguments; and raises what eager raises.
+
+Lanes run ahead of each other: what came after the op that failed had been counted by then, or what came before it had not.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hostile.program import rand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lanes import spread
+from torch import Tensor, nn
+
+from partitioner.runtime import rollback
+
+pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
+
+GOOD, BAD = torch.tensor([0, 3, 5]), torch.tensor([0, 3, 99])
+
+
+class Towers(nn.Module):
+    """One counts and drops, the other looks words up; then both the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(4) for _ in range(4))
+        self.words = nn.ModuleList(nn.Embedding(7, 4) for _ in range(2))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.reached = "the first word"
+        left = self.norms[0](x).tanh()
+        right = self.norms[1](self.words[0](ids)) * 2
+        left = nn.functional.dropout(left, 0.5, self.training) + self.norms[2](left)
+        self.calls += 1
+        self.reached = "the second"
+        right = right + self.norms[3](self.words[1](ids + 0)) + torch.rand_like(right)
+        return left * right
+
+
+class Catches(Towers):
+    """What eager has counted by the time at which a model catches its error stays counted."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        try:
+            return super().forward(x, ids)
+        except IndexError:
+            return self.norms[0](x) + self.calls
+
+
+class Mixes(nn.Module):
+    """Fails under autocast alone, where nobody who has no values knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.register_buffer("load", torch.zeros(4))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for layer in self.layers:
+            out = out.index_add(0, ids % 3, layer(x))
+            self.load += x.detach().sum(0)
+        return out
+
+
+def seen(model: nn.Module, call: Callable[[], Any]) -> list[Any]:
+    """What a call gives or raises, and all that it leaves."""
+    torch.manual_seed(3)
+    before = [buffer._version for buffer in model.buffers()]
+    try:
+        result = call()
+    except Exception as error:
+        result = torch.tensor([ord(letter) for letter in f"{type(error).__name__}: {error}"])
+    versions = [torch.tensor(buffer._version - then) for buffer, then in zip(model.buffers(), before, strict=True)]
+    return [result, torch.get_rng_state(), *model.state_dict().values(), *versions]
+
+
+@pytest.mark.parametrize("kind", [Towers, Catches])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_fails_leaves_what_eager_leaves(kind: type[nn.Module], training: bool) -> None:
+    model = kind().train(training)
+    parallel = spread(model, rand(3, 4), GOOD, lanes=3, copy=True)
+    for ids in (GOOD, BAD, BAD, GOOD):
+        for each in (ids, ids.clone()):
+            wanted = seen(model, lambda each=each: model(rand(3, 4), each))
+            found = seen(parallel, lambda each=each: parallel(rand(3, 4), each))
+            assert all(map(torch.equal, found, wanted)), (ids, found, wanted)
+
+
+def test_what_fails_under_autocast_alone() -> None:
+    model = Mixes()
+    parallel = spread(model, rand(3, 4), GOOD, lanes=3, copy=True)
+    for enabled in (True, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            wanted = seen(model, lambda: model(rand(3, 4), GOOD))
+            found = seen(parallel, lambda: parallel(rand(3, 4), GOOD))
+        assert all(map(torch.equal, found, wanted))
+
+
+class Writes(nn.Module):
+    """Writes its arguments, a view of one among them, on the one side, and looks up on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Embedding(7, 4)
+
+    def forward(self, x: Tensor, ids: Tensor, total: Tensor) -> Tensor:
+        y = self.left(x)
+        total[1:].add_(1)
+        z = self.right(ids) * y
+        total.mul_(2)
+        return z + total
+
+
+def test_an_argument_and_who_has_kept_it_are_as_they_were() -> None:
+    """A backward that is still to come asks for the version of what it has kept."""
+    model = Writes()
+    parallel = spread(model, rand(3, 4), GOOD, torch.ones(4), lanes=2, copy=True)
+    for one in (model, parallel):
+        base = torch.ones(5)
+        with pytest.raises(IndexError):
+            one(rand(3, 4), BAD, base[1:])
+        assert base.tolist() == [1, 1, 2, 2, 2] and base._version == 1
+        assert not base.requires_grad
+    weight = torch.ones(4, requires_grad=True)
+    kept = torch.ones(4)
+    product = weight * kept
+    before = rollback.Rollback((0,), draws=False).begin([kept])
+    assert before is not None
+    kept.add_(1)
+    before.restore()
+    product.sum().backward()
+
+
+def test_the_error_is_always_the_first() -> None:
+    """Two fail; which was met first was chance."""
+
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Embedding(7, 4), nn.EmbeddingBag(7, 4)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            slow = x
+            for _ in range(20):
+                slow = slow.tanh()
+            return self.one(ids + slow.long().sum()) * self.other(ids[None]) + slow
+
+    model = Fails()
+    parallel = spread(model, torch.zeros(3, 4), GOOD, lanes=2, copy=True)
+    wanted = seen(model, lambda: model(torch.zeros(3, 4), BAD))
+    for _ in range(20):
+        assert torch.equal(seen(parallel, lambda: parallel(torch.zeros(3, 4), BAD))[0], wanted[0])
+
+
+def test_what_is_too_large_to_copy_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Writes()
+    parallel = spread(model, rand(3, 4), GOOD, torch.ones(4), lanes=2, copy=True)
+    monkeypatch.setattr(rollback, "LARGEST", 8)
+    monkeypatch.setattr(rollback.Rollback, "_copies", None)
+    assert torch.equal(parallel(rand(3, 4), GOOD, torch.ones(4)), model(rand(3, 4), GOOD, torch.ones(4)))
+
+
+class Steps(nn.Module):
+    """Random steps, of which one looks up a word that may not be there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        chance = random.Random(seed)
+        self.steps = [chance.choice(["count", "draw", "look", "mix", "norm"]) for _ in range(12)]
+        self.sides = [chance.randrange(3) for _ in self.steps]
+        self.words, self.norm = nn.Embedding(7, 4), nn.BatchNorm1d(4)
+        self.register_buffer("load", torch.zeros(4))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        sides = [x, x + 1, x * 2]
+        for step, side in zip(self.steps, self.sides, strict=True):
+            match step:
+                case "count":
+                    self.load += sides[side].detach().sum(0)
+                case "draw":
+                    sides[side] = sides[side] + torch.rand_like(x)
+                case "look":
+                    sides[side] = sides[side] + self.words(ids + side)
+                case "mix":
+                    sides[side] = sides[side] * sides[side - 1]
+                case "norm":
+                    sides[side] = self.norm(sides[side])
+        return sides[0] + sides[1] * sides[2]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_steps(seed: int) -> None:
+    model = Steps(seed)
+    parallel = spread(copy.deepcopy(model), rand(3, 4), torch.tensor([0, 1, 2]), lanes=3)
+    for ids in ([0, 1, 2], [0, 5, 4], [6, 1, 1], [0, 0, 7]):
+        wanted = seen(model, lambda ids=ids: model(rand(3, 4), torch.tensor(ids)))
+        found = seen(parallel, lambda ids=ids: parallel(rand(3, 4), torch.tensor(ids)))
+        assert all(map(torch.equal, found, wanted)), (model.steps, model.sides, ids)
