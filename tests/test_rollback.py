@@ -169,6 +169,27 @@ def test_what_is_too_large_to_copy_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(parallel(rand(3, 4), GOOD, torch.ones(4)), model(rand(3, 4), GOOD, torch.ones(4)))
 
 
+class Replaces(Writes):
+    """Gives a parameter another storage, into which a copy of the old values would not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Tensor, ids: Tensor, total: Tensor) -> Tensor:
+        self.scale.data = total[:2] * 2
+        return self.left(x) + self.right(ids) + self.scale.sum()
+
+
+def test_a_storage_that_is_exchanged_is_not_put_back() -> None:
+    model = Replaces()
+    parallel = spread(model, rand(3, 4), GOOD, torch.ones(4), lanes=2, copy=True)
+    for one in (model, parallel):
+        with pytest.raises(IndexError):
+            one(rand(3, 4), BAD, torch.full((4,), 3.0))
+    assert torch.equal(parallel(rand(3, 4), GOOD, torch.ones(4)), model(rand(3, 4), GOOD, torch.ones(4)))
+
+
 class Steps(nn.Module):
     """Random steps, of which one looks up a word that may not be there."""
 

@@ -26,6 +26,9 @@ from partitioner.model.storage import version_of
 LARGEST = 2**20
 """Bytes up to which tensors are copied before each call: 0.1 ms. Statistics of a few hundred layers are less, caches more."""
 
+EXCHANGING = frozenset(("set_", "shallow_copy_data_"))
+"""What ``weight.data = ...`` is called in graphs: another storage takes the place of the one that was there."""
+
 
 @dataclass(eq=False)
 class Rollback:
@@ -50,7 +53,7 @@ class Rollback:
             shared: positions of what shares memory with each argument that is written.
             inputs: arguments of the first call.
         """
-        if graph.written & {ANY, SENT}:
+        if graph.written & {ANY, SENT} or any(op.target in EXCHANGING for op in graph.ops):
             return None
         kept = tuple(sorted({position for each in shared for position in each}))
         values = [inputs[position] for position in kept]
