@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from lanes import spread
 from torch import Tensor, nn
 
+from partitioner.backends import Executable
+from partitioner.ir.plan import Plan
 from partitioner.runtime import rollback
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
@@ -188,6 +191,41 @@ def test_a_storage_that_is_exchanged_is_not_put_back() -> None:
         with pytest.raises(IndexError):
             one(rand(3, 4), BAD, torch.full((4,), 3.0))
     assert torch.equal(parallel(rand(3, 4), GOOD, torch.ones(4)), model(rand(3, 4), GOOD, torch.ones(4)))
+
+
+@dataclass
+class Broken:
+    """A program whose lanes fail when they have done their work."""
+
+    right: Executable
+
+    @property
+    def plan(self) -> Plan:
+        return self.right.plan
+
+    def __call__(self, arguments: Any) -> Any:
+        self.right(arguments)
+        raise TypeError("a fault of ours")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_lanes_that_fail_alone_are_told_of(later: bool) -> None:
+    """Right results must not hide a fault for good."""
+
+    class Model(Towers):
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            if later:
+                torch._dynamo.graph_break()
+            return super().forward(x, ids)
+
+    model = Model()
+    parallel = spread(model, rand(3, 4), GOOD, lanes=3, copy=True)
+    (piece,) = parallel._partitioner_programs.pieces
+    piece.executable = Broken(piece.executable)
+    wanted = seen(model, lambda: model(rand(3, 4), GOOD))
+    with pytest.warns(UserWarning, match=r"lanes failed.*TypeError\('a fault of ours'\)"):
+        found = seen(parallel, lambda: parallel(rand(3, 4), GOOD))
+    assert all(map(torch.equal, found, wanted))
 
 
 class Steps(nn.Module):

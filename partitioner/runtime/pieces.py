@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,11 +48,13 @@ class Raised(NamedTuple):
         error: the error.
         again: whether all is as it was when the call began: it may be made again as it is.
         other: whether the model may raise another one, for the program checks something.
+        caught: whether the model may go on after it.
     """
 
     error: Exception
-    again: bool
-    other: bool
+    again: bool = False
+    other: bool = False
+    caught: bool = False
 
 
 class _Here(threading.local):
@@ -95,6 +98,7 @@ class Piece:
         shared: which arguments shared a storage with those when it was traced.
         reason: what Python goes on after, with the line; ``""`` if forward returns.
         first: whether the call begins with it.
+        caught: whether the model may catch what it raises, or say it in its own words.
         rollback: keeps what it changes while lanes run ahead of each other; ``None`` where it cannot.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
@@ -105,6 +109,7 @@ class Piece:
     shared: tuple[tuple[int, ...], ...]
     reason: str
     first: bool
+    caught: bool
     rollback: Rollback | None
     latest: Latest
     ahead: bool = field(init=False)
@@ -113,12 +118,14 @@ class Piece:
         self.ahead = runs_ahead(self.plan)
 
     @staticmethod
-    def of(made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", first: bool = False) -> Piece:
+    def of(
+        made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", first: bool = False, caught: bool = False
+    ) -> Piece:
         """The piece of a graph that was found, for the values of its placeholders."""
         graph = made.executable.plan.graph
         shared = sharing(inputs, graph.written_arguments)
         rollback = Rollback.of(graph, shared, inputs)
-        return Piece(made.executable, made, graph.written_arguments, shared, reason, first, rollback, latest)
+        return Piece(made.executable, made, graph.written_arguments, shared, reason, first, caught, rollback, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
@@ -166,14 +173,16 @@ class Piece:
         plainly = HERE.plainly or (self.written and (sharing(arguments, self.written) != self.shared or self._may_stop()))
         rollback = self.rollback if self.ahead and not plainly else None
         before = rollback.begin(arguments) if rollback is not None else None
+        failed = ""
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
             if not self._is_to_be_made_again(error, before):
                 raise
-            results = None
-        if results is None:
+            failed = repr(error)  # the error itself would hold this frame, and the frame the error
+        if failed:
             results = self.made.plainly(arguments)
+            warn_of(failed)
         if rollback is not None and before is not None:
             rollback.end(before)
         if self.leaves is not None:
@@ -189,7 +198,7 @@ class Piece:
         unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
         again = self.first and unchanged
         if self.latest.told and (again or (before is None and self.checks)):
-            HERE.raised = Raised(error, again, self.checks)
+            HERE.raised = Raised(error, again, self.checks, self.caught)
             return False
         return before is not None
 
@@ -199,3 +208,8 @@ class Piece:
         What has been written by then is eager's in eager's order alone. On several devices there is no such order.
         """
         return has_hooks() and len({lane.torch_device for lane in self.plan.program.lanes}) == 1
+
+
+def warn_of(failed: str) -> None:
+    """Tell that lanes failed where eager does not: memory may have run short, or a program is wrong."""
+    warnings.warn(f"lanes failed, and the same call made in order did not; its results are right. {failed}", stacklevel=2)

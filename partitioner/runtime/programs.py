@@ -30,7 +30,7 @@ from partitioner.ir.plan import Plan, Tried
 from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
 from partitioner.model.tracing import cannot_be_traced
-from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Watch
+from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
 from partitioner.runtime.summary import summary
 
 
@@ -159,20 +159,21 @@ class Programs:
             return method(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
-            again = asked = False
-            if raised is not None and raised.error is error:
-                again, asked = raised.again and self.on_one, raised.other
-            asked = asked or isinstance(error, CheckFailed)
-            del raised  # it holds the error, and that this frame
-            if not again and not asked:
+            if raised is None or raised.error is not error:
+                raised = Raised(error, other=isinstance(error, CheckFailed))
+            again = raised.again and self.on_one
+            if not again and not raised.other:
+                del raised  # it holds the error, and that this frame
                 raise
-            caught = error
         try:  # what is raised now has no cause but its own
-            if again:
-                return self.plain(name)(*args, **kwargs)
-            raise method.own_error(*args, **kwargs) or caught
+            if not again:
+                raise method.own_error(*args, **kwargs) or raised.error
+            result = self.plain(name)(*args, **kwargs)
+            if not raised.caught:
+                warn_of(repr(raised.error))
+            return result
         finally:
-            del caught
+            del raised
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put state where it belongs, once."""
@@ -224,7 +225,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
-        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.first))
+        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.first, found.caught))
         return self.pieces[-1]
 
     def summary(self) -> str:

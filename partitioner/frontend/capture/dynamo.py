@@ -31,10 +31,10 @@ from torch.distributions import Distribution
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
-from partitioner.frontend.capture.checks import check_sizes
+from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import Callback, Convert, Owner, Untraceable
-from partitioner.frontend.capture.here import HERE, Watched, reason_of
+from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import own_error, refusal
 from partitioner.frontend.capture.sameness import watched
@@ -64,6 +64,7 @@ class Found:
         reason: what Python goes on after, with the line: why the graph ends where it does, or that it is all of another
             function, called by code that cannot be traced; ``""`` if forward returns.
         first: whether the call begins with it.
+        caught: whether code of the model's may catch or say what its ops raise. Dynamo knows of what they raise on fakes alone.
     """
 
     module: torch.fx.GraphModule
@@ -72,6 +73,7 @@ class Found:
     function: str = ""
     reason: str = ""
     first: bool = False
+    caught: bool = False
 
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
@@ -238,8 +240,9 @@ class _Backend:
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
         check_sizes(module.graph)
+        caught = may_catch() or bool(module.graph.find_nodes(op="call_function", target=checked))
         numbers, given = as_numbers(module, inputs)
-        return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, HERE.first)), numbers)
+        return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, HERE.first, caught)), numbers)
 
 
 @cache
