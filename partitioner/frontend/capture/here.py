@@ -115,8 +115,8 @@ def reason_of(module: torch.fx.GraphModule) -> str:
 def may_catch() -> bool:
     """Whether the user's code that is traced may go on after an exception: with ``except``, or a context manager.
 
-    Since Python 3.12 comprehensions and generators have handlers, too, which only put things in order and raise again. And where
-    an attribute is set, the tracer goes through `inspect`, which calls no op.
+    Since Python 3.12 comprehensions and generators have handlers, too, which only put things in order and raise again. Where an
+    attribute is set, the tracer goes through `inspect`, which calls no op.
     """
     context = TracingContext.try_get()
     traced = () if context is None else context.traced_code
