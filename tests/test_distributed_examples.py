@@ -43,7 +43,7 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
         here, whole = map(int, re.findall(r"rank 0 holds (\d+) of (\d+) numbers", text)[0])
         assert here < whole / (3 if name == "hybrid" else 1.9)
     if name == "branches":
-        assert {"rank 0 holds left", "rank 1 holds right"} <= set(text.splitlines())
+        assert "rank 0 holds left" in text and "rank 1 holds right" in text  # in one line, where both print at once
 
 
 @pytest.mark.slow
