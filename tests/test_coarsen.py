@@ -57,18 +57,6 @@ def two_branches() -> Graph:
     return make_graph(ops, outputs=["e"])
 
 
-def test_what_only_counts_runs_where_it_stands() -> None:
-    """Counts of batches were gathered in a task of their own, behind all else: a call that failed had counted none of them."""
-    counts = [Op(f"count{number}", "f", (), (Access(f"self.count{number}", True),)) for number in (0, 1)]
-    ops = [op("a", "x"), counts[0], op("b", "a"), op("other", "x"), counts[1], op("c", "b", "other")]
-    graph = make_graph(ops, outputs=["c"])
-    costs = costing(graph, a=9, b=9, other=9, c=9)
-    assert groups(graph, 2.0, costs) == [["a", "count0", "b"], ["other", "count1"], ["c"]]
-    assert ["count0"] in groups(graph, 0.0, costs)
-    kept = make_graph(ops, outputs=["c", "count0"])
-    assert ["count0"] in groups(kept, 2.0, costing(kept, a=9, b=9, other=9, c=9))
-
-
 def test_chains_become_tasks() -> None:
     """No time is lost by launching a chain as one: nothing else could run between its ops."""
     assert groups(two_branches(), 0.0) == [["a"], ["b", "c"], ["d"], ["e"]]

@@ -1,14 +1,12 @@
 """Ops to tasks: what is too short for a hand-off joins a neighbour; what is independent and long stays apart.
 
-Four rules, each of which keeps the task graph acyclic:
+Three rules, each of which keeps the task graph acyclic:
 
 1. *Attach*: an op whose result is no tensor (a size, a device) joins the op it asks.
 2. *Chain*: an edge whose source has no other successor and whose target no other predecessor is contracted; a skip
    connection over both is no other.
 3. *Grain*: of independent tasks with the same neighbours, those shorter than the grain are gathered; what is still shorter
    joins its only predecessor or only successor.
-4. *Stray*: what is short, has no neighbours and gives no result, such as a count of batches, joins the op that stands before it
-   in the program.
 
 An edge u -> v may be contracted if u has no other successor or v no other predecessor, for then no second path leads from u
 to v. Two tasks without a path between them may be merged as well. The grain is what makes the profitability gate: a fork
@@ -51,7 +49,6 @@ def coarsen(graph: Graph, costs: Costs, constraints: Constraints, grain: float |
     clusters = _Clusters(graph, costs, constraints)
     clusters.attach(graph)
     clusters.chain()
-    clusters.take_strays(graph, grain)
     if grain > 0 and len(costs.machine.lanes) > 1:
         clusters.gather(grain)
         clusters.settle(grain)
@@ -170,17 +167,6 @@ class _Clusters:
                     self.merge(neighbour, cluster)
                     return True
         return False
-
-    def take_strays(self, graph: Graph, grain: float) -> None:
-        """Let short ops that nothing is ordered with, and that give no result, run where they stand in the program."""
-        results = {self.find(graph.position[name]) for name in graph.outputs if name in graph.position}
-        for cluster in self.roots():
-            alone = not self.before[cluster] and not self.after[cluster] and cluster not in results
-            if alone and self.time[cluster] < grain:
-                near = (self.find(number) for number in (cluster - 1, cluster + 1) if 0 <= number < len(self.parent))
-                beside = next((other for other in near if self.may_merge(other, cluster)), cluster)
-                if beside != cluster:
-                    self.merge(beside, cluster)
 
     def groups(self, graph: Graph) -> Sequence[list[str]]:
         found: defaultdict[int, list[str]] = defaultdict(list)
