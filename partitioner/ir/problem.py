@@ -225,6 +225,11 @@ class Problem:
         """Whether a task takes the same on every processor, as far as tables say so."""
         return len(set(map(id, self.seconds))) == 1
 
+    @cached_property
+    def stands(self) -> bool:
+        """Whether processors stand still while values travel between them."""
+        return not self.overlap and not self.fetched and bool(self.values) and any(self.routes.values())
+
     # Groups -----------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -95,6 +95,8 @@ class Beam:
         self.tails = tails(problem)
         self.least: list[float] = able_seconds(problem).min(axis=0).tolist()
         self.lanes_of = _alike(problem)
+        stands = problem.channels if problem.stands else ()
+        self.held = [[lane for lane, home in enumerate(problem.lanes) if home in each.ends] for each in stands]
 
     def __call__(self, looks: int, weight: float) -> tuple[list[int], list[int]] | None:
         """The lanes and the order of the best schedule; ``None`` if memory ran out in all of them.
@@ -186,7 +188,9 @@ class Beam:
         """When all that a task reads is on a lane, if what travels goes after all that travels already."""
         problem, home = self.problem, self.problem.lanes
         there, ready = home[lane], 0.0
-        handoff, extra = problem.processors[there].handoff, dict[int, float]()
+        handoff = problem.processors[there].handoff
+        extra: dict[int, float] = {}
+        stood: dict[int, float] = {}  # until when lanes stand still
         for source, value in self.before[task]:
             at, from_ = here.end[source], here.lane[source]
             if from_ != lane:
@@ -196,8 +200,12 @@ class Beam:
                         if known is None:
                             seconds = problem.channels[channel].seconds(problem.values[value][1])
                             known = max(at, extra.get(channel, here.channels[channel])) + seconds if seconds else at
+                            for each in self.held[channel] if self.held and seconds else ():
+                                known = max(known, stood.get(each, here.free[each]) + seconds)
                             if seconds:
                                 extra[channel] = known
+                                if self.held:
+                                    stood.update(dict.fromkeys(self.held[channel], known))
                             if commit:
                                 here.arrived[value, channel] = known
                         at = max(at, known)
@@ -206,6 +214,8 @@ class Beam:
         if commit:
             for channel, until in extra.items():
                 here.channels[channel] = until
+            for each, until in stood.items():
+                here.free[each] = until
         return ready
 
     def _grown(self, child: Child, tails: Sequence[float]) -> Partial:

@@ -74,7 +74,7 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
     """
     found: list[Found] = []
     ways = len(problem.tasks) * len(problem.lanes)
-    looks = min(LOOKS, PER_WAY * ways)
+    looks = min(LOOKS, PER_WAY * ways) // (3 if problem.stands else 1)
 
     def is_late() -> bool:
         """Whether the next beam would end too late. The narrowest looks at the ready tasks of one schedule each time."""

@@ -25,7 +25,8 @@ from partitioner.planner.latency.walk import Walk
 from partitioner.planner.timing import timed
 
 MOVED_IN_ALL, MOST_MOVED = 60_000, 200
-"""Tasks that a few moves for one problem time together, and the largest problem that gets any."""
+"""Tasks that a few moves for one problem time together, twice as many where beams have a third of their looks, and the largest
+problem that gets any."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
@@ -54,8 +55,9 @@ def improved(problem: Problem, known: Sequence[Found], least: float, until: floa
     walk = _halved(walks, least, until, most)
     if walk.best.seconds >= known[0].seconds:
         return known[0]
-    clock = timed(problem, walk.best.lanes, walk.best.order)
-    found = Found.of(clock, walk.best.order, f"{walk.rank}, and local search")
+    order, ahead = look.standing.apart(walk.best.order, walk.best.lanes) if look.standing else (walk.best.order, {})
+    clock = timed(problem, walk.best.lanes, order, ahead=ahead)
+    found = Found.of(clock, order, f"{walk.rank}, and local search", ahead)
     return min(found, known[0], key=lambda each: each.seconds)
 
 
@@ -77,4 +79,4 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float) -> Fou
     count = max(1, len(problem.tasks))
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
-    return improved(problem, known, least, inf, seed=0, most=MOVED_IN_ALL // count)
+    return improved(problem, known, least, inf, seed=0, most=MOVED_IN_ALL * (1 + problem.stands) // count)

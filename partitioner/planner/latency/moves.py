@@ -2,6 +2,7 @@
 
     order        a b c d         c before b
     lane         c to lane 1     where memory is full there, d goes elsewhere in exchange
+    send         ~v before b     where processors stand still while values travel
 
 Between lanes of one pool, which cannot be told apart, nothing is moved: the order decides.
 
@@ -24,6 +25,12 @@ ALONE = 0.4
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 """Tasks that move together where values travel."""
+
+SENT, AT_ONCE = 0.25, 0.3
+"""Part of the moves that send a value at another time, where orders say when; part of these that send it at once."""
+
+EXCHANGED = 0.2
+"""Part of the moves between processors that stand still while values travel for which others come back: loads stay even."""
 
 PULLS, BOTH = 0.4, 0.7
 """Parts of the moves: up to the first, in the order; up to the second, to other lanes; the rest, both."""
@@ -48,6 +55,12 @@ class Moves:
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
         self.travel = any(problem.routes.values()) and bool(problem.values)
+        self.made: list[list[int]] = [[] for _ in problem.tasks]
+        for value, (maker, _) in enumerate(problem.values):
+            self.made[maker].append(value)
+        self.sends = look.standing is not None
+        if self.sends:
+            self.sources += [[maker] for maker, _ in reversed(problem.values)]  # of ~value, counted from the end
         self.waste = None if problem.alike else waste(problem).tolist()
 
     def __call__(self, order: list[int], lanes: Sequence[int], task: int, ahead: int) -> tuple[list[int], list[int]] | None:
@@ -60,6 +73,9 @@ class Moves:
             ahead: the task whose lane it waits for; -1 for none.
         """
         random, kind, moved = self.random, self.random.random(), list(lanes)
+        if self.sends and random.random() < SENT:
+            sent = self.sent(order, lanes, task)
+            return (sent, moved) if sent else None
         if self.orders_only or kind < PULLS:
             before = ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task)
             pulled = self.pull(order, task, before)
@@ -69,11 +85,29 @@ class Moves:
         pulled = self.pull(order, task, self.other(order, moved, task)) if kind > BOTH else None
         return pulled or order, moved
 
+    def sent(self, order: list[int], lanes: Sequence[int], task: int) -> list[int] | None:
+        """What a task reads or makes is sent at once, or before one of the next tasks at its ends; ``None`` if none travels."""
+        problem, home, random = self.problem, self.problem.lanes, self.random
+        own = home[lanes[task]]
+        values = [value for source, value in problem.before[task] if value >= 0 and home[lanes[source]] != own]
+        values += [each for each in self.made[task] if any(home[lanes[reader]] != own for reader in problem.readers[each])]
+        if not values:
+            return None
+        value = random.choice(values)
+        left, maker = [each for each in order if each != ~value], problem.values[value][0]
+        place = left.index(maker) + 1
+        if random.random() > AT_ONCE:
+            ends = {home[lanes[each]] for each in (maker, *problem.readers[value])}
+            near = range(place, min(len(left), place + max(4, len(order) // 4)))
+            later = [at for at in near if left[at] >= 0 and home[lanes[left[at]]] in ends]
+            place = random.choice(later) if later else place
+        return [*left[:place], ~value, *left[place:]]
+
     def other(self, order: list[int], lanes: Sequence[int], task: int) -> int:
         """A task near another one in the order, of the same pool if there is one."""
         place = order.index(task)
         reach = max(4, len(order) // 4)
-        near = order[max(0, place - reach) : place + reach]
+        near = [each for each in order[max(0, place - reach) : place + reach] if each >= 0]
         pool_of, own = self.pool_of, self.pool_of[lanes[task]]
         return self.random.choice([each for each in near if pool_of[lanes[each]] == own] or near)
 
@@ -111,12 +145,23 @@ class Moves:
             piece = self.piece(lanes, task)
             if any(there not in problem.able[each] for each in piece):
                 return False
+            if self.sends and self.random.random() < EXCHANGED:
+                self.swap(lanes, there, here, len(piece))
             for each in piece:
                 self.send(lanes, each, there)
             if problem.crowded and not self.emptied(lanes, there, piece):
                 return False
         lanes[task] = lane
         return not problem.contiguous or there == here or self.allowed(lanes)
+
+    def swap(self, lanes: list[int], there: int, here: int, most: int) -> None:
+        """Send groups from there to here, if they may have that."""
+        away = [task for task, lane in enumerate(lanes) if self.problem.lanes[lane] == there]
+        found = self.connected(lanes, self.random.choice(away), (self.problem.after, self.sources), most) if away else ()
+        piece = {self.problem.group_of[each] for each in found}
+        if all(here in self.problem.able[each] for each in piece):
+            for each in sorted(piece):
+                self.send(lanes, each, here)
 
     def lane(self, lanes: Sequence[int], task: int) -> int:
         """A lane of another pool for a task, rather where little time is wasted; -1 if there is none."""

@@ -1,8 +1,8 @@
 """The clock again, in one loop, for searches that ask it ten thousand times: how long an order on given lanes takes.
 
 Says what `partitioner.planner.timing.timed` says, and for every task also what it waited for. What lanes share, what a host
-issues and processors that stand still while they send are left to the clock itself. Where nothing passes, lanes that cannot be
-told apart are one pool, and an order says which of them a task has.
+issues are left to the clock itself, and processors that stand still while they send to `Standing`. Where nothing passes, lanes
+that cannot be told apart are one pool, and an order says which of them a task has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import inf
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.sites import sites
+from partitioner.planner.latency.standing import Standing
 from partitioner.planner.resources import Busy
 from partitioner.planner.timing import timed
 
@@ -24,7 +25,7 @@ class Timed:
 
     Args:
         seconds: the makespan.
-        order: all tasks.
+        order: all tasks, and sends where processors stand still (`Standing`).
         lanes: the lane of each task.
         start: when each task starts.
         end: when it ends.
@@ -42,10 +43,10 @@ class Timed:
 
 
 def _plain(problem: Problem) -> bool:
-    """Whether lanes share nothing, issue for themselves and run while values travel."""
+    """Whether lanes share nothing, issue for themselves and fetch nothing."""
     kinds = [problem.kinds[each.kind] for each in problem.processors]
     shared = any(each.lanes > 1 and kind.share is not None for each, kind in zip(problem.processors, kinds, strict=True))
-    return problem.overlap and not problem.fetched and not shared and all(kind.issue is None for kind in kinds)
+    return not problem.fetched and not shared and all(kind.issue is None for kind in kinds)
 
 
 def _pools(problem: Problem) -> list[tuple[int, ...]]:
@@ -66,6 +67,7 @@ class Quick:
     def __init__(self, problem: Problem) -> None:
         self.problem, count = problem, len(problem.processors)
         self.plain, self.pools = _plain(problem), _pools(problem)
+        self.standing = Standing(problem) if self.plain and problem.stands else None
         self.pool_of = {lane: number for number, pool in enumerate(self.pools) for lane in pool}
         self.before = [sorted(set(each)) for each in problem.before]
         self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
@@ -79,6 +81,9 @@ class Quick:
         """What comes of an order and lanes, or pools of them."""
         if len(self.pools) < len(self.problem.lanes):
             return self.pooled(order, lanes)
+        if self.standing:
+            times = self.standing(order, lanes)
+            return Timed(self.makespan(times[1], lanes), order, lanes, *times)
         return self.plainly(order, lanes) if self.plain else self.slowly(order, lanes)
 
     def pooled(self, order: list[int], lanes: Sequence[int]) -> Timed:

@@ -1,7 +1,7 @@
 """Where local search begins: schedules by rank, on the most even loads, and by beams.
 
 by rank                118.6  112.0  ...
-on even loads          109.9  108.4          where tasks fit some processors better than others
+on even loads          109.9  108.4          where tasks fit some processors better than others, or what travels is load, too
 by beams               104.1  100.9  ...     up to some hundred tasks, and where there is time for larger problems
 """
 
@@ -63,7 +63,7 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known
     kept: list[Sequence[int]] = [()]
-    if (uneven(problem) or lumpy(problem)) and perf_counter() + EVENING * len(problem.tasks) < until:
+    if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous))

@@ -46,7 +46,10 @@ class Walk:
         self.problem, self.moves, self.look, self.random = look.problem, moves, look, moves.random
         self.rank = known.rank
         order = by_urgency(look.problem, [-each for each in known.clock.start])
-        ways = [self.look(each, list(known.lanes)) for each in (list(known.order), order)]
+        orders, standing = [list(known.order), order], look.standing
+        if standing:
+            orders = [standing.joined(known.order, known.ahead), standing.joined(order, {})]
+        ways = [self.look(each, list(known.lanes)) for each in orders]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
 
     def run(self, least: float, until: float, most: int) -> Timed:

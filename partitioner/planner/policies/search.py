@@ -64,4 +64,5 @@ class Search:
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
             found = improved(ruled, known, bound, until, self.seed)
         note = f"the best found by {found.rank}"
-        return scheduled(problem, "search", found.lanes, found.order, bound=min(bound, found.seconds), note=note)
+        bound = min(bound, found.seconds)
+        return scheduled(problem, "search", found.lanes, found.order, bound=bound, note=note, ahead=found.ahead)

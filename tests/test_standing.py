@@ -1,0 +1,111 @@
+"""Schedules where processors stand still while values travel: what is sent when is a part of an order, as tasks are."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from random import Random
+from statistics import mean
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partitioner.ir.problem import Channel, Kind, Problem, Processor
+from partitioner.planner.latency.beams import widened
+from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.latency.moves import Moves
+from partitioner.planner.latency.quick import Quick
+from partitioner.planner.latency.starts import starts
+from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
+from partitioner.planner.sound import verified
+from partitioner.planner.timing import timed
+
+
+def butterfly(seed: int, processors: int, host: bool = False, handoff: float = 0.0) -> Problem:
+    """Four layers of four tasks, each of which reads two of the layer before; values go over the host or over direct links."""
+    draw = Random(seed)
+    sources = [(4 * layer, place, 1 + layer % 2) for layer in range(3) for place in range(4)]
+    pairs = [(first + place, first + 4 + to) for first, place, apart in sources for to in (place, place ^ apart)]
+    ways = list(permutations(range(processors), 2))
+    links = [(each,) for each in range(processors)] if host else ways
+    return Problem(
+        f"butterfly {seed}",
+        tuple(map(str, range(16))),
+        (Kind("kind", {1: [float(draw.randint(1, 20)) for _ in range(16)]}),),
+        tuple(Processor(f"p{each}", 0, handoff=handoff) for each in range(processors)),
+        [(source, target, source) for source, target in pairs],
+        [(task, float(draw.randint(0, 6))) for task in range(12)],
+        tuple(Channel("-".join(map(str, link)), 1.0, 0.0, link) for link in links),
+        {way: way if host else (number,) for number, way in enumerate(ways)},
+        overlap=False,
+    )
+
+
+OPTIMA = {(8, 3): 64, (0, 3): 85, (15, 4): 56, (14, 3): 84, (4, 3): 77, (10, 4): 78, (20, 3): 77}
+"""By seed and processors, odd seeds over the host: those of 48 that gained most, proven by CP-SAT in twelve seconds each."""
+
+
+def shuffled(random: Random, problem: Problem) -> list[int]:
+    """Tasks and sends in any order in which each comes after what it waits for."""
+    found: list[int] = []
+    left = [*range(len(problem.tasks)), *(~value for value in range(len(problem.values)))]
+    while left:
+        ready = [
+            item
+            for item in left
+            if (problem.values[~item][0] in found if item < 0 else all(source in found for source, _ in problem.before[item]))
+        ]
+        found.append(random.choice(ready))
+        left.remove(found[-1])
+    return found
+
+
+@given(st.integers(0, 10**6), st.integers(2, 4), st.booleans(), st.sampled_from((0.0, 0.5)))
+def test_sends_in_an_order_are_what_comes_ahead_on_the_clock(seed: int, processors: int, host: bool, handoff: float) -> None:
+    problem, random = butterfly(seed, processors, host, handoff), Random(seed)
+    quick, lanes = Quick(problem), [random.randrange(processors) for _ in problem.tasks]
+    assert quick.standing is not None
+    order = shuffled(random, problem)
+    found, (tasks, ahead) = quick(order, lanes), quick.standing.apart(order, lanes)
+    clock = timed(problem, lanes, tasks, ahead=ahead)
+    assert (found.start, found.end, found.seconds) == (clock.start, clock.end, clock.makespan)
+    again = quick(quick.standing.joined(tasks, ahead), lanes)
+    assert again.start == found.start
+
+
+def test_butterflies_come_close_to_proven_optima() -> None:
+    """When values were sent when they were read, or else all at once, they were 11% above on average, and up to 19%."""
+    above = [List()(butterfly(seed, count, seed % 2 == 1)).cost / least - 1 for (seed, count), least in OPTIMA.items()]
+    assert min(above) >= 0 and mean(above) <= 0.02 and max(above) <= 0.05
+
+
+def test_search_keeps_what_it_sends_when() -> None:
+    """Its answer is timed with the sends that were found, and not with all values sent when they are read."""
+    problem = butterfly(8, 3)
+    answer = Search(time_limit=1.0)(problem)
+    assert makespan_bound(problem) <= OPTIMA[8, 3] <= answer.cost <= 1.1 * OPTIMA[8, 3]
+    assert max(answer.end) == answer.cost == verified(problem, answer).cost
+
+
+def test_what_travels_is_load_too() -> None:
+    """Schedules begin at the most even loads of processors that are equal, for these count what each sends and receives."""
+    problem = butterfly(0, 3)
+    found = starts(problem, 16, 0.0)
+    assert any(each.rank.startswith("on even loads") for each in found)
+
+
+def test_tasks_move_in_exchange() -> None:
+    """One move by itself makes a processor fuller; as many tasks that come back keep it as it is."""
+    problem = butterfly(0, 2)
+    quick = Quick(problem)
+    moves, order = Moves(quick, Random(0)), list(range(16))
+    lanes = [task % 2 for task in range(16)]
+    moved = [found[1] for task in range(16) for found in (moves(order, lanes, task, -1) for _ in range(20)) if found]
+    assert any(each != lanes and sum(each) == sum(lanes) for each in moved)
+
+
+def test_beams_know_who_stands_still() -> None:
+    """They had processors compute while they sent: 32% above on average, before any search."""
+    asked = [butterfly(seed, count, seed % 2 == 1) for seed, count in OPTIMA]
+    above = [widened(problem, [()], 0.0)[0].seconds / least - 1 for problem, least in zip(asked, OPTIMA.values(), strict=True)]
+    assert mean(above) <= 0.26
