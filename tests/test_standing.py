@@ -109,3 +109,30 @@ def test_beams_know_who_stands_still() -> None:
     asked = [butterfly(seed, count, seed % 2 == 1) for seed, count in OPTIMA]
     above = [widened(problem, [()], 0.0)[0].seconds / least - 1 for problem, least in zip(asked, OPTIMA.values(), strict=True)]
     assert mean(above) <= 0.26
+
+
+def test_what_is_exchanged_fits() -> None:
+    """Tasks that come back for one that goes have to fit, too: 36 schedules of 60 such trees broke a cap."""
+    for seed in (2, 3, 4, 7):
+        draw = Random(seed)
+        kinds = (Kind("kind", {1: [float(draw.randint(1, 9)) for _ in range(10)]}),)
+        need = [float(draw.randint(1, 6)) for _ in range(10)]
+        room = max(sum(need) / 3 + 1.5, 6.0)
+        ways = list(permutations(range(3), 2))
+        parents = [(draw.randrange(task), float(draw.randint(1, 4))) for task in range(1, 10)]
+        problem = Problem(
+            f"tree {seed}",
+            tuple(map(str, range(10))),
+            kinds,
+            tuple(Processor(f"p{each}", 0, memory=room) for each in range(3)),
+            [(parent, task, task - 1) for task, (parent, _) in enumerate(parents, 1)],
+            parents,
+            tuple(Channel(f"{one}{other}", 1.0, 0.0, (one, other)) for one, other in ways if one > other),
+            {(one, other): (max(one, other) * (max(one, other) - 1) // 2 + min(one, other),) for one, other in ways},
+            memory=need,
+            overlap=False,
+        )
+        held = [0.0] * 3
+        for task, lane in enumerate(List()(problem).lanes):
+            held[problem.lanes[lane]] += need[task]
+        assert max(held) <= room, (seed, held, room)

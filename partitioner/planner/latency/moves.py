@@ -145,23 +145,25 @@ class Moves:
             piece = self.piece(lanes, task)
             if any(there not in problem.able[each] for each in piece):
                 return False
-            if self.sends and self.random.random() < EXCHANGED:
-                self.swap(lanes, there, here, len(piece))
+            exchanged = self.sends and self.random.random() < EXCHANGED and self.swap(lanes, there, here, len(piece))
             for each in piece:
                 self.send(lanes, each, there)
             if problem.crowded and not self.emptied(lanes, there, piece):
                 return False
+            if (problem.contiguous or (exchanged and problem.crowded)) and not self.allowed(lanes):
+                return False
         lanes[task] = lane
-        return not problem.contiguous or there == here or self.allowed(lanes)
+        return True
 
-    def swap(self, lanes: list[int], there: int, here: int, most: int) -> None:
-        """Send groups from there to here, if they may have that."""
+    def swap(self, lanes: list[int], there: int, here: int, most: int) -> bool:
+        """Send groups from there to here; whether they may have that. Whether they fit is not asked."""
         away = [task for task, lane in enumerate(lanes) if self.problem.lanes[lane] == there]
         found = self.connected(lanes, self.random.choice(away), (self.problem.after, self.sources), most) if away else ()
         piece = {self.problem.group_of[each] for each in found}
-        if all(here in self.problem.able[each] for each in piece):
-            for each in sorted(piece):
-                self.send(lanes, each, here)
+        able = all(here in self.problem.able[each] for each in piece)
+        for each in sorted(piece) if able else ():
+            self.send(lanes, each, here)
+        return able and bool(piece)
 
     def lane(self, lanes: Sequence[int], task: int) -> int:
         """A lane of another pool for a task, rather where little time is wasted; -1 if there is none."""
