@@ -67,6 +67,8 @@ class Rollback:
         Returns:
             ``None`` if that is too large or has a history, if what fails may be a hook that is meant to, or if a mode sees all.
         """
+        if not self.kept and not self.draws:
+            return NOTHING
         if has_hooks() or _len_torch_dispatch_stack():
             return None
         tensors: list[Tensor] = [arguments[position] for position in self.kept]
@@ -77,7 +79,8 @@ class Rollback:
 
     def end(self, before: Before) -> None:
         """A call has ended well: another may use its copies."""
-        self.spare.append(before.values)
+        if before is not NOTHING:
+            self.spare.append(before.values)
 
     def _copies(self, tensors: list[Tensor]) -> list[Tensor]:
         if not tensors:
@@ -121,6 +124,10 @@ class Before:
                     _unsafe_set_version_counter((tensor,), (version,))
         if self.numbers is not None:
             torch.default_generator.set_state(self.numbers)
+
+
+NOTHING = Before([], [], [], None)
+"""Of a program that changes nothing."""
 
 
 def runs_ahead(plan: Plan) -> bool:
