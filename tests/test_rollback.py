@@ -83,7 +83,8 @@ def seen(model: nn.Module, call: Callable[[], Any]) -> list[Any]:
     except Exception as error:
         result = torch.tensor([ord(letter) for letter in f"{type(error).__name__}: {error}"])
     versions = [torch.tensor(buffer._version - then) for buffer, then in zip(model.buffers(), before, strict=True)]
-    return [result, torch.get_rng_state(), *model.state_dict().values(), *versions]
+    reached = torch.tensor([ord(letter) for letter in getattr(model, "reached", "")])
+    return [result, reached, torch.get_rng_state(), *model.state_dict().values(), *versions]
 
 
 @pytest.mark.parametrize("kind", [Towers, Catches])

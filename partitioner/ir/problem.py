@@ -225,10 +225,15 @@ class Problem:
         """Whether a task takes the same on every processor, as far as tables say so."""
         return len(set(map(id, self.seconds))) == 1
 
+    @property
+    def waits(self) -> bool:
+        """Whether processors would stand still while they send and receive."""
+        return not self.overlap and not self.fetched
+
     @cached_property
     def stands(self) -> bool:
-        """Whether processors stand still while values travel between them."""
-        return not self.overlap and not self.fetched and bool(self.values) and any(self.routes.values())
+        """Whether they do, for there are values that travel between them."""
+        return self.waits and bool(self.values) and any(self.routes.values())
 
     # Groups -----------------------------------------------------------------------------------------------------------
 

@@ -59,3 +59,16 @@ def version_of(tensor: torch.Tensor) -> int:
         1
     """
     return -1 if tensor.is_inference() else tensor._version
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Say how often a tensor's memory was written: a backward that is still to come asks whether what it keeps was, since.
+
+    Example:
+        >>> x = torch.zeros(1).add_(1)
+        >>> set_version(x, 0)
+        >>> version_of(x)
+        0
+    """
+    if version >= 0:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from partitioner.model.storage import parts, storage_key, version_of
+from partitioner.model.storage import parts, set_version, storage_key, version_of
 
 _CACHE = type(cache(len))
 """A function with a cache."""
@@ -112,8 +112,7 @@ def _value_undo(tensor: torch.Tensor) -> Callable[[], None]:
             tensor.data = alias
         if value is not None and (version_of(tensor) != version or not _equal(alias, value)):
             _fill(tensor, alias, value)
-            if version >= 0:  # a backward that is still to come asks whether what it has kept was written since
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            set_version(tensor, version)
 
     return undo
 

@@ -5,10 +5,10 @@ Four rules, each of which keeps the task graph acyclic:
 1. *Attach*: an op whose result is no tensor (a size, a device) joins the op it asks.
 2. *Chain*: an edge whose source has no other successor and whose target no other predecessor is contracted; a skip
    connection over both is no other.
-3. *Grain*: of independent tasks with the same neighbours, those shorter than the grain are gathered; what is still shorter
-   joins its only predecessor or only successor.
-4. *Stray*: what is short, has no neighbours and gives no result, such as a count of batches, joins the op that stands before it
+3. *Stray*: what is short, has no neighbours and gives no result, such as a count of batches, joins the op that stands before it
    in the program.
+4. *Grain*: of independent tasks with the same neighbours, those shorter than the grain are gathered; what is still shorter
+   joins its only predecessor or only successor.
 
 An edge u -> v may be contracted if u has no other successor or v no other predecessor, for then no second path leads from u
 to v. Two tasks without a path between them may be merged as well. The grain is what makes the profitability gate: a fork

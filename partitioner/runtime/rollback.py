@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
-from torch._C._autograd import _unsafe_set_version_counter
 
 from partitioner.ir.access import ANY, RNG, SENT
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Run
 from partitioner.model.modes import has_hooks
-from partitioner.model.storage import version_of
+from partitioner.model.storage import set_version, version_of
 
 LARGEST = 2**20
 """Bytes up to which tensors are copied before each call: 0.1 ms. Statistics of a few hundred layers are less, caches more."""
@@ -114,14 +113,13 @@ class Before:
     numbers: Tensor | None
 
     def restore(self) -> None:
-        """Put it back. A backward that is still to come asks whether what it has kept was written since."""
+        """Put it back."""
         with torch.no_grad():
             for tensor, value, version in zip(self.tensors, self.values, self.versions, strict=True):
                 if tensor.grad_fn is not None and not tensor._is_view():  # what was written had a history
                     tensor.detach_()
                 tensor.copy_(value)
-                if version >= 0:
-                    _unsafe_set_version_counter((tensor,), (version,))
+                set_version(tensor, version)
         if self.numbers is not None:
             torch.default_generator.set_state(self.numbers)
 

@@ -82,20 +82,14 @@ def relaxed(problem: Problem) -> Problem:
     Values of one processor go over several links at once there, so what it sends in all may take longer than the schedule.
     """
     loads = replace(problem, objective="throughput")
-    return loads if _waits(problem) else replace(loads, overlap=True, channels=(), routes={})
-
-
-def _waits(problem: Problem) -> bool:
-    """Whether processors stand still while they send and receive."""
-    return not problem.overlap and not problem.fetched
+    return loads if problem.waits else replace(loads, overlap=True, channels=(), routes={})
 
 
 def _loaded(problem: Problem) -> float:
     """The load of some processor: what it computes and, where it stands still meanwhile, what it sends and receives."""
-    waits = _waits(problem)
-    if len(problem.tasks) <= FEW and (waits or problem.crowded or not problem.alike):
+    if len(problem.tasks) <= FEW and (problem.waits or problem.crowded or not problem.alike):
         return least_load(relaxed(problem))
-    return load_bound(problem) if waits and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS else 0.0
+    return load_bound(problem) if problem.waits and len(problem.tasks) + len(problem.edges) <= LARGEST_LOADS else 0.0
 
 
 def longest_path(problem: Problem) -> float:
