@@ -9,7 +9,7 @@ copied, one level deep for each container.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import ChainMap, UserDict, UserList, deque
+from collections import ChainMap, Counter, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +17,7 @@ from itertools import chain
 from threading import local
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -60,6 +61,7 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 _OF_GLOBALS = (
     *(*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),
+    *(Counter, defaultdict, WeakKeyDictionary, WeakValueDictionary, WeakSet),
     *(local, SimpleNamespace, Namespace, ChainMap, UserDict, UserList),
 )
 """What is kept of globals that functions speak of, beside what is the user's own."""

@@ -196,7 +196,7 @@ class Piece:
         if before is not None:
             before.restore()
         unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
-        again = self.first and unchanged
+        again = self.first and unchanged and self.latest.pieces == [self]
         if self.latest.told and (again or (before is None and self.checks)):
             HERE.raised = Raised(error, again, self.checks, self.caught)
             return False

@@ -9,6 +9,7 @@ runs; later programs take it where it is.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -75,6 +76,7 @@ class Programs:
         provisional: a plan to look at until the first call.
         given: methods that the module was given in the place of its class's, by name.
         tried: the plans that were run on the examples before one was chosen, which comes first.
+        drawn: whether numbers that `random` draws are known to be given to a program.
         alone: elements in the arguments of a call up to which the model runs as it is, for it was measured to be faster.
     """
 
@@ -85,7 +87,7 @@ class Programs:
         self.on_one = len(machine.places) == 1
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
-        self.alone = -1
+        self.alone, self.drawn = -1, False
         self.pieces: list[Piece] = []
         self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -155,6 +157,7 @@ class Programs:
         """
         self.latest.begin()
         method = self.forward if name == "forward" else self.method(name)
+        numbers = random.getstate() if self.drawn or not self.pieces else None
         try:
             return method(*args, **kwargs)
         except Exception as error:
@@ -168,6 +171,8 @@ class Programs:
         try:  # what is raised now has no cause but its own
             if not again:
                 raise method.own_error(*args, **kwargs) or raised.error
+            if numbers is not None:
+                random.setstate(numbers)
             result = self.plain(name)(*args, **kwargs)
             if not raised.caught:
                 warn_of(repr(raised.error))
@@ -225,6 +230,7 @@ class Programs:
 
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
+        self.drawn = self.drawn or found.drawn
         self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.first, found.caught))
         return self.pieces[-1]
 

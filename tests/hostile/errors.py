@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
 import torch
@@ -116,6 +117,40 @@ def error_of_an_op_caught_in_forward(run: Run) -> Steps:
     yield run.learn(rand())
     yield run.learn(rand(4, 4))
     yield run.learn(rand(2, 4))
+
+
+def _catches_rows(self: nn.Module, x: Tensor, rows: Tensor, asked: str = "") -> Tensor:
+    y = self.left(x)
+    if asked == "before" and y.sum() > 1e9:
+        y = y + 1
+    try:
+        z = self.right(x)[rows]
+    except IndexError:
+        z = self.right(x)[:1]
+    if asked == "after" and y.sum() > 1e9:
+        y = y + 1
+    return y + z
+
+
+@program(two(_catches_rows), rand, lambda: torch.tensor([0]))
+def error_of_data_caught_between_graphs(run: Run) -> Steps:
+    """A program knows nothing of ``except``: the call is made again, or the frame runs as it is, if Python has begun the call."""
+    for asked in ("", "before", "after"):
+        for row in (0, 7, 1, 8):
+            yield run.learn(rand(), torch.tensor([row]), asked)
+
+
+def _draws_in_python(self: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+    number = random.random()
+    return (self.left(x) + self.right(x)[rows]) * number
+
+
+@program(two(_draws_in_python), rand, lambda: torch.tensor([0]))
+def error_after_a_draw_of_pythons(run: Run) -> Steps:
+    """The call that is made again draws the numbers that it had drawn."""
+    for row in (9, 0, 9, 1):
+        random.seed(row)
+        yield raised(lambda row=row: run(rand(), torch.tensor([row]))), random.random()
 
 
 def _asserts(self: nn.Module, x: Tensor) -> Tensor:

@@ -209,6 +209,7 @@ def gradients(self: Any) -> Any:
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
 ARRAY, TENSOR, LIST = np.zeros(3), torch.zeros(3), list[Any]()
+COUNTS, SUMS = collections.Counter[int](), collections.defaultdict[int, int](int)
 HELD: dict[str, Any] = {}
 NUMBER, TURNS, YIELDED, DRAWN, OTHERS = 0, itertools.count(), iter(()), np.random.default_rng(0), torch.Generator()
 
@@ -220,7 +221,8 @@ def begin() -> None:
     Of.items.clear()
     ARRAY.fill(0)
     TENSOR.zero_()
-    LIST.clear()
+    for held in (LIST, COUNTS, SUMS):
+        held.clear()  # type: ignore[attr-defined]
     OTHERS.manual_seed(5)
     VARIABLE.set(0)
     os.environ.pop("LEFT", None)
@@ -245,6 +247,13 @@ class Of:
 def kept(number: int) -> float:
     LIST.append(number)
     return number + random.random()
+
+
+@effect(lambda m: (dict(COUNTS), dict(SUMS)), begin=begin)
+def counts_in_globals(self: Any) -> Any:
+    COUNTS[3] += 1
+    SUMS[4] += COUNTS[3]
+    return float(SUMS[4])
 
 
 @effect(lambda m: (ARRAY.copy(), TENSOR.clone(), list(LIST), NUMBER), begin=begin)

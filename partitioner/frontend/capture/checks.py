@@ -10,14 +10,13 @@ check is traced. Any other one is found by calling the model as it is once more,
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import getattr_static
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import SymBool, Tensor
-from torch._dynamo.bytecode_analysis import TERMINAL_OPCODES
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     BuiltinVariable,
@@ -26,10 +25,8 @@ from torch._dynamo.variables import (
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
-    WithExitFunctionVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,6 +36,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.handlers import frames, handlers, leaves
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.call import CheckFailed
 from partitioner.model.source import is_user_code
@@ -74,11 +72,11 @@ def check_at(tx: Any, jump: Any, on_cpu: bool) -> Check | None:
     if not HERE.first or not (HERE.whole or on_cpu):
         return None
     sides = tx.instruction_pointer, tx.indexof[jump.target]
-    raises = [not _leaves(tx, side, jump.exn_tab_entry) for side in sides]
-    handlers = [(frame, start) for frame in _frames(tx) for start in _handlers(frame)]
-    if raises[0] is raises[1] or any(_leaves(frame, start) for frame, start in handlers):
+    raises = [not leaves(tx, side, jump.exn_tab_entry) for side in sides]
+    around = [(frame, start) for frame in frames(tx) for start in handlers(frame)]
+    if raises[0] is raises[1] or any(leaves(frame, start) for frame, start in around):
         return None
-    error = () if handlers else _error(tx, sides[raises.index(True)])
+    error = () if around else _error(tx, sides[raises.index(True)])
     return Check(jump.opname.endswith("TRUE") is raises[0], raises[0], error or ("", _place(tx)))
 
 
@@ -118,10 +116,10 @@ def can_only_raise(error: Exception) -> bool:
     """
     held = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
     traced = {id(each): each for each in held if isinstance(each, InstructionTranslatorBase)}
-    if not any(_leaves(tx, 0) for tx in traced.values() if is_user_code(tx.f_code.co_filename)):
+    if not any(leaves(tx, 0) for tx in traced.values() if is_user_code(tx.f_code.co_filename)):
         return False
     steps = ((tx, tx.current_instruction) for tx in traced.values())
-    return any(not _leaves(tx, tx.indexof[step], step.exn_tab_entry) for tx, step in steps)
+    return any(not leaves(tx, tx.indexof[step], step.exn_tab_entry) for tx, step in steps)
 
 
 @amends(TorchInGraphFunctionVariable, "call_function")
@@ -162,54 +160,10 @@ def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
 
 def _place(tx: Any) -> str:
     """Function and line of the user's, without the file: a plan may be made in one folder and run in another."""
-    here = next((each for each in _frames(tx) if is_user_code(each.f_code.co_filename)), tx)
+    here = next((each for each in frames(tx) if is_user_code(each.f_code.co_filename)), tx)
     return f"line {here.lineno} of {here.f_code.co_qualname}"
 
 
-def _frames(tx: Any) -> Iterator[Any]:
-    """The functions that are being traced, the innermost first."""
-    while tx is not None:
-        yield tx
-        tx = tx.parent
-
-
-def _handlers(tx: Any) -> Iterator[int]:
-    """Where a function of the user's goes on after an exception, from inside out: at ``except``, or in a context of its own."""
-    contexts = [each.ctx for each in tx.stack if isinstance(each, WithExitFunctionVariable)]
-    torchs = not any(isinstance(each, GenericContextWrappingVariable) for each in contexts)
-    entry, seen = tx.current_instruction.exn_tab_entry, set[int]()
-    while entry is not None and tx.indexof[entry.target] not in seen and is_user_code(tx.f_code.co_filename):
-        start = tx.indexof[entry.target]
-        seen.add(start)
-        body = tx.instructions[start:]
-        if not torchs or body[1].opname != "WITH_EXCEPT_START":
-            yield start
-        entry = next((each.exn_tab_entry for each in body if each.opname == "RERAISE"), None)
-
-
-def _leaves(tx: Any, start: int, within: Any = None) -> bool:
-    """Whether a function may come to its end, or give something, from one of its instructions on.
-
-    Exceptions lead to their handlers, but for those that reach out of the block that the instruction is in.
-    """
-    waiting, seen = [start], set[int]()
-    while waiting:
-        index = waiting.pop()
-        if index in seen:
-            continue
-        seen.add(index)
-        each = tx.instructions[index]
-        if each.opname.startswith(_ENDS):
-            return True
-        handled = each.exn_tab_entry is not None and (within is None or each.exn_tab_entry.target is not within.target)
-        targets = [each.target, each.exn_tab_entry.target if handled else None]
-        waiting += [tx.indexof[target] for target in targets if target is not None]
-        if each.opcode not in TERMINAL_OPCODES:
-            waiting.append(index + 1)
-    return False
-
-
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD")
 _BESIDE = {"CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP"}
 
 

@@ -27,14 +27,15 @@ from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from torch._dynamo.source import RandomValueSource
 from torch.distributions import Distribution
 
 from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
-from partitioner.frontend.capture.frames import Callback, Convert, Owner, Untraceable
-from partitioner.frontend.capture.here import HERE, Watched, may_catch, reason_of
+from partitioner.frontend.capture.frames import AsItIs, Callback, Convert, Owner, Untraceable
+from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import own_error, refusal
 from partitioner.frontend.capture.sameness import watched
@@ -65,6 +66,7 @@ class Found:
             function, called by code that cannot be traced; ``""`` if forward returns.
         first: whether the call begins with it.
         caught: whether code of the model's may catch or say what its ops raise. Dynamo knows of what they raise on fakes alone.
+        drawn: whether some of the inputs are numbers that `random` draws before it runs.
     """
 
     module: torch.fx.GraphModule
@@ -74,6 +76,7 @@ class Found:
     reason: str = ""
     first: bool = False
     caught: bool = False
+    drawn: bool = False
 
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
@@ -232,6 +235,8 @@ class _Backend:
         owner, code = self.owner(), HERE.code
         assert owner is not None and code is not None, "its method is being traced"
         within, around = watched(HERE.scope, owner.root, owner.whole)
+        if True in HERE.handled and not HERE.first and not owner.whole:
+            raise AsItIs(f"{code.co_name} of line {code.co_firstlineno} handles what ops raise when Python has begun the call")
         if HERE.first:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
@@ -240,9 +245,16 @@ class _Backend:
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
         check_sizes(module.graph)
-        caught = may_catch() or bool(module.graph.find_nodes(op="call_function", target=checked))
+        caught = bool(HERE.handled or module.graph.find_nodes(op="call_function", target=checked))
+        drawn = any(isinstance(source_of(node), RandomValueSource) for node in module.graph.find_nodes(op="placeholder"))
         numbers, given = as_numbers(module, inputs)
-        return given_numbers(owner.receive(Found(module, given, HERE.paths, code.co_name, reason, HERE.first, caught)), numbers)
+        found = Found(module, given, HERE.paths, code.co_name, reason, HERE.first, caught, drawn)
+        return given_numbers(owner.receive(found), numbers)
+
+
+def source_of(placeholder: torch.fx.Node) -> Any:
+    """Where a graph's argument comes from; ``None`` if nobody says."""
+    return getattr(placeholder.meta.get("grapharg"), "source", None)
 
 
 @cache

@@ -117,6 +117,10 @@ class Untraceable(Exception):
         self.error = error
 
 
+class AsItIs(PartitionerError):
+    """A frame could be traced, and runs as it is all the same, in this call and in all others."""
+
+
 class Callback(convert_frame.CatchErrorsWrapper):
     """What torch calls for each new frame: Dynamo's, one thread at a time and under our settings.
 
@@ -177,6 +181,9 @@ class Convert:
                     _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
         except BackendCompilerFailed as error:
             cause: BaseException = error.inner_exception  # what our backend raised
+            if isinstance(cause, AsItIs):
+                self.owner.failures[code] = str(cause)
+                return ConvertFrameReturn(apply_to_code=False)
             if isinstance(cause, PartitionerError):
                 raise cause from None
             fault = f"a fault of partitioner, {type(cause).__name__}: {cause}"
@@ -228,7 +235,7 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         THREAD.ours = True
         scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
         paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
-        code, begins = frame.f_code, frame.f_code is owner.entry.__code__
+        code, begins = frame.f_code, _begins(frame, owner.entry.__code__)
         here = Here(paths, code, True, begins, owner.whole, owner.once, counted, inference, scope, now=answered_now())
         vars(HERE).update(vars(here))
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
@@ -237,6 +244,17 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         vars(HERE).update(before)
         THREAD.ours = others
         refuse_hooks(refused)  # Dynamo has torch refuse them as the model does, and forgets that if it fails there
+
+
+def _begins(frame: Any, entry: CodeType) -> bool:
+    """Whether a call begins with a frame: it is the method's entry, or what that calls, and the entry does nothing else.
+
+    What torch makes of the entry's code, where not all of the call is one graph, has its file and its name.
+    """
+    if frame.f_code is entry:
+        return True
+    caller = frame.f_back.f_code if frame.f_back is not None else None
+    return caller is not None and (caller.co_filename, caller.co_name) == (entry.co_filename, entry.co_name)
 
 
 def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:

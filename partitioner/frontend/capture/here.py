@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from dis import opmap
 from types import CodeType
 from typing import Any
 
 import torch
 from torch._dynamo import utils
-from torch._guards import TracingContext
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.model.source import is_user_code
@@ -38,6 +35,7 @@ class Here(threading.local):
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
         dressed: names of tuples, texts and numbers that have attributes.
+        handled: for each kind of handler of the user's around an op, whether it is an ``except``.
         functions: names of the autograd functions that are being traced, the inner ones last.
         now: answers to questions about the process where the frame begins, and ``answers`` to those that it asks.
         decisions: what values of the frame have decided while it was traced.
@@ -56,6 +54,7 @@ class Here(threading.local):
     compared: dict[tuple[str, str], None] = field(default_factory=dict)
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     dressed: dict[str, None] = field(default_factory=dict)
+    handled: set[bool] = field(default_factory=set)
     functions: list[str] = field(default_factory=list)
     now: Mapping[Callable[[], Any], Any] = field(default_factory=dict)
     answers: dict[Callable[[], Any], Any] = field(default_factory=dict)
@@ -71,9 +70,6 @@ class _Silence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return not HERE.tracing
 
-
-_GOES_ON = opmap["POP_EXCEPT"]
-"""What a handler ends with that lets the code go on."""
 
 _TALKING = ("torch._dynamo", "torch._subclasses", "torch.fx.experimental", "torch._guards", "torch._logging")
 for _name in [name for name in logging.root.manager.loggerDict if name.startswith(_TALKING)]:
@@ -110,18 +106,6 @@ def reason_of(module: torch.fx.GraphModule) -> str:
     """Why a graph ends where it does, if forward goes on after it."""
     found = getattr(module, "compile_subgraph_reason", None)
     return _placed(_plainly(found.reason), found.user_stack) if found is not None and found.graph_break else ""
-
-
-def may_catch() -> bool:
-    """Whether the user's code that is traced may go on after an exception: with ``except``, or a context manager.
-
-    Since Python 3.12 comprehensions and generators have handlers, too, which only put things in order and raise again. Where an
-    attribute is set, the tracer goes through `inspect`, which calls no op.
-    """
-    context = TracingContext.try_get()
-    traced = () if context is None else context.traced_code
-    names = (code.co_filename for code in traced if _GOES_ON in code.co_code[::2])
-    return any(is_user_code(name) and name != inspect.__file__ for name in names)
 
 
 def _placed(text: str, stack: Iterable[Any]) -> str:
