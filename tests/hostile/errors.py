@@ -134,7 +134,7 @@ def _catches_rows(self: nn.Module, x: Tensor, rows: Tensor, asked: str = "") -> 
 
 @program(two(_catches_rows), rand, lambda: torch.tensor([0]))
 def error_of_data_caught_between_graphs(run: Run) -> Steps:
-    """A program knows nothing of ``except``: the call is made again, or the frame runs as it is, if Python has begun the call."""
+    """A program knows nothing of ``except``: the call is made again, or the frame runs as it is, if Python began the call."""
     for asked in ("", "before", "after"):
         for row in (0, 7, 1, 8):
             yield run.learn(rand(), torch.tensor([row]), asked)
