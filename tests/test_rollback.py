@@ -232,10 +232,11 @@ def test_lanes_that_fail_alone_are_told_of(later: bool) -> None:
 class Steps(nn.Module):
     """Random steps, of which one looks up a word that may not be there."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *others: str) -> None:
         super().__init__()
         chance = random.Random(seed)
-        self.steps = [chance.choice(["count", "draw", "look", "mix", "norm"]) for _ in range(12)]
+        self.steps = [chance.choice(["count", "draw", "look", "mix", "norm", *others]) for _ in range(12)]
+        self.number, self.told = 0, list[str]()
         self.sides = [chance.randrange(3) for _ in self.steps]
         self.words, self.norm = nn.Embedding(7, 4), nn.BatchNorm1d(4)
         self.register_buffer("load", torch.zeros(4))
@@ -254,7 +255,26 @@ class Steps(nn.Module):
                     sides[side] = sides[side] * sides[side - 1]
                 case "norm":
                     sides[side] = self.norm(sides[side])
+                case "tell":
+                    self.number += 1
+                    self.told.append(f"{side}")
+                case "break":
+                    torch._dynamo.graph_break()
+                case "part":
+                    sides[side] = self.part(sides[side], ids + side)
+                case "try":
+                    try:
+                        sides[side] = self.words(ids + 2 * side)
+                    except IndexError:
+                        self.number += 10
         return sides[0] + sides[1] * sides[2]
+
+    def part(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.number += 100
+        self.load += 1
+        found = self.words(ids) + torch.rand_like(x)
+        self.told.append("part")
+        return found
 
 
 @settings(max_examples=15, deadline=None)
@@ -266,3 +286,17 @@ def test_random_steps(seed: int) -> None:
         wanted = seen(model, lambda ids=ids: model(rand(3, 4), torch.tensor(ids)))
         found = seen(parallel, lambda ids=ids: parallel(rand(3, 4), torch.tensor(ids)))
         assert all(map(torch.equal, found, wanted)), (model.steps, model.sides, ids)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_steps_with_python_between(lanes: int, seed: int) -> None:
+    """What forward sets before it fails is set, and what it catches is caught, wherever Python has begun the call."""
+    model = Steps(seed, "tell", "break", "part", "try")
+    parallel = spread(copy.deepcopy(model), rand(3, 4), torch.tensor([0, 1, 2]), lanes=lanes)
+    for ids in ([0, 1, 2], [0, 5, 4], [6, 1, 1], [0, 0, 7], [0, 1, 0]):
+        wanted = seen(model, lambda ids=ids: model(rand(3, 4), torch.tensor(ids)))
+        found = seen(parallel, lambda ids=ids: parallel(rand(3, 4), torch.tensor(ids)))
+        assert all(map(torch.equal, found, wanted)), (model.steps, model.sides, ids)
+        assert (parallel.number, parallel.told) == (model.number, model.told), (model.steps, model.sides, ids)

@@ -6,7 +6,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from types import CodeType
 from typing import Any, NamedTuple
 
 from partitioner.backends import Executable
@@ -16,6 +17,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
 from partitioner.model.call import CheckFailed, sharing
 from partitioner.model.modes import has_hooks, take_over
+from partitioner.runtime.again import run_again
 from partitioner.runtime.rollback import Before, Rollback, runs_ahead
 
 
@@ -99,6 +101,7 @@ class Piece:
         reason: what Python goes on after, with the line; ``""`` if forward returns.
         first: whether the call begins with it.
         caught: whether the model may catch what it raises, or say it in its own words.
+        code: of the function that it is a graph of, if that is to run again where an op fails: it changes Python's objects.
         rollback: keeps what it changes while lanes run ahead of each other; ``None`` where it cannot.
         latest: told when it runs. It does not know its module: torch holds a piece until the module's code is gone.
     """
@@ -110,22 +113,29 @@ class Piece:
     reason: str
     first: bool
     caught: bool
+    code: CodeType | None
     rollback: Rollback | None
     latest: Latest
-    ahead: bool = field(init=False)
+    keeps: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ahead = runs_ahead(self.plan)
+        self.keeps = self.code is not None or runs_ahead(self.plan)
 
     @staticmethod
     def of(
-        made: Made, inputs: Sequence[Any], latest: Latest, reason: str = "", first: bool = False, caught: bool = False
+        made: Made,
+        inputs: Sequence[Any],
+        latest: Latest,
+        reason: str = "",
+        first: bool = False,
+        caught: bool = False,
+        code: CodeType | None = None,
     ) -> Piece:
         """The piece of a graph that was found, for the values of its placeholders."""
         graph = made.executable.plan.graph
         shared = sharing(inputs, graph.written_arguments)
         rollback = Rollback.of(graph, shared, inputs)
-        return Piece(made.executable, made, graph.written_arguments, shared, reason, first, caught, rollback, latest)
+        return Piece(made.executable, made, graph.written_arguments, shared, reason, first, caught, code, rollback, latest)
 
     @cached_property
     def leaves(self) -> Mode | None:
@@ -161,7 +171,7 @@ class Piece:
     def becomes(self, made: Made) -> None:
         """Run another program of the same graph from now on."""
         self.executable, self.made = made.executable, made
-        self.ahead = runs_ahead(self.plan)
+        self.__post_init__()
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         """Run the program."""
@@ -171,17 +181,18 @@ class Piece:
         if self.made.admit is not None:
             self.made.admit(arguments)
         plainly = HERE.plainly or (self.written and (sharing(arguments, self.written) != self.shared or self._may_stop()))
-        rollback = self.rollback if self.ahead and not plainly else None
+        rollback = self.rollback if self.keeps and not plainly else None
         before = rollback.begin(arguments) if rollback is not None else None
-        failed = ""
+        failed, again = "", None
         try:
             results = self.made.plainly(arguments) if plainly else self.executable(arguments)
         except Exception as error:
-            if not self._is_to_be_made_again(error, before):
+            again = self._made_again(error, before)
+            if again is None:
                 raise
             failed = repr(error)  # the error itself would hold this frame, and the frame the error
-        if failed:
-            results = self.made.plainly(arguments)
+        if again is not None:
+            results = again(arguments)
             warn_of(failed)
         if rollback is not None and before is not None:
             rollback.end(before)
@@ -189,18 +200,32 @@ class Piece:
             take_over(self.leaves.grad, self.leaves.autocast, self.leaves.cache)
         return results
 
-    def _is_to_be_made_again(self, error: Exception, before: Before | None) -> bool:
-        """Put back what a call has changed that failed, and tell who made it; whether it is to be made again in order, here."""
+    def _made_again(self, error: Exception, before: Before | None) -> Callable[..., Sequence[Any]] | None:
+        """Put back what a call has changed that failed, and tell who made it; what makes it again, if that is done here."""
         if (isinstance(error, PartitionerError) and not isinstance(error, CheckFailed)) or has_hooks():
-            return False
+            return None
         if before is not None:
             before.restore()
         unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
         again = self.first and unchanged and self.latest.pieces == [self]
         if self.latest.told and (again or (before is None and self.checks)):
             HERE.raised = Raised(error, again, self.checks, self.caught)
-            return False
-        return before is not None
+            return None
+        if unchanged and self.code is not None:
+            return partial(self._with_its_function, before)
+        return self.made.plainly if before is not None else None
+
+    def _with_its_function(self, before: Before | None, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run it in order and, if that fails, too, the function that it is a graph of, for what that changes of Python's."""
+        try:
+            return self.made.plainly(arguments)
+        except Exception as error:
+            failed = error.with_traceback(None)
+        if before is not None:
+            before.restore()
+        assert self.code is not None
+        run_again(self.code)  # which raises the same
+        raise failed
 
     def _may_stop(self) -> bool:
         """Whether hooks on saved tensors may end the call, as those of a checkpoint do that has what it wants.

@@ -231,7 +231,9 @@ class Programs:
     def receive(self, found: Any) -> Callable[..., Sequence[Any]]:
         """Make a program of a graph. Called by the tracer, one graph at a time in the whole process."""
         self.drawn = self.drawn or found.drawn
-        self.pieces.append(Piece.of(self.make(found), found.inputs, self.latest, found.reason, found.first, found.caught))
+        code = found.code if found.sets and (found.first or not found.drawn) else None
+        made = self.make(found)
+        self.pieces.append(Piece.of(made, found.inputs, self.latest, found.reason, found.first, found.caught, code))
         return self.pieces[-1]
 
     def summary(self) -> str:

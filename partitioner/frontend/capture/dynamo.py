@@ -26,8 +26,10 @@ from torch._C._dynamo.eval_frame import reset_code, set_eval_frame
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
-from torch._dynamo.source import RandomValueSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch.distributions import Distribution
 
 from partitioner.errors import TraceError
@@ -60,23 +62,25 @@ class Found:
     Args:
         module: the graph, over torch-level functions; every tensor that it reads is a placeholder.
         inputs: the real values of the placeholders, in order.
+        code: of the traced function, as it was written.
         paths: qualified name of each module that is a local variable of the traced frame, by the variable's name.
-        function: name of the traced function.
         reason: what Python goes on after, with the line: why the graph ends where it does, or that it is all of another
             function, called by code that cannot be traced; ``""`` if forward returns.
         first: whether the call begins with it.
         caught: whether code of the model's may catch or say what its ops raise. Dynamo knows of what they raise on fakes alone.
-        drawn: whether some of the inputs are numbers that `random` draws before it runs.
+        drawn: whether numbers of `random` are drawn before it runs.
+        sets: whether Python's objects are changed when it has run.
     """
 
     module: torch.fx.GraphModule
     inputs: tuple[Any, ...]
+    code: CodeType | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
-    function: str = ""
     reason: str = ""
     first: bool = False
     caught: bool = False
     drawn: bool = False
+    sets: bool = False
 
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
@@ -232,7 +236,7 @@ class _Backend:
         return True
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        owner, code = self.owner(), HERE.code
+        owner, code, output = self.owner(), HERE.code, InstructionTranslator.current_tx().output
         assert owner is not None and code is not None, "its method is being traced"
         within, around = watched(HERE.scope, owner.root, owner.whole)
         if True in HERE.handled and not HERE.first and not owner.whole:
@@ -246,15 +250,17 @@ class _Backend:
         forget(module)
         check_sizes(module.graph)
         caught = bool(HERE.handled or module.graph.find_nodes(op="call_function", target=checked))
-        drawn = any(isinstance(source_of(node), RandomValueSource) for node in module.graph.find_nodes(op="placeholder"))
         numbers, given = as_numbers(module, inputs)
-        found = Found(module, given, HERE.paths, code.co_name, reason, HERE.first, caught, drawn)
+        found = Found(module, given, code, HERE.paths, reason, HERE.first, caught, bool(output.random_calls), _sets(output))
         return given_numbers(owner.receive(found), numbers)
 
 
-def source_of(placeholder: torch.fx.Node) -> Any:
-    """Where a graph's argument comes from; ``None`` if nobody says."""
-    return getattr(placeholder.meta.get("grapharg"), "source", None)
+def _sets(output: OutputGraph) -> bool:
+    """Whether Python's objects that were there before are changed when the graph has run."""
+    effects = output.side_effects
+    found = effects.id_to_variable.values()
+    kinds = AttributeMutationExisting, ValueMutationExisting
+    return any(isinstance(each.mutation_type, kinds) and effects.is_modified(each) for each in found)
 
 
 @cache

@@ -1,0 +1,55 @@
+"""A frame that fails in the middle of a call is run once more as it is: then Python's objects, too, are as eager leaves them.
+
+    self.calls += 1                 Dynamo sets attributes when the graph has run, so not where an op fails
+    return self.table[rows]
+
+A call that begins with the graph that fails is made again from its beginning (`Programs.run`). Where Python has begun it, that
+cannot be; but a graph comes first in its own frame, whose arguments are still there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import Any
+
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+
+def run_again(code: CodeType) -> None:
+    """Run the function that called a graph, of which nothing but the graph has run: what it raises is eager's.
+
+    Args:
+        code: of the function as it was written.
+    """
+    frame = next((each for each in _callers() if _is_of(each, code)), None)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if frame is None or not {*names, *code.co_freevars} <= frame.f_locals.keys():
+        return
+    held: dict[str, Any] = frame.f_locals
+    function = FunctionType(code, frame.f_globals, closure=tuple(CellType(held[name]) for name in code.co_freevars))
+    rest = code.co_varnames[len(names) :]
+    more = held[rest[0]] if code.co_flags & inspect.CO_VARARGS else ()
+    named = held[rest[bool(code.co_flags & inspect.CO_VARARGS)]] if code.co_flags & inspect.CO_VARKEYWORDS else {}
+    positional = [held[name] for name in names[: code.co_argcount]]
+    keywords = {name: held[name] for name in names[code.co_argcount :]}
+    before = set_eval_frame(None)
+    try:
+        function(*positional, *more, **keywords, **named)
+    finally:
+        set_eval_frame(before)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_of(frame: FrameType, code: CodeType) -> bool:
+    """Whether a frame runs what Dynamo has made of a code."""
+    made = frame.f_code
+    return (made.co_filename, made.co_name, made.co_firstlineno) == (code.co_filename, code.co_name, code.co_firstlineno)
