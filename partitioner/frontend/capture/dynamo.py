@@ -47,8 +47,10 @@ from partitioner.model.source import is_installed
 TRIES = 3
 """Calls after which a frame that cannot be traced, and runs well as it is, is left alone."""
 
-_TELLS = frozenset("print input open write log logger logging info debug error warn warning warnings ops exec eval".split())
-"""Names by which code reaches somebody."""
+_TELLS = frozenset(
+    "print input open write log logger logging info debug error warn warning warnings ops exec eval next".split()
+)
+"""Names by which code reaches somebody, or takes what cannot be put back."""
 
 _TORCHS_PATCHES: Any = eval_frame.TorchPatcher.patch.__wrapped__
 
@@ -137,7 +139,7 @@ class Compiled(Owner):
 
     @property
     def is_silent(self) -> bool:
-        """Whether no code of its frames, so far, speaks of what tells somebody something: a print, a log, an op of its own.
+        """Whether no code of its frames, so far, speaks of what tells or takes something: a print, a log, an op of its own, `next`.
 
         Packages that are installed are taken to tell what they tell once.
         """
