@@ -139,7 +139,7 @@ class Compiled(Owner):
 
     @property
     def is_silent(self) -> bool:
-        """Whether no code of its frames, so far, speaks of what tells or takes something: a print, a log, an op of its own, `next`.
+        """Whether no code of its frames, so far, speaks of what tells or takes something: a print, a log, its own ops, `next`.
 
         Packages that are installed are taken to tell what they tell once.
         """
