@@ -38,9 +38,7 @@ def graph_of(model: nn.Module, found: Found, **options: Any) -> Traced:
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
-    return build_graph(
-        found, type(model).__name__, keys, _parameters(_method(model, found.code.co_name if found.code else "")), **options
-    )
+    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), **options)
 
 
 def _method(model: nn.Module, name: str) -> Callable[..., Any]:

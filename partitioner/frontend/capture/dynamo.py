@@ -84,6 +84,11 @@ class Found:
     drawn: bool = False
     sets: bool = False
 
+    @property
+    def function(self) -> str:
+        """Name of the traced function."""
+        return self.code.co_name if self.code else ""
+
 
 Receive = Callable[[Found], Callable[..., Sequence[Any]]]
 Home = Callable[[], str | None]
