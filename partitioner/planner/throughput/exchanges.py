@@ -24,8 +24,11 @@ from partitioner.planner.throughput.overfull import Price
 from partitioner.planner.throughput.prices import Park
 from partitioner.planner.throughput.units import Floats
 
-MOST_TURNS, LOOKS = 1_000, 4_000_000
-"""Exchanges that are made, and those that are looked at, about, at most."""
+WALKS, MOST_TURNS, LOOKS = 2, 1_000, 1_500_000
+"""Walks from the start; exchanges that each makes, and those that all look at, about, at most."""
+
+DEAR = 0.25
+"""Bounds that as many bytes as a processor holds on average cost at first."""
 
 PART = 0.2
 """Of what the best load is above the bound, how much the goal is above it."""
@@ -49,11 +52,15 @@ def exchanged(park: Park, homes: Sequence[int], bound: float, hidden: float = 0.
         bound: seconds that no placement beats, more than none.
         hidden: how much of a passage counts where processors compute meanwhile.
     """
-    walk, count = _Exchanges(park, homes, bound, hidden), park.units.count
-    for turn in range(min(MOST_TURNS, LOOKS * len(walk.caps) // count**2)):
-        if walk.step(turn) <= 1.0 + 1e-9:
+    best = walk = _Exchanges(park, homes, bound, hidden, 0)
+    for turn in range(min(WALKS * MOST_TURNS, LOOKS * len(walk.caps) // park.units.count**2)):
+        if turn and turn % MOST_TURNS == 0:
+            walk = _Exchanges(park, homes, bound, hidden, turn)
+        if walk.step(turn) < best.least:
+            best = walk
+        if best.least <= 1.0 + 1e-9:
             break
-    return walk.best
+    return best.best
 
 
 def _ties(park: Park, hidden: float) -> Floats:
@@ -71,7 +78,7 @@ def _ties(park: Park, hidden: float) -> Floats:
 class _Exchanges:
     """Where the search is. Behind the units come some that are nothing, one of each processor, to be exchanged for."""
 
-    def __init__(self, park: Park, homes: Sequence[int], bound: float, hidden: float) -> None:
+    def __init__(self, park: Park, homes: Sequence[int], bound: float, hidden: float, seed: int) -> None:
         units, self.caps = park.units, np.array(park.units.problem.caps)
         self.count, places = units.count, range(len(self.caps))
         self.home, self.held = np.r_[homes, places], np.pad(units.memory, (0, len(places)))
@@ -79,7 +86,7 @@ class _Exchanges:
         self.near = np.stack([self.ties[:, self.home == each].sum(axis=1) for each in places])
         self.seconds = np.pad(np.minimum(units.seconds / bound, NEVER), ((0, 0), (0, len(places)))) + self.ties.sum(axis=1)
         self.barred = np.zeros(self.seconds.shape, dtype=int)  # until which turn a unit may not go there
-        self.random, self.price = Random(0), Price(len(places) / float(units.memory.sum()))
+        self.random, self.price = Random(seed), Price(DEAR * len(places) / float(units.memory.sum()))
         self.best, self.least = list(homes), inf
 
     def step(self, turn: int) -> float:
