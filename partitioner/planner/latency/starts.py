@@ -42,6 +42,9 @@ PACKED = 0.5
 FEW = 8
 """Tasks for each lane below which equal processors cannot share out what they hold together: no memory is regarded then."""
 
+HIDDEN = 0.3
+"""How much of a passage is load where processors compute meanwhile, and memory is scarce: who reads waits for it."""
+
 
 def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
     """Schedules, the best first.
@@ -66,7 +69,7 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
-            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous))
+            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous), HIDDEN)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if until < inf or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now))

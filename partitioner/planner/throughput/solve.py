@@ -16,6 +16,7 @@ from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, soon_searched
+from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, evened, sparings
 from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.gather import gathered
@@ -145,18 +146,21 @@ def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]
     return largest_load(problem, found), found
 
 
-def soon_balanced(problem: Problem, homes: list[int], bound: float) -> tuple[list[int], float]:
+def soon_balanced(problem: Problem, homes: list[int], bound: float, hidden: float = 0.0) -> tuple[list[int], float]:
     """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted; and the bound.
 
     Of few tasks all placements are looked at. Nothing is moved where the largest load is nearly ``bound``, which is its least.
+    ``hidden``: see `exchanged`.
     """
     if not 1 < len(problem.tasks) <= MOST_MOVED:
         return homes, bound
     units = units_of(problem, contiguous=problem.contiguous)
-    start = [homes[tasks[0]] for tasks in units.members]
-    if units.spread_over(start) != homes or not units.valid(start):
+    given = start = [homes[tasks[0]] for tasks in units.members]
+    if units.spread_over(given) != homes or not units.valid(given):
         return homes, bound
     park = park_of(units)
+    if problem.crowded and not problem.contiguous and bound > 0:
+        start = exchanged(park, start, bound, hidden)
     search, moves = Annealing(park, start), MOVES * (2 if problem.contiguous and park.waste else 1)
     if search.least > bound * (1 + NEARLY):
         found = soon_searched(park, search.least * (1 - CLOSE))
@@ -164,6 +168,8 @@ def soon_balanced(problem: Problem, homes: list[int], bound: float) -> tuple[lis
         if found.complete:
             return units.spread_over(search.best), search.least * (1 - CLOSE)
     _quickly(search, inf, moves, bound * (1 + NEARLY))
+    if start is not given:
+        search.take(given)
     return units.spread_over(search.best), bound
 
 
