@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from partitioner.backends import Executable
 from partitioner.ir.plan import Plan
 from partitioner.runtime import rollback
+from partitioner.runtime.again import run_again
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
 
@@ -300,3 +301,16 @@ def test_random_steps_with_python_between(lanes: int, seed: int) -> None:
         found = seen(parallel, lambda ids=ids: parallel(rand(3, 4), torch.tensor(ids)))
         assert all(map(torch.equal, found, wanted)), (model.steps, model.sides, ids)
         assert (parallel.number, parallel.told) == (model.number, model.told), (model.steps, model.sides, ids)
+
+
+def test_a_function_runs_again_with_all_that_it_was_given() -> None:
+    seen: list[Any] = []
+    scale = 3
+
+    def function(one: int, /, two: int, *rest: int, three: int, four: int = 4, **named: int) -> None:
+        seen.append((one, two, rest, three, four, named, scale))
+        if len(seen) == 1:
+            run_again(function.__code__)
+
+    function(1, 2, 5, 6, three=3, other=7)
+    assert seen == [(1, 2, (5, 6), 3, 4, {"other": 7}, 3)] * 2

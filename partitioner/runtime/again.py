@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from traceback import walk_stack
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -24,29 +24,19 @@ def run_again(code: CodeType) -> None:
     Args:
         code: of the function as it was written.
     """
-    frame = next((each for each in _callers() if _is_of(each, code)), None)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    frame = next((each for each, _ in walk_stack(sys._getframe(1)) if _is_of(each, code)), None)
+    names, rest, named = inspect.getargs(code)
     if frame is None or not {*names, *code.co_freevars} <= frame.f_locals.keys():
         return
     held: dict[str, Any] = frame.f_locals
     function = FunctionType(code, frame.f_globals, closure=tuple(CellType(held[name]) for name in code.co_freevars))
-    rest = code.co_varnames[len(names) :]
-    more = held[rest[0]] if code.co_flags & inspect.CO_VARARGS else ()
-    named = held[rest[bool(code.co_flags & inspect.CO_VARARGS)]] if code.co_flags & inspect.CO_VARKEYWORDS else {}
     positional = [held[name] for name in names[: code.co_argcount]]
-    keywords = {name: held[name] for name in names[code.co_argcount :]}
+    keywords = {name: held[name] for name in names[code.co_argcount :]} | (held[named] if named else {})
     before = set_eval_frame(None)
     try:
-        function(*positional, *more, **keywords, **named)
+        function(*positional, *(held[rest] if rest else ()), **keywords)
     finally:
         set_eval_frame(before)
-
-
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_of(frame: FrameType, code: CodeType) -> bool:

@@ -245,9 +245,9 @@ class _Backend:
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         owner, code, output = self.owner(), HERE.code, InstructionTranslator.current_tx().output
         assert owner is not None and code is not None, "its method is being traced"
-        within, around = watched(HERE.scope, owner.root, owner.whole)
         if True in HERE.handled and not HERE.first and not owner.whole:
             raise AsItIs(f"{code.co_name} of line {code.co_firstlineno} handles what ops raise when Python has begun the call")
+        within, around = watched(HERE.scope, owner.root, owner.whole)
         if HERE.first:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
