@@ -13,6 +13,7 @@ from torch import nn
 
 from partitioner import partition
 from partitioner.backends import openmp
+from partitioner.planner.policies.by_level import ByLevel
 
 pytestmark = pytest.mark.skipif(openmp._pause is None, reason="this torch does not use GNU's libgomp")
 
@@ -76,10 +77,10 @@ class Heads(nn.Module):
 
 def test_lanes_leave_nothing_spinning() -> None:
     torch.manual_seed(0)
-    model, x = Heads(), numbers(64, 512)
+    model, x = Heads(), numbers(1024, 512)
     spec = {"devices": [{"device": "cpu", "lanes": 2, "handoff": 0}], "grain": 1e-9}
-    parallel = partition(model, example_inputs=x, spec=spec, copy=True)
-    assert len(set(parallel.placement.lane.values())) == 2
+    parallel = partition(model, example_inputs=x, spec=spec, policy=ByLevel(), copy=True)
+    assert len(set(parallel.placement.lane.values())) == 2 and {*parallel.placement.threads} == {0, 2}
     with torch.no_grad():
         found = []
         for _ in range(5):

@@ -44,7 +44,7 @@ BUDGET = 10.0
 
 
 def measured(
-    ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = (), shortest: float = SHORTEST
+    ways: Mapping[str, Callable[[], object]], devices: Sequence[str] = (), shortest: float = SHORTEST, pause: float = 0.0
 ) -> dict[str, float]:
     """Seconds of one call of each way, which are called in turns.
 
@@ -52,6 +52,7 @@ def measured(
         ways: what to call, by name. Each is called twice before anything is timed.
         devices: torch devices of the accelerators that they use.
         shortest: seconds that a sample lasts at least.
+        pause: seconds before each sample.
 
     Returns:
         Of a usual round, by name, in the order given.
@@ -62,7 +63,7 @@ def measured(
     repeats = {name: max(1, round(shortest / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
     rounds: list[list[float]] = []
     while len(rounds) < MOST and not (rounds and _is_enough(np.log(rounds), time.monotonic() - start)):
-        rounds.append([_sample(call, repeats[name], devices) for name, call in ways.items()])
+        rounds.append([_sample(call, repeats[name], devices, pause) for name, call in ways.items()])
     return dict(zip(ways, np.exp(_usual(np.log(rounds))).tolist(), strict=True))
 
 
@@ -96,8 +97,14 @@ def _is_told_apart(rounds: Logarithms) -> bool:
     return bool(np.all((behind.min(axis=0) > 0) | (errors < math.log(MATTERS) / 3)))
 
 
-def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str]) -> float:
-    """Seconds of one call, over several; to the end of what accelerators were given."""
+def _sample(call: Callable[[], object], repeats: int, devices: Sequence[str], pause: float = 0.0) -> float:
+    """Seconds of one call, over several; to the end of what accelerators were given.
+
+    A call before them is not timed: it starts the threads that another way has sent home, which may take 20 ms.
+    """
+    if pause:
+        time.sleep(pause)
+    call()
     _synchronise(devices)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -112,7 +119,10 @@ def _synchronise(devices: Sequence[str]) -> None:
 
 
 def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether one function clearly takes less time than another that computes the same, called once in a sample."""
+    """Whether one function clearly takes less time than another that computes the same, called once in a sample.
+
+    Threads have gone to sleep before each: a kernel may wake them on their caller's core, and leave them there for a while.
+    """
     leaves = [stand_in(value) for value in arguments]
     devices = dict.fromkeys(str(leaf.device) for leaf in leaves if isinstance(leaf, Tensor) and leaf.device.type != "cpu")
     wanted = with_gradients(leaves)
@@ -120,7 +130,7 @@ def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Seq
     def run(function: Callable[..., Any]) -> None:
         go_back(function(*leaves), wanted)
 
-    found = measured({"one": partial(run, one), "other": partial(run, other)}, list(devices), shortest=0.0)
+    found = measured({"one": partial(run, one), "other": partial(run, other)}, list(devices), 0.0, SHORTEST)
     return found["one"] * MATTERS < found["other"]
 
 

@@ -1,4 +1,4 @@
-"""Threads inside ops: a task that runs alone on a CPU gets all of its cores, if it lasts long enough for that to pay.
+"""Threads inside ops: tasks that run alone on a CPU get all of its cores, if that gains enough to pay.
 
 Where one lane is all that a plan uses of a CPU, nothing is shared, and every task has every core, as in eager.
 
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.timing import timed
 
-LONG_ALONE = 5e-4
-"""Seconds that a task must run alone to get every core: OpenMP's pool is started for it and sent home after it."""
+GAINED = 5e-3
+"""Seconds that every core must gain for the tasks that run alone, one after the other: OpenMP's pool is started for them and
+sent home after them. That takes 50 us, or 20 ms where the kernel starts a thread on the core of the one that waits for it."""
 
 
 def widened(problem: Problem, answer: Assignment) -> Assignment:
@@ -29,11 +31,12 @@ def widened(problem: Problem, answer: Assignment) -> Assignment:
         return answer
     threads = [0] * len(problem.tasks)
     used = Counter(problem.lanes[lane] for lane in set(answer.lanes))
-    for task in alone(problem, answer):
-        processor = problem.lanes[answer.lanes[task]]
+    for tasks in _stretches(problem, answer):
+        processor = problem.lanes[answer.lanes[tasks[0]]]
         each = problem.processors[processor]
-        if each.cores > each.threads_per_lane and (used[processor] == 1 or _pays(problem, task, processor)):
-            threads[task] = each.cores
+        if each.cores > each.threads_per_lane and (used[processor] == 1 or _pays(problem, tasks, processor)):
+            for task in tasks:
+                threads[task] = each.cores
     if problem.objective != "latency":
         return replace(answer, threads=threads)
     if not any(threads):
@@ -48,10 +51,25 @@ def shares_cores(problem: Problem) -> bool:
     return any(each.cores > each.threads_per_lane for each in problem.processors)
 
 
-def _pays(problem: Problem, task: int, processor: int) -> bool:
-    """Whether a task among others that share the cores should have all of them."""
-    shared = problem.seconds[processor][task]
-    return shared >= LONG_ALONE and problem.seconds_of(processor, problem.processors[processor].cores)[task] < shared
+def _pays(problem: Problem, tasks: list[int], processor: int) -> bool:
+    """Whether a stretch of tasks, among others that share the cores, should have all of them."""
+    shared, wide = problem.seconds[processor], problem.seconds_of(processor, problem.processors[processor].cores)
+    return sum(shared[task] - wide[task] for task in tasks) >= GAINED
+
+
+def _stretches(problem: Problem, answer: Assignment) -> Iterator[list[int]]:
+    """The tasks that run alone on a processor, those of one lane together between which none of another lane runs there."""
+    free, last = {*alone(problem, answer)}, dict[int, list[int]]()
+    for task in answer.order:
+        processor = problem.lanes[answer.lanes[task]]
+        stretch = last.get(processor, [])
+        if task in free and stretch and answer.lanes[stretch[0]] == answer.lanes[task]:
+            stretch.append(task)
+            continue
+        if stretch:
+            yield stretch
+        last[processor] = [task] if task in free else []
+    yield from filter(None, last.values())
 
 
 def alone(problem: Problem, answer: Assignment) -> list[int]:
