@@ -84,7 +84,7 @@ def planned_once(name: str, count: int, policy: str) -> list[str]:
     import torch
 
     llama = _llama()
-    from partitioner import compile as flow
+    from partitioner import plans as flow
     from partitioner.driver import planned
     from partitioner.ir.plan import resident_bytes
     from partitioner.ir.saving import saved

@@ -24,10 +24,11 @@ from _common import Ratio, Way, alternate, milliseconds, print_machine, table
 from torch import Tensor, nn
 
 from partitioner import compile as flow
-from partitioner import partition
+from partitioner import lower, partition
 from partitioner.backends import BACKENDS
 from partitioner.frontend.analysis import build
 from partitioner.lower import room
+from partitioner.plans import make_plan
 from partitioner.runtime.pieces import Piece
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
@@ -82,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def view(ops: int) -> list[Any]:
     """Ops and seconds of a plan without example inputs."""
     model, start = Towers(ops).eval(), time.perf_counter()
-    plan = flow.make_plan(model, None, build_machine(Spec(), DEVICES), Spec())
+    plan = make_plan(model, None, build_machine(Spec(), DEVICES), Spec())
     return [len(plan.graph.ops), f"{time.perf_counter() - start:.2f}"]
 
 
@@ -117,7 +118,7 @@ def trace_alone(model: nn.Module, x: Tensor) -> None:
 
 # By stage -------------------------------------------------------------------------------------------------------------
 
-LOWERINGS = [lowering.__name__ for lowering in flow.LOWERINGS]
+LOWERINGS = [lowering.__name__ for lowering in lower.LOWERINGS]
 STAGES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "observe": ((build, "observe"),),
     "rewrite": ((build, "as_plain_calls"), (build, "with_regions"), (build, "without_switches")),
@@ -162,8 +163,8 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
             for module, name in places:
                 stack.enter_context(mock.patch.object(module, name, timed(stage, getattr(module, name))))
         stack.enter_context(mock.patch.object(Piece, "of", staticmethod(timed("all", Piece.of))))
-        lowerings = tuple(timed(lowering.__name__, lowering) for lowering in flow.LOWERINGS)
-        stack.enter_context(mock.patch.object(flow, "LOWERINGS", lowerings))
+        lowerings = tuple(timed(lowering.__name__, lowering) for lowering in lower.LOWERINGS)
+        stack.enter_context(mock.patch.object(lower, "LOWERINGS", lowerings))
         made = {name: timed("emit", function) for name, function in BACKENDS.items()}
         stack.enter_context(mock.patch.dict(BACKENDS, made))
         yield

@@ -15,13 +15,13 @@ Every program is verified before anything runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from partitioner.backends import Executable, backend_for
@@ -36,7 +36,7 @@ from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.check.interpret import interpret
-from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
+from partitioner.frontend.trace import graph_of
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, StateMeta
 from partitioner.ir.machine import Machine, accelerators_first, caps
@@ -53,7 +53,6 @@ from partitioner.lower.planfile import read_plan
 from partitioner.lower.room import with_least_peak, with_room
 from partitioner.lower.runs import schedule
 from partitioner.lower.verify import verify_memory
-from partitioner.model.call import Call
 from partitioner.model.modes import modes_here
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import Constraints, constrain
@@ -65,10 +64,8 @@ from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import simulate
 from partitioner.profile.profiled import profiled
 from partitioner.runtime.admission import if_it_fits
-from partitioner.runtime.moving import refuse_shared
 from partitioner.runtime.pieces import Made
 from partitioner.spec.discover import asked_for, pinned
-from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
 
 GRAPH_EDGE = 2e-6
@@ -100,49 +97,13 @@ def admission(plan: Plan) -> Callable[[Sequence[Any]], None] | None:
     return if_it_fits(sizes.numbers, lambda numbers: verify_memory(plan, sizes.bytes_at(numbers)), sizes.only_grow)
 
 
-def make_plan(
-    module: nn.Module,
-    call: Call | None,
+def plan_of(
+    traced: Traced,
     machine: Machine,
     spec: Spec,
-    *,
-    check: bool = False,
-    state: dict[str, torch.Tensor] | None = None,
+    fixed: Mapping[str, str] = MappingProxyType({}),
+    landed: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Plan for a call of ``module``. Touches no device.
-
-    Args:
-        module: the model; left as it was.
-        call: example arguments, if there are any; without them the plan is provisional.
-        machine: what to plan for; accelerators are put first, for lane 0 is the caller's.
-        spec: pins, colocations, policy, grain.
-        check: compare the traced graph with the model on the call.
-        state: filled with the tensors of the model that are used, whether they are registered or not, by name.
-
-    Raises:
-        TraceError, DifferenceError, PlacementError, SpecError: what the model or the spec does not allow.
-    """
-    machine, spec = accelerators_first(machine), for_this_call(spec, module)
-    if call is None:
-        with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
-            return plan_of(view_of(module), machine, spec)
-    whole = len(machine.places) > 1
-    plans = []
-    found = graphs_of_call(module, call, whole=whole, check=check)
-    for traced, graph in found:
-        if whole:
-            refuse_shared(traced.graph, graph.inputs)
-        if state is not None:
-            state.update(traced.state)
-        plans.append(plan_of(traced, machine, spec))
-    if not plans:
-        return without_graphs(plan_of(view_of(module), machine, spec))
-    first = max(plans, key=lambda plan: plan.in_a_row)
-    notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
-    return replace(first, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
-
-
-def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, str] | None = None) -> Plan:
     """Plan one graph.
 
     Args:
@@ -150,13 +111,14 @@ def plan_of(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, st
         machine: what to plan for.
         spec: pins, colocations, policy, grain.
         fixed: device name of state that lies somewhere already, by qualified name.
+        landed: device name of ops whose results something else than the graph goes on with.
 
     Raises:
         PlacementError, SpecError: what the spec does not allow.
     """
     graph = traced.graph
     state = traced.state_metas
-    constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed or {})
+    constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed, landed)
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
     memory = None
     if graph.observed and (caps(machine) or spec.objective == "memory"):
@@ -218,13 +180,6 @@ def for_this_call(spec: Spec, module: nn.Module) -> Spec:
     if spec.training is not None:
         return spec
     return spec.model_copy(update={"training": module.training and modes_here()[0]})
-
-
-def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
-    """A provisional plan of a model in whose call no graph was found, with a note if it has ops."""
-    why = "".join(f": {reason}" for reason in list(dict.fromkeys(reasons))[:1])
-    notes = (f"the tracer found no graph in the example call, which runs as it is{why}",) if plan.graph.ops else ()
-    return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
 
 
 def with_backward(executable: Executable, spec: Spec) -> Executable:

@@ -21,19 +21,16 @@ from partitioner.compile import (
     emit,
     for_this_call,
     made_of,
-    make_plan,
     on_lanes,
-    plan_of,
     planned_again,
     refuse_unmade,
     replayed,
     with_compiled,
-    without_graphs,
 )
 from partitioner.errors import PlacementError, SpecError
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.check.compare import is_meta
-from partitioner.frontend.trace import graph_of, hold_against_eager, home
+from partitioner.frontend.trace import hold_against_eager, home
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, state_devices
@@ -44,10 +41,11 @@ from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.replay import Replayed
+from partitioner.plans import is_whole, make_plan, make_plans, where_state_lies, without_graphs
 from partitioner.runtime.alone import faster_alone
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
-from partitioner.runtime.moving import move_state, refuse_shared, refuse_sharing, staying, where_it_lies
+from partitioner.runtime.moving import move_state, refuse_sharing
 from partitioner.runtime.pieces import Made
 from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
@@ -65,6 +63,7 @@ def partition(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
     policy: str | Mapping[str, Any] | Callable[[Problem], Assignment] | None = None,
     backend: str | None = None,
+    fullgraph: bool | None = None,
     backward: str | None = None,
     compile_tasks: str | None = None,
     cuda_graphs: bool | None = None,
@@ -99,6 +98,10 @@ def partition(
         policy: a name in `POLICIES`, such as ``"by_level"`` (branches of equal depth balanced over lanes), ``"auto"`` or
             ``"single"`` (one lane); ``{"name": "exact", "time_limit": "10s"}``; or a function of a `Problem`.
         backend: ``"threads"``, ``"streams"`` or ``"reference"``; chosen from the devices if left out.
+        fullgraph: whether one graph must be all of a call, as for `torch.compile`. ``False``: Python may stand between graphs
+            also where state lies on several devices, as for a branch on what layers have computed, a `print`, an array of
+            numpy. It then finds what it goes on with on the first of them. ``True``: a graph break is refused. ``None``: it is
+            refused where state lies on several devices.
         backward: ``"lanes"``: on CPU lanes each task's backward runs on the lane of its forward, and gradients are summed in
             eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
         compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
@@ -160,7 +163,7 @@ def partition(
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
     fields: dict[str, Any] = {"policy": policy, "backend": backend, "backward": backward, "compile_tasks": compile_tasks}
     fields |= {"cuda_graphs": cuda_graphs, "pins": pins, "colocate": colocate, "grain": grain, "profile": profile}
-    fields |= {"max_memory": max_memory, "optimizer": optimizer}
+    fields |= {"max_memory": max_memory, "optimizer": optimizer, "fullgraph": fullgraph}
     document, machine = asked_for(devices, spec, **fields) if plan is None else replayed(plan, devices, spec, fields, tune)
     refuse_unmade(document, machine)
     machine = as_captured(machine, document)
@@ -168,7 +171,7 @@ def partition(
     refuse_missing(machine)
     model = copied(model) if copy else model
     if tune:
-        refuse_untunable(call, weights)
+        refuse_untunable(call, weights, len(machine.places) == 1 or is_whole(document, machine))
     if weights is not None:
         return parallel_of(_loaded(model, call, machine, document, weights, check))
     origin, programs = only_device(model), _programs(model, machine, document)
@@ -188,9 +191,9 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
         _replan(programs, chosen, origin)
         if check:
             _hold(programs, call)
-    elif chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
+    elif plan is not None and chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
         programs = _programs(programs.original, programs.machine, chosen, origin)
-        programs.provisional, programs.place = plan, None
+        programs.are_placed(plan)
     programs.tried = tried
     programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else -1
     return programs
@@ -212,6 +215,8 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
         raise SpecError("weights= puts each tensor where the plan of a call wants it; give example_inputs")
     if not is_meta(model, call):
         raise SpecError('weights= is for a model built under torch.device("meta"), and this one has values; leave it out')
+    if not is_whole(spec, machine) and len(machine.places) > 1:
+        raise SpecError("weights= plans without values, of which Python may ask between graphs; leave fullgraph=False out")
     with on_examples(model):
         plan = make_plan(model, call.on("meta"), machine, spec)
     materialise(model, weights, state_devices(plan), machine.lanes[0].torch_device)
@@ -219,7 +224,7 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
     if programs.place is None:
         _prepare(programs, call, spec, check)
     else:
-        programs.provisional, programs.place = plan, None
+        programs.are_placed(plan)
     return programs
 
 
@@ -255,18 +260,15 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
     """
     lies, first = only_device(model), machine.lanes[0].torch_device
     origin = origin or lies or first
-    homes = {device.torch_device: device.name for device in machine.devices}
 
     def placed(found: Found) -> Made:
-        traced = graph_of(model, found, apart=True, stays=staying(programs.provisional))
-        refuse_shared(traced.graph, found.inputs)
-        plan = plan_of(traced, machine, for_this_call(spec, model), where_it_lies(traced.state, homes))
+        plan = where_state_lies(model, found, machine, spec, programs.homes)
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
-    make = placed if len(homes) > 1 else partial(on_lanes, model, machine, spec)
-    trace = partial(compiled, whole=len(homes) > 1, home=partial(home, machine, origin))
+    make = placed if len(machine.places) > 1 else partial(on_lanes, model, machine, spec)
+    trace = partial(compiled, whole=is_whole(spec, machine), apart=len(machine.places) > 1, home=partial(home, machine, origin))
     programs = Programs(model, machine, make, trace, partial(_programs, machine=machine, spec=spec, origin=origin))
-    if len(homes) > 1 or lies != first:
+    if len(machine.places) > 1 or lies != first:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)
     return programs
 
@@ -295,10 +297,11 @@ def _hold(programs: Programs, call: Call) -> None:
 
 def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Plan for a call where state lies at the moment, and move it to where the plan wants it."""
-    state: dict[str, torch.Tensor] = {}
-    plan = programs.provisional = make_plan(programs.original, call, programs.machine, spec, check=check, state=state)
+    model, first = programs.original, programs.machine.lanes[0].torch_device
+    plans = make_plans(model, call, programs.machine, spec, check=check)
+    programs.provisional, programs.homes = plans.shown, plans.homes
     with torch.inference_mode(False):
-        move_state({**state, **all_state(programs.original)}, state_devices(plan), programs.machine.lanes[0].torch_device)
+        move_state({**plans.state, **all_state(model)}, plans.homes, first)
 
 
 def _provisional(model: nn.Module, machine: Machine, spec: Spec) -> Plan | None:

@@ -22,7 +22,6 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from partitioner.compile import make_plan
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.assignment import Assignment
@@ -41,6 +40,7 @@ from partitioner.planner.constraints import Constraints, constrain
 from partitioner.planner.feasible import Feasible
 from partitioner.planner.policies import POLICIES, Policy, decided
 from partitioner.planner.pose import pose
+from partitioner.plans import make_plan
 from partitioner.spec.spec import Spec
 
 KINDS = "compute compute compute compute compute view maybe in_place in_place update random size load factory unknown".split()

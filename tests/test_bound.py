@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from partitioner.compile import make_plan
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.machine import Device, Machine
 from partitioner.model.call import Call
 from partitioner.planner.bounds import Bound, lower_bound
+from partitioner.plans import make_plan
 from partitioner.report.inspect import inspect
 from partitioner.report.text import render
 from partitioner.spec.discover import build_machine

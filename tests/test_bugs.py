@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from partitioner import partition
 from partitioner.backends.codegen import generate
 from partitioner.backends.threads import gradient_edges
-from partitioner.compile import emit, make_plan
+from partitioner.compile import emit
 from partitioner.errors import InputError, PartitionerError
 from partitioner.ir.access import ANY, Access
 from partitioner.ir.assignment import Assignment
@@ -35,6 +35,7 @@ from partitioner.lower.verify import faults, verify
 from partitioner.model.call import Call
 from partitioner.planner.coarsen import coarsen
 from partitioner.planner.constraints import constrain
+from partitioner.plans import make_plan
 from partitioner.spec.discover import pinned
 from partitioner.spec.spec import PinSpec, Spec
 from programs import lower, make_graph, random_costs, scheduled

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from partitioner import DifferenceError, InputError, partition
-from partitioner.compile import make_plan
 from partitioner.frontend.capture.dynamo import Compiled, Found, compiled
 from partitioner.frontend.check.compare import Outcome, compare, differs
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import threads
+from partitioner.plans import make_plan
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import load_spec
 from partitioner.testing import GeneratedModule, modules

@@ -192,7 +192,7 @@ def test_verify_a_model(model: str) -> None:
 
 def test_a_printed_plan_can_be_verified(model: str) -> None:
     from partitioner.cli.target import load_target
-    from partitioner.compile import make_plan
+    from partitioner.plans import make_plan
     from partitioner.spec.discover import build_machine
     from partitioner.spec.spec import load_spec
 
@@ -270,7 +270,9 @@ def test_a_model_in_pieces(model: str) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert re.search(r"note: one of 2 graphs; Python goes on after: .*\(at .*model.py:3\)", result.stdout)
     refused = run("inspect", model, "--devices", "cuda:0,cuda:1")
-    assert_refused(refused, "Net.forward cannot be one graph, as state on several devices asks for: ", "model.py:3)")
+    assert_refused(
+        refused, "Net.forward cannot be one graph, as state on several devices or fullgraph=True asks for: ", "model.py:3)"
+    )
     assert refused.stderr.count("\n") == 1
 
 

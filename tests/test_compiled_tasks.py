@@ -388,7 +388,7 @@ def test_a_body_that_is_called_with_what_it_writes_is_recorded_on_a_copy() -> No
 def test_a_job_and_torch_compile_say_what_they_cannot_have() -> None:
     from partitioner.distributed.predicted.outlook import distributed_in
 
-    for option in ({"compile_tasks": "inductor"}, {"cuda_graphs": True}):
+    for option in ({"compile_tasks": "inductor"}, {"cuda_graphs": True}, {"fullgraph": False}):
         with pytest.raises(SpecError, match=f"{next(iter(option))}: .* is for one process"):
             distributed_in({"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}, **option})
     model = Tower()

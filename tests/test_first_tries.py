@@ -23,10 +23,10 @@ from partitioner import (
     PlacementError,
     SpecError,
     TraceError,
-    compile,
     parse,
     partition,
     plan,
+    plans,
     save_plan,
     verify,
 )
@@ -342,8 +342,8 @@ def test_a_plan_of_what_cannot_be_one_graph() -> None:
 
 def test_no_garbage_is_looked_for_in_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the 15 s of 10^5 ops it took a fifth."""
-    seen, real = list[bool](), compile.view_of
-    monkeypatch.setattr(compile, "view_of", lambda module: (seen.append(gc.isenabled()), real(module))[1])
+    seen, real = list[bool](), plans.view_of
+    monkeypatch.setattr(plans, "view_of", lambda module: (seen.append(gc.isenabled()), real(module))[1])
     planned(Towers(), ["cpu:0", "cpu:1"])
     assert seen == [False] and gc.isenabled()
 

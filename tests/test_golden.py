@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from partitioner.backends.codegen import generate
 from partitioner.backends.reference import Reference
-from partitioner.compile import make_plan
 from partitioner.ir.machine import Device, Link, Machine
 from partitioner.ir.parse import parse
 from partitioner.ir.plan import Plan
 from partitioner.model.call import Call
 from partitioner.model.state import attribute
+from partitioner.plans import make_plan
 from partitioner.spec.spec import Spec
 
 GOLDEN = Path(__file__).parent / "golden"

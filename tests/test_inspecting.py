@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from partitioner.compile import make_plan
 from partitioner.ir.plan import Plan, resident_bytes
 from partitioner.ir.program import Copy
 from partitioner.model.call import Call
+from partitioner.plans import make_plan
 from partitioner.report.inspect import inspect
 from partitioner.report.inspection import Branch, DepthError, Inspection, parse_depths
 from partitioner.spec.discover import build_machine

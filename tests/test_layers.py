@@ -30,8 +30,10 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"backends", "ir", "model", "errors"},
     "report": {"planner.bounds", "planner.seconds", "planner.simulate", "planner.timing", "ir", "errors"},
     "compile": {"spec", "frontend", "profile", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
+    "plans": {"compile", "frontend", "spec", "runtime.moving", "model", "ir", "errors"},
     "driver": {
         "compile",
+        "plans",
         "tuning",
         "frontend",
         "lower.modes",

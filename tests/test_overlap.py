@@ -6,11 +6,11 @@ from itertools import combinations
 
 from hypothesis import given, settings
 
-from partitioner.compile import make_plan
 from partitioner.ir.order import happens_before, overlaps
 from partitioner.ir.parse import parse
 from partitioner.ir.program import Run
 from partitioner.model.call import Call
+from partitioner.plans import make_plan
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import nn
 
-from partitioner.compile import make_plan
 from partitioner.model.call import Call
+from partitioner.plans import make_plan
 from partitioner.report import FORMATS, PIPE, Screen
 from partitioner.report.data import VERSION
 from partitioner.report.inspect import inspect

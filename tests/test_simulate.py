@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 
-from partitioner.compile import make_plan
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.cost import Costs, OpCost
 from partitioner.ir.graph import Graph
@@ -22,6 +21,7 @@ from partitioner.model.call import Call
 from partitioner.planner.bounds import lower_bound
 from partitioner.planner.seconds import serial_seconds
 from partitioner.planner.simulate import op_seconds, simulate
+from partitioner.plans import make_plan
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
 from partitioner.testing import GeneratedModule, fake_device_lists, modules

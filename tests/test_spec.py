@@ -349,7 +349,7 @@ def test_the_specs_load_and_meet_the_schema(path: Path) -> None:
 
 
 def test_the_schema_file_is_up_to_date() -> None:
-    how = "from partitioner.spec import json_schema; open('specs/spec.schema.json', 'w').write(json_schema())"
+    how = "from partitioner.spec.spec import json_schema; open('specs/spec.schema.json', 'w').write(json_schema())"
     assert (SPECS / "spec.schema.json").read_text() == json_schema(), f'regenerate it: python -c "{how}"'
 
 

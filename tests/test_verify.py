@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from partitioner.compile import make_plan
 from partitioner.errors import VerifyError
 from partitioner.ir.access import Access
 from partitioner.ir.graph import Op
@@ -21,6 +20,7 @@ from partitioner.lower.rules import RULES, Case, Fault
 from partitioner.lower.verify import faults, verify
 from partitioner.lower.verify import shown as shown_fault
 from partitioner.model.call import Call
+from partitioner.plans import make_plan
 from partitioner.spec.spec import Spec
 from programs import Lowered, lowered_programs, make_graph
 

@@ -17,6 +17,7 @@ from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.rewrite.landing import land
 from partitioner.ir.machine import Machine
 from partitioner.model.call import Call, Planned, end_here
 from partitioner.model.keep import state_kept
@@ -75,14 +76,18 @@ def _parameters(method: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
-def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) -> list[tuple[Traced, Found]]:
+def graphs_of_call(
+    model: nn.Module, call: Call, *, whole: bool, check: bool, apart: bool = False
+) -> list[tuple[Traced, Found]]:
     """The graphs of one call, where state lies at the moment, each with what was found.
 
     Args:
         model: left as it was.
         call: example arguments.
         whole: whether one graph must be all of forward.
-        check: run them, and compare them with the model. Otherwise nothing runs, and only the first graph is found.
+        check: run them, and compare them with the model. Otherwise only the first graph is found, and nothing runs; but all of
+            them, by running them, where they are several and each has a say in where state goes.
+        apart: whether their ops may be placed on several devices.
 
     Returns:
         An empty list if the model has no ops.
@@ -91,15 +96,18 @@ def graphs_of_call(model: nn.Module, call: Call, *, whole: bool, check: bool) ->
         TraceError, DifferenceError, InputError: nothing could be traced; it computes something else; the model fails.
     """
     graphs: list[tuple[Traced, Found]] = []
-    runs = check and not is_meta(model, call)
+    in_between = apart and not whole
+    runs = (check or in_between) and not is_meta(model, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = graph_of(model, found, apart=whole)
+        if in_between:
+            land(found.module)
+        traced = graph_of(model, found, apart=apart)
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 
-    method = compiled(model, receive, whole=whole)
-    if runs:
+    method = compiled(model, receive, whole=whole, apart=apart)
+    if check and runs:
         hold_against_eager(model, call, method)
     else:
         args, kwargs = call.fill(call.tensors)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from networkx.utils import UnionFind
 
@@ -42,6 +43,7 @@ def constrain(
     colocate: Sequence[Sequence[str]],
     state: Mapping[str, StateMeta],
     fixed: Mapping[str, str],
+    landed: Mapping[str, str] = MappingProxyType({}),
 ) -> Constraints:
     """Collect every constraint on ``graph``.
 
@@ -51,6 +53,7 @@ def constrain(
         colocate: lists of patterns; the ops that match any pattern of one list share a device.
         state: parameters, buffers and constants, by qualified name; what is in one storage shares a device.
         fixed: device name of state that has been placed already, by qualified name.
+        landed: device name of ops whose results Python goes on with there, as views of what others hold.
 
     Raises:
         PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
@@ -68,6 +71,8 @@ def constrain(
         for used in op.state:
             if used in fixed:
                 _pin(wanted, groups[op.name], fixed[used], f"{used}, which lies there already")
+        if op.name in landed:
+            _pin(wanted, groups[op.name], landed[op.name], f"op {op.name}, whose result shares memory that is used after it")
     return Constraints({op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()})
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from partitioner.errors import PlacementError
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import sharing
 from partitioner.model.storage import storage_key
 
@@ -66,17 +65,16 @@ def where_it_lies(state: Mapping[str, torch.Tensor], homes: Mapping[str, str]) -
     return {key: homes[str(tensor.device)] for key, tensor in state.items()}
 
 
-def staying(plan: Plan | None) -> Callable[[str, torch.Tensor], bool]:
+def staying(homes: Mapping[str, str]) -> Callable[[str, torch.Tensor], bool]:
     """Whether ops go to where a tensor of the model lies, by its name.
 
     They do to parameters, and to what lies where the first plan put it. What forward has put in the place of a tensor since
     (``self.state = ...``) lies where it was computed, where the weights that it is used with need not lie: it moves to them.
 
     Args:
-        plan: the one by which state was placed.
+        homes: torch device to which it was moved, by name.
     """
-    planned = {} if plan is None else state_devices(plan)
-    return lambda key, tensor: isinstance(tensor, nn.Parameter) or str(tensor.device) == planned.get(key)
+    return lambda key, tensor: isinstance(tensor, nn.Parameter) or str(tensor.device) == homes.get(key)
 
 
 def refuse_shared(graph: Graph, arguments: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import MethodType
@@ -27,9 +27,10 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.errors import TraceError
 from partitioner.ir.machine import Machine
-from partitioner.ir.plan import Plan, Tried
+from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
+from partitioner.model.source import user_line
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
 from partitioner.runtime.summary import summary
@@ -77,6 +78,7 @@ class Programs:
         given: methods that the module was given in the place of its class's, by name.
         tried: the plans that were run on the examples before one was chosen, which comes first.
         drawn: whether numbers that `random` draws are known to be given to a program.
+        homes: torch device to which each tensor of the model was moved, by name.
         alone: elements in the arguments of a call up to which the model runs as it is, for it was measured to be faster.
     """
 
@@ -88,6 +90,7 @@ class Programs:
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
         self.alone, self.drawn = -1, False
+        self.homes: Mapping[str, str] = {}
         self.pieces: list[Piece] = []
         self.latest = Latest()
         self.place: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -161,6 +164,8 @@ class Programs:
         try:
             return method(*args, **kwargs)
         except Exception as error:
+            if not self.on_one and "same device" in str(error):
+                raise TraceError(_as_it_lies(type(self.original).__name__, error)) from error
             raised, HERE.raised = HERE.raised, None
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
@@ -186,6 +191,10 @@ class Programs:
             if self.place is not None:
                 self.place(args, kwargs)
                 self.place = None
+
+    def are_placed(self, plan: Plan) -> None:
+        """State lies where a plan wants it."""
+        self.provisional, self.homes, self.place = plan, state_devices(plan), None
 
     def twin(self, copied: nn.Module) -> Programs:
         """The programs of a copy of the model: none yet, for guards hold for one model. Until then this one's plan is shown."""
@@ -279,6 +288,14 @@ def _is_transformed() -> bool:
         return True
     modes = _len_torch_function_stack()
     return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
+
+
+def _as_it_lies(name: str, error: Exception) -> str:
+    """Why code between graphs cannot go on: it runs as it is, and takes what programs have on another device."""
+    return (
+        f"{name} runs in part as it is, between graphs, and there, at {user_line(error)}, takes what lies on several devices: "
+        f"{error}. Pin the modules whose weights it takes to the first device, on which it finds all else."
+    )
 
 
 def _under_a_transform(name: str) -> str:

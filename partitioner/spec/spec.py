@@ -199,6 +199,11 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="whether programs on lanes of one CUDA device are captured as CUDA graphs and replayed, one graph for each "
         "set of sizes",
     )
+    fullgraph: Flag | None = Field(
+        default=None,
+        description="whether one graph must be all of a call: true, a graph break is refused; false, Python may stand between "
+        "graphs; null, true where state lies on several devices",
+    )
     pins: tuple[PinSpec, ...] = Field(default=(), description="a list of the ops whose device is given")
     colocate: tuple[Annotated[tuple[Text, ...], Field(min_length=1)], ...] = Field(
         default=(), description="a list of lists of globs; the ops that match any glob of one list share a device"

@@ -139,6 +139,8 @@ def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, D
         raise SpecError("the spec has no section distributed, such as distributed: {mesh: {pipeline: 2}, microbatches: 4}")
     if whole.backward != "autograd":
         raise SpecError(f"backward: {whole.backward} is for one process; the schedule of a job has autograd run each backward")
+    if whole.fullgraph is False:
+        raise SpecError("fullgraph: false is for one process; stages are cut from one graph of all of a call")
     for name in ("compile_tasks", "cuda_graphs"):
         if getattr(whole, name):
             raise SpecError(f"{name}: {getattr(whole, name)} is for one process; a job calls the ops of its stages one by one")

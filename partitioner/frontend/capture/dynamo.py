@@ -103,6 +103,7 @@ def compiled(
     whole: bool = False,
     home: Home = lambda: None,
     once: bool = False,
+    apart: bool = False,
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -115,10 +116,11 @@ def compiled(
         home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
             they are; ``None`` for where they are.
         once: whether the graph of one call is taken for all others, so that nothing may be decided by a call's values.
+        apart: whether modules that are alike have programs of their own, for the state of each may lie elsewhere.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
-    return Compiled(root, receive, (method, of_class), whole, home, once)
+    return Compiled(root, receive, (method, of_class), whole, home, once, apart)
 
 
 EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -133,9 +135,9 @@ class Compiled(Owner):
     """
 
     def __init__(
-        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool
+        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool, apart: bool
     ) -> None:
-        super().__init__(root, whole, home, once)
+        super().__init__(root, whole, home, once, apart)
         self.receive, self.method = receive, method
         self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()
@@ -251,7 +253,9 @@ class _Backend:
         if HERE.first:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
-        HERE.watched = (*within, *around)
+        held = HERE.scope["L"] if owner.apart and not owner.whole else {}
+        modules = (_IsTheModule(name, weakref.ref(each)) for name, each in held.items() if isinstance(each, nn.Module))
+        HERE.watched = (*modules, *within, *around)
         alone = not HERE.first and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
         forget(module)
@@ -260,6 +264,17 @@ class _Backend:
         numbers, given = as_numbers(module, inputs)
         found = Found(module, given, code, HERE.paths, reason, HERE.first, caught, bool(output.random_calls), _sets(output))
         return given_numbers(owner.receive(found), numbers)
+
+
+@dataclass(frozen=True)
+class _IsTheModule:
+    """A local variable of a frame that is one module, and no other whose parameters would do as well."""
+
+    name: str
+    module: weakref.ref[nn.Module]
+
+    def __call__(self, scope: Mapping[str, Any]) -> bool:
+        return scope["L"].get(self.name) is self.module()
 
 
 def _sets(output: OutputGraph) -> bool:

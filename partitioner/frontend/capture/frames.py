@@ -96,8 +96,8 @@ class Owner:
         pending: likewise, of the call that runs.
     """
 
-    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool) -> None:
-        self.root, self.whole, self.ask_home, self.once = root, whole, home, once
+    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, apart: bool) -> None:
+        self.root, self.whole, self.ask_home, self.once, self.apart = root, whole, home, once, apart
         self.entry: FunctionType
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}

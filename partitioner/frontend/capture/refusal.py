@@ -48,7 +48,10 @@ BEYOND_FAKES = (
 
 WITHOUT_VALUES = "found by calling the model on tensors without values; with values it may do otherwise"
 
-ADVICE = "Move that out of forward, or partition onto lanes of one device, where Python may stand between graphs"
+ADVICE = (
+    "Move that out of forward, give fullgraph=False, with which Python may stand between graphs, or partition onto lanes of "
+    "one device"
+)
 
 
 def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
@@ -63,7 +66,8 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
         What the model itself raises, or a `TraceError` that says why the tracer gave up.
     """
     name = type(root).__name__
-    text = f"{name}.{call.func.__name__} cannot be one graph, as state on several devices asks for: {explain(error)}"
+    method = f"{name}.{call.func.__name__}"
+    text = f"{method} cannot be one graph, as state on several devices or fullgraph=True asks for: {explain(error)}"
     if not may_be_the_models(error):
         return TraceError(f"{text}. {ADVICE}")
     if not any(tensor.is_meta for tensor in all_state(root).values()):

@@ -1,0 +1,67 @@
+"""Results that are brought together: where Python goes on after a graph on several devices, it finds them all on one.
+
+    h = linear(x)         h = linear(x)
+    return h              return landed(h)
+
+`landed` is an op like any other, and so it is placed, and what it is given travels to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+
+from partitioner.ir.graph import Graph
+from partitioner.model.fakes import tensors_in
+from partitioner.model.storage import storage_key
+
+Value = TypeVar("Value")
+
+
+def landed(value: Value) -> Value:
+    """What it is given, where it is placed.
+
+    >>> landed(3)
+    3
+    """
+    return value
+
+
+def land(module: torch.fx.GraphModule) -> None:
+    """Put `landed` behind every result of a graph that its ops make, and behind what is given to it of which one is a view."""
+    graph, output = module.graph, module.graph.output_node()
+    made = [node for node in output.all_input_nodes if node.op.startswith("call_")]
+    seen = {storage for node in made for storage in _storages(node)}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for given in graph.find_nodes(op="placeholder"):
+        if not seen.isdisjoint(_storages(given)):
+            with graph.inserting_before(first):
+                _put_behind(given, tuple(given.users))
+    for node in made:
+        with graph.inserting_before(output):
+            _put_behind(node, (output,))
+
+
+def _put_behind(node: torch.fx.Node, users: Iterable[torch.fx.Node]) -> None:
+    there = node.graph.call_function(landed, (node,))
+    there.meta = dict(node.meta)
+    for user in users:
+        user.replace_input_with(node, there)
+
+
+def _storages(node: torch.fx.Node) -> set[int]:
+    return {storage_key(tensor) for tensor in tensors_in(node.meta.get("example_value"))}
+
+
+def together(graph: Graph) -> set[str]:
+    """The ops that belong where Python goes on: those, and what gives a view of what is used after the graph, too.
+
+    A copy of it would miss what is written to the one or the other.
+    """
+    results = {name for name, node in graph.nodes.items() if node.target is landed}
+    held = Counter(storage for name in results for storage in {*graph.by_name[name].storages})
+    shared = {*graph.given}.union(storage for storage, times in held.items() if times > 1).intersection(held)
+    return results.union(op.name for op in graph.ops if shared.intersection(op.storages))
