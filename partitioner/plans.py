@@ -104,38 +104,28 @@ def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
 def beside_each_other(model: nn.Module, graphs: Sequence[Traced], machine: Machine, spec: Spec) -> list[Plan]:
     """Plans of the graphs of one call on several devices, between which Python stands.
 
-    State that no graph uses goes to the first device. What a graph needs while it runs is known once it is planned: if there
-    is then no room for what others keep, all are planned again, and each leaves as much as any of them needs.
+    State that no graph uses goes to the first device. Where there are memory caps each graph is planned alone first, to know
+    what it needs while it runs; then in order, beside what those before it keep, leaving as much as the others need.
 
     Raises:
         PlacementError: they do not keep the machine's memory caps together.
     """
     machine = less(machine, {machine.devices[0].torch_device: beside(model, graphs).total()})
-    plans = _one_by_one(graphs, machine, spec, Counter())
-    if _missing(plans, machine):
-        needed = Counter[str]()
-        for plan in plans:
-            for device, size in _live(plan).items():
-                needed[device] = max(needed[device], size)
-        plans = _one_by_one(graphs, machine, spec, needed)
-        if missing := _missing(plans, machine):
-            raise PlacementError(f"{len(plans)} graphs with Python between them do not fit together. {'; '.join(missing)}")
-    return plans
-
-
-def _one_by_one(graphs: Sequence[Traced], machine: Machine, spec: Spec, room: Mapping[str, int]) -> list[Plan]:
-    """Plan each graph beside what those before it keep, and leave some room on each torch device."""
+    lives = [_live(plan_in_between(traced, machine, spec, {})) if caps(machine) else {} for traced in graphs]
+    most = {device: max((live.get(device, 0) for live in lives), default=0) for device in caps(machine)}
     plans: list[Plan] = []
     lies: dict[int, str] = {}
     names = {device.torch_device: device.name for device in machine.devices}
-    for traced in graphs:
+    for traced, live in zip(graphs, lives, strict=True):
         metas = traced.state_metas
-        mine = {meta.storage for meta in metas.values()}
-        kept = _kept(plans, mine) + Counter(room)
+        taken = _kept(plans, {meta.storage for meta in metas.values()})
+        taken += Counter({device: size - live.get(device, 0) for device, size in most.items()})
         fixed = {name: lies[meta.storage] for name, meta in metas.items() if meta.storage in lies}
-        plan = plan_in_between(traced, less(machine, kept), spec, fixed)
+        plan = plan_in_between(traced, less(machine, taken), spec, fixed)
         lies |= {metas[name].storage: names[device] for name, device in state_devices(plan).items() if name in metas}
         plans.append(plan)
+    if missing := _missing(plans, machine):
+        raise PlacementError(f"{len(plans)} graphs with Python between them do not fit together. {'; '.join(missing)}")
     return plans
 
 
@@ -201,10 +191,10 @@ def _live(plan: Plan) -> dict[str, int]:
 
 def _missing(plans: Sequence[Plan], machine: Machine) -> list[str]:
     """Where a graph has too little room beside what the others keep, in words."""
-    kept, limits = _kept(plans), caps(machine)
+    kept, lives = _kept(plans), [_live(plan) for plan in plans]
     found = []
-    for device, cap in limits.items():
-        live = max((_live(plan).get(device, 0) for plan in plans), default=0)
+    for device, cap in caps(machine).items():
+        live = max((each.get(device, 0) for each in lives), default=0)
         if kept[device] + live > cap:
             found.append(
                 f"{device} has {format_size(cap)}; their state takes {format_size(kept[device])}, and the fullest of them "

@@ -214,6 +214,22 @@ def test_what_runs_as_it_is_and_finds_two_devices_says_so() -> None:
         parallel(X.abs())
 
 
+def test_other_methods_run_once() -> None:
+    """What cannot be traced was refused, and then called as it is; here it has been called as it is already."""
+
+    class Told(Experts):
+        def told(self) -> None:
+            calls.append(1)
+            print(self.gate(X).sum())
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
+
+    calls: list[int] = []
+    parallel = between(Told(), X)
+    with pytest.raises(TraceError, match="Told runs in part as it is"):
+        parallel.told()
+    assert calls == [1]
+
+
 def test_a_graph_break_is_refused_on_one_device_if_that_is_asked_for() -> None:
     for options in ({"example_inputs": X}, {}):
         with pytest.raises(TraceError, match=r"cannot be one graph, as state on several devices or fullgraph=True asks for"):

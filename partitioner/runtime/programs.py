@@ -40,10 +40,12 @@ class Method(Protocol):
     """A traced method of the model.
 
     Args:
+        whole: whether one graph must be all of it.
         failures: why some of its frames run as they are, by code object.
         reasons: why frames ran as they are, the last time that they were tried.
     """
 
+    whole: bool
     failures: dict[Any, str]
     reasons: dict[Any, str]
 
@@ -142,7 +144,7 @@ class Programs:
         try:
             return self(name, args, kwargs)
         except TraceError as refused:
-            if self.on_one or any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+            if not self.forward.whole or any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
                 raise
             refusal = refused
         try:
@@ -164,9 +166,9 @@ class Programs:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            if not self.on_one and "same device" in str(error):
-                raise TraceError(_as_it_lies(type(self.original).__name__, error)) from error
             raised, HERE.raised = HERE.raised, None
+            if not self.on_one and not method.whole and "same device" in str(error):
+                raise TraceError(_as_it_lies(type(self.original).__name__, error)) from error
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
             again = raised.again and self.on_one
