@@ -1,29 +1,20 @@
-"""The plans of one call: of its one graph, or of several with Python between them.
-
-On several devices Python finds what it goes on with, all results and the state that no graph uses, on the first of them. State
-belongs to the graph that comes first, and the others take it where it is; each is planned beside what the others keep.
-"""
+"""The plans of one call: of its one graph, or of several with Python between them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from partitioner.between import beside, beside_each_other, less, plan_in_between
 from partitioner.compile import for_this_call, plan_of
-from partitioner.errors import PlacementError
-from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found
-from partitioner.frontend.rewrite.landing import land, together
+from partitioner.frontend.rewrite.landing import land
 from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
-from partitioner.ir.footprint import footprints, standing_bytes
-from partitioner.ir.machine import Machine, accelerators_first, capped, caps
-from partitioner.ir.plan import Plan, each_once, state_devices
-from partitioner.ir.units import format_size
+from partitioner.ir.machine import Machine, accelerators_first
+from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import Call
-from partitioner.model.state import all_state, sizes
 from partitioner.runtime.moving import refuse_shared, staying, where_it_lies
 from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
@@ -42,16 +33,19 @@ class Plans:
         each: the plan of each graph.
         shown: the one that is expected to take longest; a provisional one where there is no graph.
         state: the tensors of the model that ops use, registered or not, by name.
+        unreached: the torch device of each tensor that none of them uses, if that is not the first one.
     """
 
     each: Sequence[Plan]
     shown: Plan
     state: Mapping[str, Tensor]
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def homes(self) -> dict[str, str]:
         """The torch device on which each tensor of the model is used, by name."""
-        return {name: device for plan in (self.shown, *self.each) for name, device in state_devices(plan).items()}
+        used = {name: device for plan in (self.shown, *self.each) for name, device in state_devices(plan).items()}
+        return {**self.unreached, **used}
 
 
 def make_plan(module: nn.Module, call: Call | None, machine: Machine, spec: Spec, *, check: bool = False) -> Plan:
@@ -81,17 +75,16 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     if apart:
         for traced, graph in found:
             refuse_shared(traced.graph, graph.inputs)
-    graphs = [traced for traced, _ in found]
-    if apart and not whole:
-        plans = beside_each_other(module, graphs, machine, spec)
-    else:
-        plans = [plan_of(traced, machine, spec) for traced in graphs]
-    if not plans:
+    if not found:
         return Plans((), without_graphs(plan_of(view_of(module), machine, spec)), {})
+    if apart and not whole:
+        plans, unreached = beside_each_other(module, found, machine, spec)
+    else:
+        plans, unreached = [plan_of(traced, machine, spec) for traced, _ in found], {}
     first = max(plans, key=lambda plan: plan.in_a_row)
     notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     shown = replace(first, machine=machine, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
-    return Plans(plans, shown, {name: tensor for traced in graphs for name, tensor in traced.state.items()})
+    return Plans(plans, shown, {name: tensor for traced, _ in found for name, tensor in traced.state.items()}, unreached)
 
 
 def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
@@ -99,34 +92,6 @@ def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:
     why = "".join(f": {reason}" for reason in list(dict.fromkeys(reasons))[:1])
     notes = (f"the tracer found no graph in the example call, which runs as it is{why}",) if plan.graph.ops else ()
     return replace(plan, graph=replace(plan.graph, notes=(*plan.graph.notes, *notes)))
-
-
-def beside_each_other(model: nn.Module, graphs: Sequence[Traced], machine: Machine, spec: Spec) -> list[Plan]:
-    """Plans of the graphs of one call on several devices, between which Python stands.
-
-    State that no graph uses goes to the first device. Where there are memory caps each graph is planned alone first, to know
-    what it needs while it runs; then in order, beside what those before it keep, leaving as much as the others need.
-
-    Raises:
-        PlacementError: they do not keep the machine's memory caps together.
-    """
-    machine = less(machine, {machine.devices[0].torch_device: beside(model, graphs).total()})
-    lives = [_live(plan_in_between(traced, machine, spec, {})) if caps(machine) else {} for traced in graphs]
-    most = {device: max((live.get(device, 0) for live in lives), default=0) for device in caps(machine)}
-    plans: list[Plan] = []
-    lies: dict[int, str] = {}
-    names = {device.torch_device: device.name for device in machine.devices}
-    for traced, live in zip(graphs, lives, strict=True):
-        metas = traced.state_metas
-        taken = _kept(plans, {meta.storage for meta in metas.values()})
-        taken += Counter({device: size - live.get(device, 0) for device, size in most.items()})
-        fixed = {name: lies[meta.storage] for name, meta in metas.items() if meta.storage in lies}
-        plan = plan_in_between(traced, less(machine, taken), spec, fixed)
-        lies |= {metas[name].storage: names[device] for name, device in state_devices(plan).items() if name in metas}
-        plans.append(plan)
-    if missing := _missing(plans, machine):
-        raise PlacementError(f"{len(plans)} graphs with Python between them do not fit together. {'; '.join(missing)}")
-    return plans
 
 
 def where_state_lies(model: nn.Module, found: Found, machine: Machine, spec: Spec, homes: Mapping[str, str]) -> Plan:
@@ -148,56 +113,3 @@ def where_state_lies(model: nn.Module, found: Found, machine: Machine, spec: Spe
     if whole:
         return plan_of(traced, machine, asked, lies)
     return plan_in_between(traced, less(machine, beside(model, [traced])), asked, lies)
-
-
-def plan_in_between(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, str]) -> Plan:
-    """The plan of a graph after which Python may go on, on the first device."""
-    return plan_of(traced, machine, spec, fixed, dict.fromkeys(together(traced.graph), machine.devices[0].name))
-
-
-def less(machine: Machine, taken: Mapping[str, int]) -> Machine:
-    """The machine with less memory, by torch device."""
-    return capped(machine, lambda one: None if one.memory is None else max(0, one.memory - taken.get(one.torch_device, 0)))
-
-
-def beside(model: nn.Module, graphs: Iterable[Traced]) -> Counter[str]:
-    """Bytes of the model's state that no graph uses, on each torch device; what is in one storage counts once."""
-    seen = {meta.storage for traced in graphs for meta in traced.state_metas.values()}
-    taken = Counter[str]()
-    for tensor in all_state(model).values():
-        storage, _, kept, _ = sizes(tensor)
-        if storage not in seen:
-            seen.add(storage)
-            taken[str(tensor.device)] += kept
-    return taken
-
-
-def _kept(plans: Iterable[Plan], mine: Collection[int] = ()) -> Counter[str]:
-    """Bytes that plans keep on each torch device between calls, each storage once, but those that are ``mine``."""
-    kept, seen = Counter[str](), {*mine}
-    for plan in plans:
-        for device, _, weight in each_once(plan, plan.memory.state if plan.memory is not None else {}):
-            if weight.storage not in seen:
-                seen.add(weight.storage)
-                kept[device] += weight.total
-    return kept
-
-
-def _live(plan: Plan) -> dict[str, int]:
-    """Bytes that a plan takes on each torch device while it runs."""
-    standing = standing_bytes(plan)
-    return {device: each.total - standing.get(device, 0) for device, each in footprints(plan).items()}
-
-
-def _missing(plans: Sequence[Plan], machine: Machine) -> list[str]:
-    """Where a graph has too little room beside what the others keep, in words."""
-    kept, lives = _kept(plans), [_live(plan) for plan in plans]
-    found = []
-    for device, cap in caps(machine).items():
-        live = max((each.get(device, 0) for each in lives), default=0)
-        if kept[device] + live > cap:
-            found.append(
-                f"{device} has {format_size(cap)}; their state takes {format_size(kept[device])}, and the fullest of them "
-                f"{format_size(live)} more while it runs"
-            )
-    return found

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import reset_code, set_eval_frame
+from torch._C._dynamo.eval_frame import reset_code, set_code_exec_strategy, set_eval_frame
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.eval_frame import _callback_from_stance, cached_backends
@@ -36,11 +36,11 @@ from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
-from partitioner.frontend.capture.frames import AsItIs, Callback, Convert, Owner, Untraceable
+from partitioner.frontend.capture.frames import ASKED, AsItIs, Callback, Convert, Owner, Untraceable
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import own_error, refusal
-from partitioner.frontend.capture.sameness import watched
+from partitioner.frontend.capture.sameness import these_modules, watched
 from partitioner.model.functions import names_in
 from partitioner.model.source import is_installed
 
@@ -187,6 +187,8 @@ class Compiled(Owner):
         backend = self.backend
         if not backend.fits():
             backend = self.backend = next((one for one in list(self.callbacks) if one.fits()), None) or self._new_backend()
+        for layer in self.layers:
+            set_code_exec_strategy(layer, ASKED)  # Dynamo notes for the whole process that it leaves them out
         callback, depth = self._under_stance(self.callbacks[backend]), get_dynamic_layer_stack_depth()
         before = set_eval_frame(None)
         try:
@@ -253,8 +255,7 @@ class _Backend:
         if HERE.first:
             self.conditions = tuple(dict.fromkeys((*self.conditions, *around)))  # further programs rarely bring others
             around = ()
-        held = HERE.scope["L"] if owner.apart and not owner.whole else {}
-        modules = (_IsTheModule(name, weakref.ref(each)) for name, each in held.items() if isinstance(each, nn.Module))
+        modules = these_modules(HERE.scope["L"]) if owner.between else ()
         HERE.watched = (*modules, *within, *around)
         alone = not HERE.first and not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
         reason = reason_of(module) or (f"{code.co_name} of line {code.co_firstlineno}, traced on its own" if alone else "")
@@ -264,17 +265,6 @@ class _Backend:
         numbers, given = as_numbers(module, inputs)
         found = Found(module, given, code, HERE.paths, reason, HERE.first, caught, bool(output.random_calls), _sets(output))
         return given_numbers(owner.receive(found), numbers)
-
-
-@dataclass(frozen=True)
-class _IsTheModule:
-    """A local variable of a frame that is one module, and no other whose parameters would do as well."""
-
-    name: str
-    module: weakref.ref[nn.Module]
-
-    def __call__(self, scope: Mapping[str, Any]) -> bool:
-        return scope["L"].get(self.name) is self.module()
 
 
 def _sets(output: OutputGraph) -> bool:

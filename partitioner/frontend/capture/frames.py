@@ -80,6 +80,9 @@ SETTINGS: Mapping[str, Any] = {
 MOST = 64
 """Programs that one code may have. What makes more of them has a constant that differs in every call."""
 
+ASKED = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
+"""Of each frame it is asked how it is to run."""
+
 AS_IS = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
 """A call runs as it is, with all that it calls."""
 
@@ -94,10 +97,14 @@ class Owner:
         entry: the function that is traced.
         failures: why frames run as they are, by their code.
         pending: likewise, of the call that runs.
+        layers: code of torch's own layers that are traced where what calls them runs as it is. Dynamo traces them with their
+            callers alone, and leaves them out there, for one layer gains nothing. But its weights may belong to another device.
     """
 
     def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, apart: bool) -> None:
-        self.root, self.whole, self.ask_home, self.once, self.apart = root, whole, home, once, apart
+        self.root, self.whole, self.ask_home, self.once = root, whole, home, once
+        self.between = apart and not whole
+        self.layers = frozenset(_layers(root)) if self.between else frozenset()
         self.entry: FunctionType
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
@@ -138,6 +145,9 @@ class Callback(convert_frame.CatchErrorsWrapper):
             sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
         try:
             with convert_frame.compile_lock, held_back(), config.patch(**SETTINGS), _disable_current_modes():
+                if arguments[0].f_code in convert.owner.layers:
+                    frame, cache_entry, frame_state = arguments
+                    return convert(frame, cache_entry, self.hooks, frame_state)  # type: ignore[no-any-return]
                 return super().__call__(*arguments)
         finally:
             if callable(profile):
@@ -263,6 +273,14 @@ def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"], None)
     except TypeError:  # torch 2.11 asks for no stack
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"])
+
+
+def _layers(root: nn.Module) -> Iterator[CodeType]:
+    """The code of forward of torch's own layers in a model that have weights, or hold others that do."""
+    for module in root.modules():
+        forward = type(module).forward
+        if type(module).__module__.startswith("torch.nn.") and any(True for _ in module.parameters()):
+            yield forward.__code__
 
 
 def _is_lazy(root: nn.Module) -> bool:

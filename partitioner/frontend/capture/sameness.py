@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import re
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,20 @@ def _around(
     for module, (held, names) in HERE.builtins.items():
         yield _AreNoGlobals(module, frozenset(names), held)
     yield from answers()
+
+
+def these_modules(held: Mapping[str, Any]) -> Watched:
+    """That the modules among a frame's local variables are these, and no others whose weights would do as well."""
+    return tuple(_IsTheModule(name, weakref.ref(each)) for name, each in held.items() if isinstance(each, nn.Module))
+
+
+@dataclass(frozen=True)
+class _IsTheModule:
+    name: str
+    module: weakref.ref[nn.Module]
+
+    def __call__(self, scope: dict[str, Any]) -> bool:
+        return scope["L"].get(self.name) is self.module()
 
 
 def _variables() -> tuple[tuple[str, str], ...]:
