@@ -78,12 +78,14 @@ def beside_each_other(
 
 def _unreached(model: nn.Module, found: Sequence[tuple[Traced, Found]]) -> Iterator[Unreached]:
     """Experts without a row in the call, layers that were dropped: they will have graphs once they are called."""
-    codes, state = {graph.code for _, graph in found}, all_state(model)
+    codes = {graph.code for _, graph in found}
     used = {meta.storage for traced, _ in found for meta in traced.state_metas.values()}
     for path, module in model.named_modules():
-        own = {name: sizes(tensor) for name, tensor in state.items() if name.startswith(f"{path}.")}
+        if not path or getattr(type(module).forward, "__code__", None) not in codes:
+            continue
+        own = {f"{path}.{name}": sizes(tensor) for name, tensor in all_state(module).items()}
         kept = {storage: kept for storage, _, kept, _ in own.values()}
-        if getattr(type(module).forward, "__code__", None) in codes and used.isdisjoint(kept) and kept:
+        if own and used.isdisjoint(kept):
             used |= kept.keys()
             yield Unreached(tuple(own), sum(kept.values()))
 

@@ -205,7 +205,7 @@ def replayed(
         SpecError: the file is no plan, or something else is to decide, too.
     """
     for name, given in (*fields.items(), ("tune", tune)):
-        if given and name not in ("backend", "backward", "compile_tasks", "cuda_graphs"):
+        if given and name not in ("backend", "backward", "compile_tasks", "cuda_graphs", "fullgraph"):
             raise SpecError(f"plan= decides what runs where, and so does {name}=; leave one of them out")
     saved = read_plan(plan)
     document, machine = asked_for(devices, spec, **{**fields, "policy": Replayed(saved, str(plan))})
