@@ -342,6 +342,16 @@ def test_training_over_gpu_and_cpu() -> None:
         torch.testing.assert_close(theirs.cpu(), mine, rtol=1e-3, atol=1e-4)
 
 
+def test_python_between_graphs_over_gpu_and_cpu() -> None:
+    model = Talkative().eval()
+    parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), copy=True, fullgraph=False)
+    assert {one.device.type for one in parallel.parameters()} == {"cuda", "cpu"}
+    for x in (X, numbers(8, WIDTH)):
+        found, expected = parallel(x), model(x)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+        found.sum().backward()
+
+
 def test_refusals_over_gpu_and_cpu() -> None:
     """A graph break with its reason, the model's own complaint about a shape; and the module goes on."""
     with pytest.raises(TraceError, match=f"cannot be one graph.*{re.escape(__file__)}"):
