@@ -29,7 +29,7 @@ from partitioner.backends import BACKENDS
 from partitioner.frontend.analysis import build
 from partitioner.lower import room
 from partitioner.plans import make_plan
-from partitioner.runtime.pieces import Piece
+from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import build_machine
 from partitioner.spec.spec import Spec
 
@@ -162,7 +162,7 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
         for stage, places in STAGES.items():
             for module, name in places:
                 stack.enter_context(mock.patch.object(module, name, timed(stage, getattr(module, name))))
-        stack.enter_context(mock.patch.object(Piece, "of", staticmethod(timed("all", Piece.of))))
+        stack.enter_context(mock.patch.object(Programs, "receive", timed("all", Programs.receive)))
         lowerings = tuple(timed(lowering.__name__, lowering) for lowering in lower.LOWERINGS)
         stack.enter_context(mock.patch.object(lower, "LOWERINGS", lowerings))
         made = {name: timed("emit", function) for name, function in BACKENDS.items()}
