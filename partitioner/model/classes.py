@@ -113,6 +113,11 @@ def slots_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def has_slots(kind: type) -> bool:
+    """Whether objects of a class keep something in slots that a user's class gives them."""
+    return bool(_slots(kind))
+
+
 def slots_undo(value: Any, then: Mapping[str, Any]) -> Callable[[], None]:
     """Puts back what an object had in its slots, past whatever its class says of setting attributes."""
 

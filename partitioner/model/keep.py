@@ -27,6 +27,7 @@ from partitioner.errors import InputError
 from partitioner.model.classes import (
     data_of,
     data_undo,
+    has_slots,
     methods_of,
     not_for_tracers,
     owners,
@@ -100,6 +101,8 @@ class _Kept:
         self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
         self.undo: list[Callable[[], object]] = []
         self.classes: dict[int, type] = {}
+        self.slotted: dict[type, bool] = {}  # whether objects of a class have slots
+        self.asked = set[type]()  # classes of objects that were looked at
         self.kinds: dict[int, type] = {}  # whose attributes a dictionary holds
         self.room = LARGEST
         self.of_globals = set[int]()  # identities of what lies in globals
@@ -152,7 +155,7 @@ class _Kept:
         if held is not None:
             self.containers.append((path, held, dict(held)))
             self.kinds[id(held)] = type(value)
-        if slots := slots_of(value):
+        if slots := self._slots_of(value):
             self.undo.append(slots_undo(value, slots))
         for live, then in [(live, then) for _, live, then in self.containers[before:] if isinstance(live, dict)]:
             for key in [key for key, item in then.items() if _is_iterator(item)]:
@@ -188,9 +191,18 @@ class _Kept:
             inside = items.items(value) if isinstance(value, dict) else enumerate(items.__iter__(value))
             closed = _CODE if id(value) in self.of_globals else ()  # functions in there are others', to be called back
             yield from (((path, key), item) for key, item in inside if not isinstance(item, closed))
-        held = {**(_attributes(value) or {}), **slots_of(value)}
+        held = {**(_attributes(value) or {}), **self._slots_of(value)}
         yield from (((path, key), item) for key, item in held.items() if type(item) not in _PLAIN)
-        yield from self._of_class(type(value))
+        if (kind := type(value)) not in self.asked:
+            self.asked.add(kind)
+            yield from self._of_class(kind)
+
+    def _slots_of(self, value: Any) -> dict[str, Any]:
+        """What an object has in slots. Models have thousands of objects of few classes, and each class is asked once."""
+        kind = type(value)
+        if kind not in self.slotted:
+            self.slotted[kind] = has_slots(kind)
+        return slots_of(value) if self.slotted[kind] else {}
 
     def _of_class(self, kind: type) -> Iterator[tuple[Path, Any]]:
         """Data that a user's class holds for all of its objects, and what its methods can reach, once code speaks of them.
