@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,10 +20,12 @@ from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.landing import together
 from partitioner.ir.footprint import footprints, standing_bytes
+from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Machine, capped, caps
 from partitioner.ir.plan import Plan, each_once, state_devices
 from partitioner.ir.units import format_size
 from partitioner.model.state import all_state, sizes
+from partitioner.planner.constraints import matches
 from partitioner.spec.spec import Spec
 
 
@@ -50,9 +53,10 @@ def beside_each_other(
         The plans, and the torch device of each tensor of a module that the call did not reach, by name.
 
     Raises:
-        PlacementError: they do not keep the machine's memory caps together.
+        PlacementError: they do not keep the machine's memory caps together, or a pattern matches no op of any.
     """
     graphs, spare = [traced for traced, _ in found], list(_unreached(model, found))
+    _refuse_unmatched(graphs, spec)
     unused = beside(model, graphs).total() - sum(each.bytes for each in spare)
     machine = less(machine, {machine.devices[0].torch_device: unused})
     lives = [_live(plan_in_between(traced, machine, spec, {})) if caps(machine) else {} for traced in graphs]
@@ -117,8 +121,26 @@ def _landed_state(traced: Traced) -> Iterator[int]:
 
 
 def plan_in_between(traced: Traced, machine: Machine, spec: Spec, fixed: Mapping[str, str]) -> Plan:
-    """The plan of a graph after which Python may go on, on the first device."""
-    return plan_of(traced, machine, spec, fixed, dict.fromkeys(together(traced.graph), machine.devices[0].name))
+    """The plan of a graph after which Python may go on, on the first device. Pins and colocations may speak of other graphs."""
+    graph = traced.graph
+    pins = tuple(pin for pin in spec.pins if _speaks_of(pin.match, graph))
+    colocate = tuple(tuple(each for each in group if _speaks_of(each, graph)) for group in spec.colocate)
+    mine = spec.model_copy(update={"pins": pins, "colocate": colocate})
+    return plan_of(traced, machine, mine, fixed, dict.fromkeys(together(graph), machine.devices[0].name))
+
+
+def _speaks_of(pattern: str, graph: Graph) -> bool:
+    return any(matches(op, pattern) for op in graph.ops)
+
+
+def _refuse_unmatched(graphs: Sequence[Traced], spec: Spec) -> None:
+    """Raise for a pattern of a pin or a colocation that speaks of no graph."""
+    for pattern in (*(pin.match for pin in spec.pins), *chain.from_iterable(spec.colocate)):
+        if not any(_speaks_of(pattern, traced.graph) for traced in graphs):
+            raise PlacementError(
+                f"pattern {pattern!r} matches no op of the {len(graphs)} graphs of this call. Patterns are globs over module "
+                "paths and op names."
+            )
 
 
 def less(machine: Machine, taken: Mapping[str, int]) -> Machine:

@@ -225,6 +225,20 @@ def test_experts_that_a_call_does_not_reach_go_where_there_is_room(cap: int) -> 
             between(model, X[:1], caps=dict.fromkeys(("lazy0", "lazy1"), 9_000))
 
 
+@pytest.mark.parametrize(("match", "pinned"), [("experts.3", 1), ("*", 4)])
+def test_a_pin_speaks_of_the_graphs_that_have_its_ops(match: str, pinned: int) -> None:
+    """Each graph looked for the ops of each pin, and had none of "experts.3"; "*" pinned away what brings results back."""
+    torch.manual_seed(0)
+    model = Experts(4)
+    rows = {"example_inputs": numbers(64, 6)}
+    parallel = between(model, pins=[{"match": match, "device": "lazy:1"}], **rows)
+    places = [str(expert.up.weight.device) for expert in parallel.original.experts]  # type: ignore[union-attr]
+    assert places.count("lazy:1") == pinned and places[3] == "lazy:1"
+    assert_trains_alike(parallel, model, numbers(64, 6))
+    with pytest.raises(PlacementError, match=r"pattern 'expert.3' matches no op of the \d+ graphs"):
+        between(model, pins=[{"match": "expert.3", "device": "lazy:1"}], **rows)
+
+
 class Mixing(Experts):
     """Takes a weight that a graph has used, too, where nothing is traced."""
 

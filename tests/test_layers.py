@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"backends", "ir", "model", "errors"},
     "report": {"planner.bounds", "planner.seconds", "planner.simulate", "planner.timing", "ir", "errors"},
     "compile": {"spec", "frontend", "profile", "planner", "lower", "backends", "runtime", "model", "ir", "errors"},
-    "between": {"compile", "frontend", "spec", "model", "ir", "errors"},
+    "between": {"compile", "frontend", "planner.constraints", "spec", "model", "ir", "errors"},
     "plans": {"between", "compile", "frontend", "spec", "runtime.moving", "model", "ir", "errors"},
     "driver": {
         "compile",

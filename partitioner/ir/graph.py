@@ -80,6 +80,9 @@ class Work(NamedTuple):
 
 NOTHING = Work()
 
+LANDED = "landed"
+"""The target of ops that bring results to where Python goes on after a graph. No pin speaks of them."""
+
 
 @dataclass(frozen=True)
 class Op:

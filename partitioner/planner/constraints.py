@@ -17,7 +17,7 @@ from networkx.utils import UnionFind
 
 from partitioner.errors import PlacementError
 from partitioner.ir.access import is_storage
-from partitioner.ir.graph import Graph, Op, StateMeta
+from partitioner.ir.graph import LANDED, Graph, Op, StateMeta
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _matching(graph: Graph, pattern: str) -> list[Op]:
             f"pattern {pattern!r} matches no op. Patterns are globs over module paths and op names; "
             f"the top-level modules are: {', '.join(paths) or '(none)'}."
         )
-    return [op for op in found if op.tensor]
+    return [op for op in found if op.tensor and op.target != LANDED]
 
 
 def _sharing_state(graph: Graph, state: Mapping[str, StateMeta]) -> Iterable[list[str]]:
