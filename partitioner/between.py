@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import nn
@@ -20,8 +19,8 @@ from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.landing import together
 from partitioner.ir.footprint import footprints, standing_bytes
-from partitioner.ir.graph import Graph
-from partitioner.ir.machine import Machine, capped, caps
+from partitioner.ir.graph import Graph, StateMeta
+from partitioner.ir.machine import Machine, caps, with_less
 from partitioner.ir.plan import Plan, each_once, state_devices
 from partitioner.ir.units import format_size
 from partitioner.model.state import all_state, sizes
@@ -41,6 +40,31 @@ class Unreached(NamedTuple):
     bytes: int
 
 
+class Kept(NamedTuple):
+    """What graphs keep between calls.
+
+    Args:
+        homes: by storage, the torch device on which it lies.
+        sizes: by storage, the bytes that it takes there, with its gradient and what the optimizer keeps; where there are caps.
+    """
+
+    homes: Mapping[int, str]
+    sizes: Mapping[int, int]
+
+    def also(self, plan: Plan, metas: Mapping[str, StateMeta]) -> Kept:
+        """With what another graph keeps."""
+        homes = {metas[name].storage: device for name, device in state_devices(plan).items() if name in metas}
+        weights = each_once(plan, plan.memory.state) if plan.memory is not None else ()
+        return Kept({**self.homes, **homes}, {weight.storage: weight.total for _, _, weight in weights} | {**self.sizes})
+
+    def bytes(self, without: Collection[int] = ()) -> Counter[str]:
+        """Bytes on each torch device, but of some storages."""
+        taken = Counter[str]()
+        for storage, size in self.sizes.items():
+            taken[self.homes[storage]] += 0 if storage in without else size
+        return taken
+
+
 def beside_each_other(
     model: nn.Module, found: Sequence[tuple[Traced, Found]], machine: Machine, spec: Spec
 ) -> tuple[list[Plan], dict[str, str]]:
@@ -55,29 +79,27 @@ def beside_each_other(
     Raises:
         PlacementError: they do not keep the machine's memory caps together, or a pattern matches no op of any.
     """
-    graphs, spare = [traced for traced, _ in found], list(_unreached(model, found))
+    graphs, spare, first = [traced for traced, _ in found], list(_unreached(model, found)), machine.devices[0].torch_device
     _refuse_unmatched(graphs, spec)
-    unused = beside(model, graphs).total() - sum(each.bytes for each in spare)
-    machine = less(machine, {machine.devices[0].torch_device: unused})
+    machine = with_less(machine, {first: beside(model, graphs).total() - sum(each.bytes for each in spare)})
     lives = [_live(plan_in_between(traced, machine, spec, {})) if caps(machine) else {} for traced in graphs]
-    most = {device: max((live.get(device, 0) for live in lives), default=0) for device in caps(machine)}
-    plans: list[Plan] = []
-    lies = dict.fromkeys((storage for traced in graphs for storage in _landed_state(traced)), machine.devices[0].name)
-    names = {device.torch_device: device.name for device in machine.devices}
+    most, fullest, plans = _most(lives, machine), dict[str, int](), list[Plan]()
+    kept = Kept({storage: first for traced in graphs for storage in _landed_state(traced)}, {})
     for traced, live in zip(graphs, lives, strict=True):
         metas = traced.state_metas
-        kept = _kept(plans, {meta.storage for meta in metas.values()})
-        fixed = {name: lies[meta.storage] for name, meta in metas.items() if meta.storage in lies}
+        others = kept.bytes(without={meta.storage for meta in metas.values()})
+        fixed = {name: machine.name_at[kept.homes[meta.storage]] for name, meta in metas.items() if meta.storage in kept.homes}
         for own in (live, {}):  # what it needs itself is counted twice only if it needs it elsewhere
             room = Counter({device: size - own.get(device, 0) for device, size in most.items()})
-            plan = plan_in_between(traced, less(machine, kept + room), spec, fixed)
-            if not _missing([*plans, plan], machine, most):
+            plan = plan_in_between(traced, with_less(machine, others + room), spec, fixed)
+            after, needs = kept.also(plan, metas), _most([fullest, _live(plan)], machine)
+            if not _missing(after, _most([most, needs], machine), machine):
                 break
-        lies |= {metas[name].storage: names[device] for name, device in state_devices(plan).items() if name in metas}
+        kept, fullest = after, needs
         plans.append(plan)
-    if missing := _missing(plans, machine):
+    if missing := _missing(kept, fullest, machine):
         raise PlacementError(f"{len(plans)} graphs with Python between them do not fit together. {'; '.join(missing)}")
-    return plans, _with_room(spare, plans, machine, most)
+    return plans, _with_room(spare, kept, most, machine)
 
 
 def _unreached(model: nn.Module, found: Sequence[tuple[Traced, Found]]) -> Iterator[Unreached]:
@@ -94,14 +116,14 @@ def _unreached(model: nn.Module, found: Sequence[tuple[Traced, Found]]) -> Itera
             yield Unreached(tuple(own), sum(kept.values()))
 
 
-def _with_room(spare: Sequence[Unreached], plans: Sequence[Plan], machine: Machine, most: Mapping[str, int]) -> dict[str, str]:
+def _with_room(spare: Sequence[Unreached], kept: Kept, most: Mapping[str, int], machine: Machine) -> dict[str, str]:
     """Each module to the device that has most room left, the largest first; without memory caps they stay on the first one.
 
     Raises:
         PlacementError: one does not fit.
     """
-    kept, homes = _kept(plans), dict[str, str]()
-    left = {device: cap - kept[device] - most.get(device, 0) for device, cap in caps(machine).items()}
+    taken, homes = kept.bytes(), dict[str, str]()
+    left = {device: cap - taken[device] - most[device] for device, cap in caps(machine).items()}
     for module in sorted(spare, key=lambda one: -one.bytes) if left else ():
         device = max(left, key=left.__getitem__)
         left[device] -= module.bytes
@@ -143,11 +165,6 @@ def _refuse_unmatched(graphs: Sequence[Traced], spec: Spec) -> None:
             )
 
 
-def less(machine: Machine, taken: Mapping[str, int]) -> Machine:
-    """The machine with less memory, by torch device."""
-    return capped(machine, lambda one: None if one.memory is None else max(0, one.memory - taken.get(one.torch_device, 0)))
-
-
 def beside(model: nn.Module, graphs: Iterable[Traced]) -> Counter[str]:
     """Bytes of the model's state that no graph uses, on each torch device; what is in one storage counts once."""
     seen = {meta.storage for traced in graphs for meta in traced.state_metas.values()}
@@ -160,32 +177,23 @@ def beside(model: nn.Module, graphs: Iterable[Traced]) -> Counter[str]:
     return taken
 
 
-def _kept(plans: Iterable[Plan], mine: Collection[int] = ()) -> Counter[str]:
-    """Bytes that plans keep on each torch device between calls, each storage once, but those that are ``mine``."""
-    kept, seen = Counter[str](), {*mine}
-    for plan in plans:
-        for device, _, weight in each_once(plan, plan.memory.state if plan.memory is not None else {}):
-            if weight.storage not in seen:
-                seen.add(weight.storage)
-                kept[device] += weight.total
-    return kept
-
-
 def _live(plan: Plan) -> dict[str, int]:
     """Bytes that a plan takes on each torch device while it runs."""
     standing = standing_bytes(plan)
     return {device: each.total - standing.get(device, 0) for device, each in footprints(plan).items()}
 
 
-def _missing(plans: Sequence[Plan], machine: Machine, most: Mapping[str, int] = MappingProxyType({})) -> list[str]:
-    """Where a graph, or one that needs the ``most`` while it runs, has too little room beside what all keep, in words."""
-    kept, lives = _kept(plans), [most, *map(_live, plans)]
-    found = []
-    for device, cap in caps(machine).items():
-        live = max(each.get(device, 0) for each in lives)
-        if kept[device] + live > cap:
-            found.append(
-                f"{device} has {format_size(cap)}; their state takes {format_size(kept[device])}, and the fullest of them "
-                f"{format_size(live)} more while it runs"
-            )
-    return found
+def _most(lives: Sequence[Mapping[str, int]], machine: Machine) -> dict[str, int]:
+    """The most that any of some graphs takes while it runs, on each torch device that has a memory cap."""
+    return {device: max((live.get(device, 0) for live in lives), default=0) for device in caps(machine)}
+
+
+def _missing(kept: Kept, live: Mapping[str, int], machine: Machine) -> list[str]:
+    """Where there is too little room for what all keep and one takes while it runs, in words."""
+    taken = kept.bytes()
+    return [
+        f"{device} has {format_size(cap)}; their state takes {format_size(taken[device])}, and the fullest of them "
+        f"{format_size(live[device])} more while it runs"
+        for device, cap in caps(machine).items()
+        if taken[device] + live[device] > cap
+    ]

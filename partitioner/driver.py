@@ -41,7 +41,7 @@ from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state, copied, only_device
 from partitioner.planner.replay import Replayed
-from partitioner.plans import is_whole, make_plan, make_plans, where_state_lies, without_graphs
+from partitioner.plans import is_between, is_whole, make_plan, make_plans, where_state_lies, without_graphs
 from partitioner.runtime.alone import faster_alone
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
@@ -171,7 +171,7 @@ def partition(
     refuse_missing(machine)
     model = copied(model) if copy else model
     if tune:
-        refuse_untunable(call, weights, len(machine.places) == 1 or is_whole(document, machine))
+        refuse_untunable(call, weights, is_between(document, machine))
     if weights is not None:
         return parallel_of(_loaded(model, call, machine, document, weights, check))
     origin, programs = only_device(model), _programs(model, machine, document)
@@ -215,7 +215,7 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
         raise SpecError("weights= puts each tensor where the plan of a call wants it; give example_inputs")
     if not is_meta(model, call):
         raise SpecError('weights= is for a model built under torch.device("meta"), and this one has values; leave it out')
-    if not is_whole(spec, machine) and len(machine.places) > 1:
+    if is_between(spec, machine):
         raise SpecError("weights= plans without values, of which Python may ask between graphs; leave fullgraph=False out")
     with on_examples(model):
         plan = make_plan(model, call.on("meta"), machine, spec)
@@ -266,7 +266,9 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
     make = placed if len(machine.places) > 1 else partial(on_lanes, model, machine, spec)
-    trace = partial(compiled, whole=is_whole(spec, machine), apart=len(machine.places) > 1, home=partial(home, machine, origin))
+    trace = partial(
+        compiled, whole=is_whole(spec, machine), between=is_between(spec, machine), home=partial(home, machine, origin)
+    )
     programs = Programs(model, machine, make, trace, partial(_programs, machine=machine, spec=spec, origin=origin))
     if len(machine.places) > 1 or lies != first:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from partitioner.between import beside, beside_each_other, less, plan_in_between
+from partitioner.between import beside, beside_each_other, plan_in_between
 from partitioner.compile import for_this_call, plan_of
 from partitioner.frontend.capture.dynamo import Found
-from partitioner.frontend.rewrite.landing import land
 from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
-from partitioner.ir.machine import Machine, accelerators_first
+from partitioner.ir.machine import Machine, accelerators_first, with_less
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import Call
 from partitioner.runtime.moving import refuse_shared, staying, where_it_lies
@@ -23,6 +22,11 @@ from partitioner.spec.spec import Spec
 def is_whole(spec: Spec, machine: Machine) -> bool:
     """Whether one graph must be all of a call: if that is asked for, or nobody says and state lies on several devices."""
     return len(machine.places) > 1 if spec.fullgraph is None else spec.fullgraph
+
+
+def is_between(spec: Spec, machine: Machine) -> bool:
+    """Whether Python may stand between graphs although state lies on several devices."""
+    return len(machine.places) > 1 and not is_whole(spec, machine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +74,14 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     if call is None:
         with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
             return Plans((), plan_of(view_of(module), machine, spec), {})
-    apart, whole = len(machine.places) > 1, is_whole(spec, machine)
-    found = graphs_of_call(module, call, whole=whole, apart=apart, check=check)
+    apart = len(machine.places) > 1
+    found = graphs_of_call(module, call, whole=is_whole(spec, machine), apart=apart, check=check)
     if apart:
         for traced, graph in found:
             refuse_shared(traced.graph, graph.inputs)
     if not found:
         return Plans((), without_graphs(plan_of(view_of(module), machine, spec)), {})
-    if apart and not whole:
+    if is_between(spec, machine):
         plans, unreached = beside_each_other(module, found, machine, spec)
     else:
         plans, unreached = [plan_of(traced, machine, spec) for traced, _ in found], {}
@@ -104,12 +108,10 @@ def where_state_lies(model: nn.Module, found: Found, machine: Machine, spec: Spe
         spec: pins, colocations, policy, grain.
         homes: the torch device to which each tensor of the model was moved, by name.
     """
-    asked, whole = for_this_call(spec, model), is_whole(spec, machine)
-    if not whole:
-        land(found.module)
-    traced = graph_of(model, found, apart=True, stays=staying(homes))
+    asked, between = for_this_call(spec, model), is_between(spec, machine)
+    traced = graph_of(model, found, between=between, apart=True, stays=staying(homes))
     refuse_shared(traced.graph, found.inputs)
-    lies = where_it_lies(traced.state, {device.torch_device: device.name for device in machine.devices})
-    if whole:
-        return plan_of(traced, machine, asked, lies)
-    return plan_in_between(traced, less(machine, beside(model, [traced])), asked, lies)
+    lies = where_it_lies(traced.state, machine.name_at)
+    if between:
+        return plan_in_between(traced, with_less(machine, beside(model, [traced])), asked, lies)
+    return plan_of(traced, machine, asked, lies)

@@ -87,13 +87,13 @@ FAR = 4.0
 """How many times as long as predicted a call takes of whose ops too little is known to choose among plans."""
 
 
-def refuse_untunable(call: Call | None, weights: object, together: bool) -> None:
-    """Raise a SpecError if nothing can be tuned: there is no example call, or no values yet, or not ``together`` what moves."""
+def refuse_untunable(call: Call | None, weights: object, between: bool) -> None:
+    """Raise a SpecError if nothing can be tuned: there is no example call, or no values yet, or Python ``between`` graphs."""
     if call is None:
         raise SpecError("tune=True runs plans on an example call; give example_inputs")
     if weights is not None:
         raise SpecError("tune=True runs plans on values, and weights= reads those once a plan is made; leave one of them out")
-    if not together:
+    if between:
         raise SpecError("tune=True moves the state of one graph over several devices; leave it or fullgraph=False out")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lanes import Tower, assert_same, numbers
-from pretend import World, pretending, put, spec
-from test_state_on_devices import leaves
+from pretend import put, spec
+from test_state_on_devices import TWO, assert_two_calls_alike
 from torch import Tensor, nn
 
 from models import MODELS, make
@@ -21,17 +19,8 @@ from partitioner.driver import planned
 from scatter import scatter
 
 X = numbers(12, 6)
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world for each test."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
+pytestmark = pytest.mark.usefixtures("one_thread", "world")
 
 
 def between(model: nn.Module, *inputs: Tensor, caps: Mapping[str, int] | None = None, **options: Any) -> Parallel:
@@ -189,13 +178,7 @@ def test_hazards(name: str) -> None:
         policy=scatter,
         fullgraph=False,
     )
-    for _ in range(2):
-        found = []
-        for module in (model, parallel):
-            torch.manual_seed(0), random.seed(0), np.random.seed(0)
-            found.append(leaves(module(*model.example_inputs(), **model.example_kwargs())))
-        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True, check_device=False)
-    torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert_two_calls_alike(model, parallel)
 
 
 def test_without_examples_the_first_call_places_all_graphs() -> None:

@@ -11,7 +11,7 @@ import gc
 import random
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import World, pretending, put, spec, spread
+from pretend import World, put, spec, spread
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -41,15 +41,7 @@ MIXED = {"lazy:0": 1, "cpu": 1}
 MACHINES = {"two GPUs": TWO, "GPU and CPU": MIXED}
 EACH = pytest.mark.parametrize("lanes", MACHINES.values(), ids=MACHINES)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world for each test."""
-    with pretending(monkeypatch) as made:
-        yield made
-        assert made.faults() == []
+pytestmark = pytest.mark.usefixtures("one_thread", "world")
 
 
 class Habits(nn.Module):
@@ -393,6 +385,25 @@ def leaves(tree: Any) -> list[Any]:
     return [part for leaf in found for part in (leaves(vars(leaf)) if is_dataclass(leaf) else [leaf])]
 
 
+def assert_two_calls_alike(model: Any, parallel: nn.Module) -> None:
+    """Results, written inputs and, in the end, state of two calls of a hazard are eager's."""
+    for _ in range(2):
+        results, inputs = [], []
+        for module in (model, parallel):
+            args, kwargs = model.example_inputs(), model.example_kwargs()
+            torch.manual_seed(0), random.seed(0), np.random.seed(0)
+            results.append(leaves(module(*args, **kwargs)))
+            inputs.append(
+                [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+            )
+        for mine, theirs in zip(results[0] + inputs[0], results[1] + inputs[1], strict=True):
+            if isinstance(mine, Tensor):
+                torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5, equal_nan=True, check_device=False)
+            else:
+                assert mine == theirs
+        torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 IN_TURNS = [
     pytest.param(name, lanes, id=f"{name}-{where}", marks=[] if number % 2 == turn else [pytest.mark.slow])
     for number, name in enumerate(sorted(MODELS))
@@ -411,21 +422,7 @@ def test_hazards(name: str, lanes: dict[str, int]) -> None:
     except TraceError as error:
         assert name in PYTHON and "cannot be one graph" in str(error)
         return
-    for _ in range(2):
-        results, inputs = [], []
-        for module in (model, parallel):
-            args, kwargs = model.example_inputs(), model.example_kwargs()
-            torch.manual_seed(0), random.seed(0), np.random.seed(0)
-            results.append(leaves(module(*args, **kwargs)))
-            inputs.append(
-                [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
-            )
-        for mine, theirs in zip(results[0] + inputs[0], results[1] + inputs[1], strict=True):
-            if isinstance(mine, Tensor):
-                torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5, equal_nan=True, check_device=False)
-            else:
-                assert mine == theirs
-        torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert_two_calls_alike(model, parallel)
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

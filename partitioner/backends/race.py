@@ -58,8 +58,6 @@ def measured(
         Of a usual round, by name, in the order given.
     """
     start = time.monotonic()
-    for call in ways.values():
-        call()
     repeats = {name: max(1, round(shortest / max(_sample(call, 1, devices), 1e-6))) for name, call in ways.items()}
     rounds: list[list[float]] = []
     while len(rounds) < MOST and not (rounds and _is_enough(np.log(rounds), time.monotonic() - start)):
@@ -130,7 +128,7 @@ def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Seq
     def run(function: Callable[..., Any]) -> None:
         go_back(function(*leaves), wanted)
 
-    found = measured({"one": partial(run, one), "other": partial(run, other)}, list(devices), 0.0, SHORTEST)
+    found = measured({"one": partial(run, one), "other": partial(run, other)}, list(devices), shortest=0.0, pause=SHORTEST)
     return found["one"] * MATTERS < found["other"]
 
 

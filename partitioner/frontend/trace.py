@@ -34,8 +34,13 @@ def view_of(model: nn.Module) -> Traced:
     return view_graph(*capture_symbolic(model), model)
 
 
-def graph_of(model: nn.Module, found: Found, **options: Any) -> Traced:
-    """The Graph of a torch.fx graph that was found in ``model``; options are those of `build_graph`."""
+def graph_of(model: nn.Module, found: Found, *, between: bool = False, **options: Any) -> Traced:
+    """The Graph of a torch.fx graph that was found in ``model``; options are those of `build_graph`.
+
+    If Python goes on ``between`` graphs of several devices, its results are brought together.
+    """
+    if between:
+        land(found.module)
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
@@ -96,17 +101,15 @@ def graphs_of_call(
         TraceError, DifferenceError, InputError: nothing could be traced; it computes something else; the model fails.
     """
     graphs: list[tuple[Traced, Found]] = []
-    in_between = apart and not whole
-    runs = (check or in_between) and not is_meta(model, call)
+    between = apart and not whole
+    runs = (check or between) and not is_meta(model, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        if in_between:
-            land(found.module)
-        traced = graph_of(model, found, apart=apart)
+        traced = graph_of(model, found, between=between, apart=apart)
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 
-    method = compiled(model, receive, whole=whole, apart=apart)
+    method = compiled(model, receive, whole=whole, between=between)
     if check and runs:
         hold_against_eager(model, call, method)
     else:

@@ -11,7 +11,7 @@ CUDA stream or a CPU worker thread. Everything here is a number with a unit; not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -116,6 +116,11 @@ class Machine:
         return tuple(dict.fromkeys(device.torch_device for device in self.devices))
 
     @cached_property
+    def name_at(self) -> dict[str, str]:
+        """Device name by torch device."""
+        return {device.torch_device: device.name for device in self.devices}
+
+    @cached_property
     def by_name(self) -> dict[str, Device]:
         """Device by name."""
         return {device.name: device for device in self.devices}
@@ -166,6 +171,11 @@ def accelerators_first(machine: Machine) -> Machine:
 def capped(machine: Machine, cap: Callable[[Device], int | None]) -> Machine:
     """The machine with other memory caps, of which each device is asked."""
     return replace(machine, devices=tuple(replace(device, memory=cap(device)) for device in machine.devices))
+
+
+def with_less(machine: Machine, taken: Mapping[str, int]) -> Machine:
+    """The machine with less memory under its caps: bytes by torch device."""
+    return capped(machine, lambda one: None if one.memory is None else max(0, one.memory - taken.get(one.torch_device, 0)))
 
 
 def caps(machine: Machine) -> dict[str, int]:

@@ -15,7 +15,7 @@ from time import monotonic
 
 from partitioner.errors import PlacementError, VerifyError
 from partitioner.ir.footprint import footprints, least_cap, standing_bytes
-from partitioner.ir.machine import Machine, capped, caps
+from partitioner.ir.machine import Machine, capped, caps, with_less
 from partitioner.ir.plan import Plan
 from partitioner.ir.units import format_size
 from partitioner.lower.verify import verify_plan
@@ -66,7 +66,7 @@ def _keeping(machine: Machine, make: Callable[[Machine], Plan]) -> Plan:
                 return plan
             room = grown(room, missing)
             try:
-                plan = make(_with_less(machine, room))
+                plan = make(with_less(machine, room))
             except PlacementError:
                 break
     verify_plan(first)
@@ -147,7 +147,3 @@ def _where_full(room: Bytes, missing: Bytes) -> dict[str, int]:
 
 def _at_most(machine: Machine, cap: int) -> Machine:
     return capped(machine, lambda each: cap if each.memory is None else min(cap, each.memory))
-
-
-def _with_less(machine: Machine, room: Bytes) -> Machine:
-    return capped(machine, lambda each: None if each.memory is None else max(0, each.memory - room[each.torch_device]))

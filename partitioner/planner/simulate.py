@@ -78,7 +78,7 @@ class _Clock:
 
     def __init__(self, program: Program, costs: Costs, tasks: TaskGraph, threads: dict[str, int]) -> None:
         self.program, self.costs, self.tasks, self.threads = program, costs, tasks, threads
-        self.names = {device.torch_device: device.name for device in costs.machine.devices}
+        self.names = costs.machine.name_at
         self.free = [0.0] * len(program.lanes)
         self.events: dict[int, tuple[float, int]] = {}
         self.links: dict[tuple[str, str], Busy] = {}

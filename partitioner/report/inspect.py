@@ -184,7 +184,7 @@ class _View:
         for source, target, name in moved:
             if target not in ("", source):
                 sizes[source, target].append(program.by_name[name].bytes)
-        known = {device.torch_device: device.name for device in self.plan.machine.devices}
+        known = self.plan.machine.name_at
         for (source, target), found in sizes.items():
             yield Transfers(known[source], known[target], len(found), sum(found) if self.shapes_known else None)
 

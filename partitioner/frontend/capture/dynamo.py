@@ -103,7 +103,7 @@ def compiled(
     whole: bool = False,
     home: Home = lambda: None,
     once: bool = False,
-    apart: bool = False,
+    between: bool = False,
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -116,11 +116,12 @@ def compiled(
         home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
             they are; ``None`` for where they are.
         once: whether the graph of one call is taken for all others, so that nothing may be decided by a call's values.
-        apart: whether modules that are alike have programs of their own, for the state of each may lie elsewhere.
+        between: whether Python may stand between graphs although state lies on several devices. Then modules that are alike
+            have programs of their own, for the state of each may lie elsewhere.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
-    return Compiled(root, receive, (method, of_class), whole, home, once, apart)
+    return Compiled(root, receive, (method, of_class), whole, home, once, between)
 
 
 EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -135,9 +136,9 @@ class Compiled(Owner):
     """
 
     def __init__(
-        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool, apart: bool
+        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool, between: bool
     ) -> None:
-        super().__init__(root, whole, home, once, apart)
+        super().__init__(root, whole, home, once, between)
         self.receive, self.method = receive, method
         self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()

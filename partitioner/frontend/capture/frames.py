@@ -101,10 +101,9 @@ class Owner:
             callers alone, and leaves them out there, for one layer gains nothing. But its weights may belong to another device.
     """
 
-    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, apart: bool) -> None:
+    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, between: bool) -> None:
         self.root, self.whole, self.ask_home, self.once = root, whole, home, once
-        self.between = apart and not whole
-        self.layers = frozenset(_layers(root)) if self.between else frozenset()
+        self.between, self.layers = between, frozenset(_layers(root) if between else ())
         self.entry: FunctionType
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}
