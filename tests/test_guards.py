@@ -10,6 +10,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -522,3 +523,18 @@ def test_a_counter_is_an_input_and_no_reason_for_another_program() -> None:
         torch.testing.assert_close(module(X), model(X), rtol=0, atol=0)
         assert module.calls == model.calls == calls
     assert programs(module) <= 2
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_torchs_log_says_why_a_program_did_not_fit(on: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """The message of too many programs sends users there, and what torch logs of our tracing was dropped."""
+    torch._logging.set_logs(recompiles=on)
+    try:
+        module = parallel()
+        module.left.extra = torch.ones(4)
+        assert_as_eager(module)
+    finally:
+        torch._logging.set_logs()
+    told = capfd.readouterr().err
+    assert ("not hasattr(self._modules['left'], 'extra')" in told) == on
+    assert (f"{Path(__file__).name}:{Branch.forward.__code__.co_firstlineno + 5} in forward" in told) == on

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from operator import is_
 from typing import Any
 
 CONTAINERS = (OrderedDict, dict, list, set, deque)
+_PLAIN = frozenset({*CONTAINERS, tuple, frozenset})
 _MISSING = object()
 
 
 def methods_of_container(container: Any) -> Any:
     """The class whose methods read and set the items of a container, and do nothing else."""
-    return next(kind for kind in (*CONTAINERS, tuple, frozenset) if isinstance(container, kind))
+    kind = type(container)
+    return kind if kind in _PLAIN else next(kind for kind in (*CONTAINERS, tuple, frozenset) if isinstance(container, kind))
 
 
 def items_of(container: dict[Any, Any]) -> dict[Any, Any]:
@@ -25,6 +28,8 @@ def items_of(container: dict[Any, Any]) -> dict[Any, Any]:
 def refill(live: Any, then: Any) -> list[str]:
     """Put old items back into a container; what had changed: keys of a dictionary, or the whole of another one."""
     items = methods_of_container(live)
+    if items.__len__(live) == len(then) and _holds_the_same(live, then, items):
+        return []
     if isinstance(live, dict):
         now = items_of(live)
         changed = [key for key in {**then, **now} if now.get(key, _MISSING) is not then.get(key, _MISSING)]
@@ -42,11 +47,15 @@ def refill(live: Any, then: Any) -> list[str]:
             if not _equal(now.get(key, _MISSING), then.get(key, _MISSING))
         ]
     old = list(items.__iter__(live))
-    if len(old) == len(then) and all(one is other for one, other in zip(old, then, strict=True)):
-        return []
     items.clear(live)
     items.update(live, then) if isinstance(live, set) else items.extend(live, then)
     return [] if len(old) == len(then) and all(map(_equal, old, then)) else [""]
+
+
+def _holds_the_same(live: Any, then: Any, items: Any) -> bool:
+    """Whether a container holds the very things that it held, in their order. Most do, and models have tens of thousands."""
+    same = all(map(is_, items.__iter__(live), then))
+    return same and (not isinstance(live, dict) or all(map(is_, items.values(live), then.values())))
 
 
 def _equal(one: Any, other: Any) -> bool:

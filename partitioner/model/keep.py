@@ -13,17 +13,15 @@ from collections import ChainMap, Counter, UserDict, UserList, defaultdict, dequ
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from threading import local
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
 from torch._library.custom_ops import CustomOpDef
 
-from partitioner.errors import InputError
 from partitioner.model.classes import (
     data_of,
     data_undo,
@@ -39,6 +37,7 @@ from partitioner.model.containers import CONTAINERS, items_of, methods_of_contai
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
+from partitioner.model.taken import Taken, is_iterator
 from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
 
 LARGEST = 2**28
@@ -59,6 +58,8 @@ _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing 
 """Modules whose objects stand between threads: put back, one would wake or block a thread that the model knows nothing of."""
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
+
+_CLOSED_ATTRIBUTES = (*_CODE, torch.jit.ScriptModule, CustomOpDef)
 
 _OF_GLOBALS = (
     *(*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),
@@ -91,6 +92,14 @@ def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iter
         changed += kept.restore()
 
 
+class _Facts(NamedTuple):
+    """What is so for all objects of a class."""
+
+    closed: bool  # nothing in there is looked at
+    stateful: bool
+    slots: bool
+
+
 class _Kept:
     """What was found, and how it was."""
 
@@ -101,8 +110,8 @@ class _Kept:
         self.iterators: list[tuple[dict[Any, Any], dict[Any, Any], Any]] = []
         self.undo: list[Callable[[], object]] = []
         self.classes: dict[int, type] = {}
-        self.slotted: dict[type, bool] = {}  # whether objects of a class have slots
-        self.asked = set[type]()  # classes of objects that were looked at
+        self.facts: dict[type, _Facts] = {}  # of the classes of what was looked at
+        self.asked = set[type]()  # classes in which was looked
         self.kinds: dict[int, type] = {}  # whose attributes a dictionary holds
         self.room = LARGEST
         self.of_globals = set[int]()  # identities of what lies in globals
@@ -114,7 +123,7 @@ class _Kept:
         waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
         while (waiting or self._asked_for(waiting)) and len(self.seen) < MOST:
             path, value = waiting.popleft()
-            if type(value) in _PLAIN or id(value) in self.seen or isinstance(value, _CLOSED) or _stands_between(value):
+            if type(value) in _PLAIN or id(value) in self.seen or (facts := self._facts_of(value)).closed:
                 continue
             self.seen[id(value)] = value
             if isinstance(value, torch.Tensor):
@@ -123,11 +132,13 @@ class _Kept:
                 if wanted and (small or not isinstance(value, nn.Parameter)) and self._has_room(path, value):
                     self.undo.append(tensor_undo(value))
                 continue
-            if isinstance(value, STATEFUL):
+            if facts.stateful:
                 if self._has_room(path, value):
                     self.undo.append(state_undo(value))
                 continue
             self._keep(path, value)
+            if type(value) in CONTAINERS and not value and not _attributes(value):
+                continue  # as most that modules hold are
             if len(self.seen) + len(waiting) < MOST:
                 waiting.extend(self._inside(path, value))
 
@@ -157,16 +168,17 @@ class _Kept:
             self.kinds[id(held)] = type(value)
         if slots := self._slots_of(value):
             self.undo.append(slots_undo(value, slots))
-        for live, then in [(live, then) for _, live, then in self.containers[before:] if isinstance(live, dict)]:
-            for key in [key for key, item in then.items() if _is_iterator(item)]:
-                live[key] = _Taken(then[key])
-                self.iterators.append((live, then, key))
+        for _, live, then in self.containers[before:]:
+            if isinstance(live, dict):
+                for key in [key for key, item in then.items() if is_iterator(item)]:
+                    live[key] = Taken(then[key])
+                    self.iterators.append((live, then, key))
 
     def _take(self, function: FunctionType) -> None:
         """Iterators that a function finds in its closure or in globals."""
         for put, item in places(function):
-            if _is_iterator(item):
-                put(taken := _Taken(item))
+            if is_iterator(item):
+                put(taken := Taken(item))
                 self.undo.append(lambda put=put, taken=taken: put(taken.whole()))  # type: ignore[misc]
 
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
@@ -198,11 +210,16 @@ class _Kept:
             yield from self._of_class(kind)
 
     def _slots_of(self, value: Any) -> dict[str, Any]:
-        """What an object has in slots. Models have thousands of objects of few classes, and each class is asked once."""
+        """What an object has in slots."""
+        return slots_of(value) if self._facts_of(value).slots else {}
+
+    def _facts_of(self, value: Any) -> _Facts:
+        """Models have thousands of objects of few classes, and each class is asked once."""
         kind = type(value)
-        if kind not in self.slotted:
-            self.slotted[kind] = has_slots(kind)
-        return slots_of(value) if self.slotted[kind] else {}
+        if (facts := self.facts.get(kind)) is None:
+            closed = issubclass(kind, _CLOSED) or _stands_between(kind)
+            facts = self.facts[kind] = _Facts(closed, issubclass(kind, STATEFUL), has_slots(kind))
+        return facts
 
     def _of_class(self, kind: type) -> Iterator[tuple[Path, Any]]:
         """Data that a user's class holds for all of its objects, and what its methods can reach, once code speaks of them.
@@ -226,7 +243,7 @@ class _Kept:
     def restore(self) -> list[str]:
         """Put everything back; the names of what had changed."""
         for live, then, key in self.iterators:
-            if isinstance(taken := live.get(key), _Taken):
+            if isinstance(taken := live.get(key), Taken):
                 live[key] = then[key] = taken.whole()
         found = [(path, live, key) for path, live, then in self.containers for key in refill(live, then)]
         changed = [_name(path) + key for path, live, key in found if not self._is_own_book(live, key)]
@@ -239,39 +256,6 @@ class _Kept:
         return id(held) in self.kinds and not_for_tracers(self.kinds[id(held)], key.removeprefix("."))
 
 
-class _Taken:
-    """Stands for an iterator, and notes what is taken from it."""
-
-    __slots__ = ("items", "iterator")
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self.iterator, self.items = iterator, list[Any]()
-
-    def __iter__(self) -> _Taken:
-        return self
-
-    def __next__(self) -> Any:
-        item = next(self.iterator)
-        self.items.append(item)
-        return item
-
-    def __getattr__(self, name: str) -> Any:
-        getattr(self.iterator, name)
-        raise InputError(
-            f"forward uses {name!r} of a {type(self.iterator).__name__} that the model holds, which cannot be put back where "
-            "it was; partition the model without example inputs"
-        )
-
-    def whole(self) -> Iterator[Any]:
-        """The iterator, with what was taken from it."""
-        return chain(self.items, self.iterator) if self.items else self.iterator
-
-
-def _is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator of Python's own, a generator among them, whose place is no attribute."""
-    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
-
-
 def _name(path: Path) -> str:
     """A qualified name; the dictionaries that modules keep their parts in are no part of it."""
     keys: list[str] = []
@@ -281,11 +265,9 @@ def _name(path: Path) -> str:
     return "".join(reversed(keys))
 
 
-def _stands_between(value: Any) -> bool:
-    """Whether a value is a lock, an event, a queue or a log. What a thread keeps for itself is none of these."""
-    return not isinstance(value, local) and any(
-        (kind.__module__ or "").partition(".")[0] in _BETWEEN for kind in type(value).__mro__
-    )
+def _stands_between(kind: type) -> bool:
+    """Whether a class is one of locks, events, queues or logs. What a thread keeps for itself is none of these."""
+    return not issubclass(kind, local) and any((base.__module__ or "").partition(".")[0] in _BETWEEN for base in kind.__mro__)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -293,7 +275,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
     Who asks a partial for its dictionary gives it one, and a partial of that partial is then made in another way.
     """
-    if isinstance(value, (*_CODE, torch.jit.ScriptModule, CustomOpDef)):
+    if isinstance(value, _CLOSED_ATTRIBUTES):
         return None
     held: Any = getattr(value, "__dict__", None) if type(value) is not partial else value.__reduce__()[2][3]
     return held if isinstance(held, dict) else None

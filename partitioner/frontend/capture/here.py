@@ -65,10 +65,10 @@ HERE = Here()
 
 
 class _Silence(logging.Filter):
-    """What torch logs about a try of ours is nobody's concern; what it logs on other threads is."""
+    """What torch warns of in a try of ours is nobody's concern. What TORCH_LOGS asks for is, and what other threads log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not HERE.tracing
+        return not HERE.tracing or record.levelno < logging.WARNING
 
 
 _TALKING = ("torch._dynamo", "torch._subclasses", "torch.fx.experimental", "torch._guards", "torch._logging")

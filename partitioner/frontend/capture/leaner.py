@@ -4,7 +4,8 @@
 - That no tensor has been marked since, as one whose sizes may change or may not: those say how the next program is to be
   made, and the one that there is stays right.
 
-Nor does it depend on torch's log how long new guards take: torch empties the processor's caches to find out, 25 ms a program.
+Nor does it depend on what torch logs of them: how long new ones take, for which it empties the processor's caches, 25 ms a
+program; and which line of the user's asked for each, for which it formats a frame. Who switches the log on has the lines.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torch._C._dynamo.guards import GuardManager
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardBuilder
+from torch._logging._internal import log_state
 
 from partitioner.frontend.capture.amended import amends
 
@@ -23,6 +25,13 @@ from partitioner.frontend.capture.amended import amends
 def _no_hooks(plain: Callable[..., None], builder: GuardBuilder, guard: Any) -> None:
     if not guard.name.endswith("_with_kwargs"):
         plain(builder, guard)
+
+
+@amends(guards, "get_verbose_code_parts")
+def _without_lines(plain: Callable[..., list[str]], parts: str | list[str], *rest: Any, **named: Any) -> list[str]:
+    if any(map(log_state.is_artifact_enabled, ("guards", "recompiles", "recompiles_verbose"))):
+        return plain(parts, *rest, **named)
+    return parts if isinstance(parts, list) else [parts]
 
 
 @amends(guards, "profile_guard_manager")
