@@ -30,7 +30,7 @@ from torch._dynamo.variables import builtin as builtins
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
-from partitioner.frontend.capture.names import found_at, name_of
+from partitioner.frontend.capture.names import name_of, value_at
 
 _MISSING = object()
 _CLOSED = (list, tuple, dict, set, frozenset, range, slice, deque, Size)
@@ -102,8 +102,8 @@ def _not_found(tx: Any, owner: Any, name: Any) -> None:
     owner = owner.realize()
     if owner.source is None or not isinstance(name, ConstantVariable):
         return
-    code, value = found_at(name_of(owner.source), HERE.scope)
-    if code is None or value is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):
+    value = value_at(name_of(owner.source), HERE.scope)
+    if value is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):
         return
     if getattr_static(value, name.value, _MISSING) is _MISSING:
         install_guard(has_guard(owner.source, name.value))

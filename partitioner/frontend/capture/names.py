@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
+
+_STEP = re.compile(r"\.([^\W\d]\w*)|\['([^'\\]*)'\]|\[(\d+)\]")
+_PATH = re.compile(r"[LG](\.[^\W\d]\w*|\['[^'\\]*'\]|\[\d+\])+")
+"""An expression that goes from item to attribute, and its steps."""
 
 
 def found_at(name: str, scope: Mapping[str, Any]) -> tuple[CodeType | None, Any]:
@@ -21,6 +26,19 @@ def found_at(name: str, scope: Mapping[str, Any]) -> tuple[CodeType | None, Any]
         return code, look_at(code, scope)
     except Exception:
         return None, None
+
+
+def value_at(name: str, scope: Mapping[str, Any]) -> Any:
+    """What something is now; ``None`` if only Dynamo has it. A path is walked, for compiling it takes far longer."""
+    if not _PATH.fullmatch(name):
+        return found_at(name, scope)[1]
+    value = scope[name[0]]
+    try:
+        for attribute, key, index in _STEP.findall(name):
+            value = getattr(value, attribute) if attribute else _item(value, int(index) if index else key)
+    except Exception:
+        return None
+    return value
 
 
 def look_at(code: CodeType, scope: Mapping[str, Any]) -> Any:

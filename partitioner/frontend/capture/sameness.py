@@ -29,7 +29,7 @@ from torch.nn.modules import module as everywhere
 from partitioner.frontend.capture.answers import AnswerIs, answers
 from partitioner.frontend.capture.here import HERE, Condition, Watched
 from partitioner.frontend.capture.methods import methods
-from partitioner.frontend.capture.names import found_at, holds_at, name_of
+from partitioner.frontend.capture.names import found_at, holds_at, name_of, value_at
 from partitioner.frontend.capture.sharing import distinct
 
 _FLOATS = (float, np.floating)
@@ -63,7 +63,7 @@ def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[
     for variable in InstructionTranslator.current_tx().output.side_effects.id_to_variable.values():
         yield type(vars(variable).get("value"))
     for name in sorted({name for name, kind in guards if kind == "CLASS_MATCH"}):
-        if isinstance(found := found_at(name, scope)[1], type):
+        if isinstance(found := value_at(name, scope), type):
             yield found
 
 
@@ -74,8 +74,10 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
     be constant, and the keys of dictionaries that are gone through: of ordered ones torch sees the order in which they came.
     """
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
+        if not _has_twins(value_at(name, scope)) or type(value_at(_LAST.sub("", name), scope)).__module__.startswith("torch."):
+            continue
         code, value = found_at(name, scope)
-        if code and _has_twins(value) and not type(found_at(_LAST.sub("", name), scope)[1]).__module__.startswith("torch."):
+        if code:
             yield holds_at(code, partial(same, copy.deepcopy(value)))
     for name in HERE.dressed:
         code, value = found_at(name, scope)

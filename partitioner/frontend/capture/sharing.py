@@ -23,7 +23,7 @@ from torch._dynamo.variables import UserMethodVariable, builder
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE, Condition
-from partitioner.frontend.capture.names import found_at, look_at, name_of
+from partitioner.frontend.capture.names import found_at, look_at, name_of, value_at
 
 
 @amends(compare_op_handlers, "==")
@@ -72,7 +72,7 @@ def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:
     effects = InstructionTranslator.current_tx().output.side_effects
     outside = [variable for variable in effects.id_to_variable.values() if variable.source is not None]
     known = defaultdict[type, list[CodeType]](list)
-    if written := {type(found_at(name_of(each.source), scope)[1]) for each in outside if effects.is_modified(each)}:
+    if written := {type(value_at(name_of(each.source), scope)) for each in outside if effects.is_modified(each)}:
         for variable in outside:
             code, value = found_at(name_of(variable.source), scope)
             if code and type(value) in written:
