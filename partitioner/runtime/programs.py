@@ -43,11 +43,13 @@ class Method(Protocol):
         whole: whether one graph must be all of it.
         failures: why some of its frames run as they are, by code object.
         reasons: why frames ran as they are, the last time that they were tried.
+        fixed: why some have a program for each size.
     """
 
     whole: bool
     failures: dict[Any, str]
     reasons: dict[Any, str]
+    fixed: dict[Any, str]
 
     @property
     def is_silent(self) -> bool:
@@ -255,7 +257,8 @@ class Programs:
             return "\n  ".join([f"Parallel({type(self.original).__name__}): {what}", *reasons])
         latest = self.latest.pieces
         whole = [(piece.executable, piece.reason) for piece in latest or self.pieces]
-        return summary(plan, whole, len(latest), self.tried, self.forward.failures.values(), self.alone)
+        asked = self.forward
+        return summary(plan, whole, len(latest), self.tried, asked.failures.values(), self.alone, asked.fixed.values())
 
     @property
     def shown(self) -> Piece | None:

@@ -17,7 +17,13 @@ GOES_ON = "  Python goes on after this graph, as it is:"
 
 
 def summary(
-    plan: Plan, pieces: Sequence[Piece], graphs: int, tried: Sequence[Tried], failures: Iterable[str], alone: int
+    plan: Plan,
+    pieces: Sequence[Piece],
+    graphs: int,
+    tried: Sequence[Tried],
+    failures: Iterable[str],
+    alone: int,
+    fixed: Iterable[str] = (),
 ) -> str:
     """What was made.
 
@@ -28,6 +34,7 @@ def summary(
         tried: the plans that were run on the examples, first of all the one that is kept.
         failures: why frames run as they are.
         alone: elements of the arguments up to which a call runs as it is; -1 for none.
+        fixed: why there is a program for each size.
     """
     lines = [plan.summary()]
     if not plan.graph.observed:
@@ -47,6 +54,7 @@ def summary(
         lines.append(f"  CUDA graphs: {sum(map(len, (kinds for each in graphed for kinds in each.kinds.values())))} captured")
     lines += _backward_lines([each for each in executables if isinstance(each, Training)])
     lines += _compiled_lines([each for each in executables if isinstance(each, Compiled)])
+    lines += (f"  a program for each size, for with sizes that vary {reason}" for reason in dict.fromkeys(fixed))
     lines += (f"  runs as it is: {reason}" for reason in dict.fromkeys(failures))
     return "\n".join(lines)
 

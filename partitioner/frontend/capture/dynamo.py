@@ -36,9 +36,10 @@ from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
-from partitioner.frontend.capture.frames import ASKED, AsItIs, Callback, Convert, Owner, Untraceable
+from partitioner.frontend.capture.frames import ASKED, Callback, Convert
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
+from partitioner.frontend.capture.owner import AsItIs, Owner, Untraceable
 from partitioner.frontend.capture.refusal import own_error, refusal
 from partitioner.frontend.capture.sameness import these_modules, watched
 from partitioner.model.functions import names_in

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -51,6 +50,7 @@ from partitioner.frontend.capture.averages import counts
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, Here, explain
 from partitioner.frontend.capture.interrupts import held_back
+from partitioner.frontend.capture.owner import MOST, AsItIs, Owner, Untraceable
 from partitioner.frontend.capture.sameness import check
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.quiet import Note, quiet
@@ -77,8 +77,8 @@ SETTINGS: Mapping[str, Any] = {
     "fail_on_recompile_limit_hit": False,
 }
 
-MOST = 64
-"""Programs that one code may have. What makes more of them has a constant that differs in every call."""
+ONE_SIZE: Mapping[str, Any] = {"automatic_dynamic_shapes": False, "specialize_float": True}
+"""With these, what has differed from call to call does not vary in a program: it is as it is now."""
 
 ASKED = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
 """Of each frame it is asked how it is to run."""
@@ -88,43 +88,6 @@ AS_IS = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
 
 for _file in ("frontend", "backends", "runtime.programs"):
     torch._dynamo.trace_rules.add(f"partitioner.{_file}")  # a torch.compile around a partitioned module leaves it its lanes
-
-
-class Owner:
-    """A traced method, as far as its frames concern it: what it may do, what failed so far, how many programs it has.
-
-    Attributes:
-        entry: the function that is traced.
-        failures: why frames run as they are, by their code.
-        pending: likewise, of the call that runs.
-        layers: code of torch's own layers that are traced where what calls them runs as it is. Dynamo traces them with their
-            callers alone, and leaves them out there, for one layer gains nothing. But its weights may belong to another device.
-    """
-
-    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, between: bool) -> None:
-        self.root, self.whole, self.ask_home, self.once = root, whole, home, once
-        self.between, self.layers = between, frozenset(_layers(root) if between else ())
-        self.entry: FunctionType
-        self.failures: dict[CodeType, str] = {}
-        self.pending: dict[CodeType, str] = {}
-        self.programs: Counter[CodeType] = Counter()
-
-    @property
-    def home(self) -> str | None:
-        """Where all tensors are taken to lie while a frame of this call is traced."""
-        return self.ask_home()
-
-
-class Untraceable(Exception):
-    """A frame cannot be traced, and may not run as it is."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class AsItIs(PartitionerError):
-    """A frame could be traced, and runs as it is all the same, in this call and in all others."""
 
 
 class Callback(convert_frame.CatchErrorsWrapper):
@@ -184,10 +147,7 @@ class Convert:
         if not self.owner.whole and _is_lazy(self.owner.root):
             return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
         try:
-            with tracing(self.owner, frame):
-                answer = self._converted(frame, cache_entry, hooks, frame_state, skip=skip + 2)
-                if answer.guarded_code is not None and HERE.watched:
-                    _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
+            answer = self._traced(frame, cache_entry, hooks, frame_state, skip=skip + 2)
         except BackendCompilerFailed as error:
             cause: BaseException = error.inner_exception  # what our backend raised
             if isinstance(cause, AsItIs):
@@ -215,6 +175,33 @@ class Convert:
         self.owner.programs[code] += 1
         return answer
 
+    def _traced(self, frame: Any, *arguments: Any, skip: int) -> ConvertFrameReturn:
+        """What becomes of a frame: where all is to be one graph and cannot be if sizes vary, it is for those of this call."""
+        code, owner = frame.f_code, self.owner
+        if code in owner.fixed:
+            with config.patch(**ONE_SIZE):
+                return self._watched(frame, *arguments, skip=skip + 1)
+        try:
+            return self._watched(frame, *arguments, skip=skip + 1)
+        except BackendCompilerFailed:
+            raise
+        except Exception as error:
+            if not owner.whole or not owner.programs[code]:
+                raise
+            reason = explain(error)
+        with config.patch(**ONE_SIZE):
+            answer = self._watched(frame, *arguments, skip=skip + 1)
+        owner.fixed[code] = reason
+        return answer
+
+    def _watched(self, frame: Any, *arguments: Any, skip: int) -> ConvertFrameReturn:
+        """What Dynamo makes of a frame, under our guards beside its own."""
+        with tracing(self.owner, frame):
+            answer = self._converted(frame, *arguments, skip=skip + 1)
+            if answer.guarded_code is not None and HERE.watched:
+                _add_guard(answer.guarded_code.guard_manager, check(HERE.watched, frame.f_globals))
+            return answer
+
     def _converted(self, *arguments: Any, skip: int) -> ConvertFrameReturn:
         """What Dynamo makes of a frame. Of some things it warns, once: made errors, warnings do not come up in a second try."""
         try:
@@ -227,7 +214,10 @@ class Convert:
     def _enough(self, code: CodeType) -> ConvertFrameReturn:
         """No further program for a code: it runs as it is, with all that it calls, or is refused."""
         name = f"{type(self.owner.root).__name__}.{code.co_name}"
-        reason = f"{name} has {MOST} programs, and a call needs another one; TORCH_LOGS=recompiles tells why"
+        each = (
+            f", one for each size because, with sizes that vary, {self.owner.fixed[code]}" if code in self.owner.fixed else ""
+        )
+        reason = f"{name} has {MOST} programs{each}, and a call needs another one; TORCH_LOGS=recompiles tells why"
         if self.owner.whole:
             raise TraceError(reason)
         if code not in self.owner.failures:
@@ -272,14 +262,6 @@ def _add_guard(manager: Any, holds: Callable[[Any], bool]) -> None:
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"], None)
     except TypeError:  # torch 2.11 asks for no stack
         manager.root.add_lambda_guard(holds, ["what Dynamo does not guard is as it was"])
-
-
-def _layers(root: nn.Module) -> Iterator[CodeType]:
-    """The code of forward of torch's own layers in a model that have weights, or hold others that do."""
-    for module in root.modules():
-        forward = type(module).forward
-        if type(module).__module__.startswith("torch.nn.") and any(True for _ in module.parameters()):
-            yield forward.__code__
 
 
 def _is_lazy(root: nn.Module) -> bool:

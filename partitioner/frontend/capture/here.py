@@ -85,6 +85,7 @@ _WORDS = {
     r"^generic_jump|^Data-dependent branching|data-dependent expression": "Python decides on the value of a tensor",
     r"^step_unsupported$": "what follows cannot be traced, nor gone on with in the middle of it",
     r"distributions/constraints\.py": "a distribution looks at the values of its arguments, unless given validate_args=False",
+    r"found no exception handler": "what is called there raises an error",
     r"with fake tensors: .*: got (.*)": r"on tensors without values: \1",
     r"`(Tensor\.numpy\(\))` was called": r"\1 gives values to Python",
     r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
