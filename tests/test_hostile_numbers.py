@@ -106,6 +106,12 @@ def sign_of_a_zero(run: Run) -> Steps:
         yield run(rand(), number)
 
 
+@numbers(two(lambda self, x, z: self.left(x) * len(z.hex())), lambda: 0.25)
+def sign_of_a_zero_in_a_text(run: Run) -> Steps:
+    for number in (0.25, 0.0, -0.0, 0.5, -0.0, 0.0):
+        yield run(rand(), number)
+
+
 def counting(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def counted(x: Tensor) -> Tensor:
         counted.calls += 1

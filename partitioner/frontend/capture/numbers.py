@@ -2,18 +2,22 @@
 
 Such a tensor would lie on the host like state of the model, and be moved to where it is asked. Here it is the number again.
 And some functions of numbers are wrong where a number is open: rounding to tens, asking for the sign of a zero and, in torch
-2.11, the truth of an object that says it itself.
+2.11, the truth of an object that says it itself. Whatever else asks a zero for its sign (``hex``) finds none: a zero is a
+constant, as infinity is to torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._dynamo import config
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TorchInGraphFunctionVariable, UserMethodVariable
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.tensor import SymNodeVariable
 
 from partitioner.frontend.capture.amended import amends
@@ -24,6 +28,12 @@ def _round(plain: Callable[..., Any], self: Any, tx: Any, number: Any, *digits: 
     if isinstance(number, SymNodeVariable) and (digits or named):
         raise Unsupported("a number that differs from call to call is rounded to some digits")
     return plain(self, tx, number, *digits, **named)
+
+
+@amends(VariableBuilder, "wrap_symfloat")
+def _zero(plain: Callable[..., Any], self: Any, value: float) -> Any:
+    with config.patch(specialize_float=True) if value == 0 else nullcontext():
+        return plain(self, value)
 
 
 @amends(TorchInGraphFunctionVariable, "call_function")
