@@ -362,6 +362,40 @@ def test_a_backward_again_and_once_more() -> None:
     assert_same(gradients(model), gradients(parallel))
 
 
+def test_results_one_by_one() -> None:
+    """A backward lets go of what is behind its own result. It took the graphs of all others with it."""
+
+    def passes(module: nn.Module, *again: int) -> list[str]:
+        results, told = module(X), []
+        for number in again:
+            try:
+                results[number].sum().backward()
+            except RuntimeError as error:
+                told.append(str(error))
+        return told
+
+    model, parallel = twins(Two())
+    told = [passes(module, 1, 0, 1, 0) for module in (model, parallel)]
+    assert told[0] == told[1] and [len(each) for each in told] == [2, 2]
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
+def test_results_again_after_gradients_of_gradients() -> None:
+    """The graph is kept for what was recorded on it, and a second backward that lets go is an error as ever."""
+    model, parallel = twins(Two(), X.clone().requires_grad_())
+    for module in (model, parallel):
+        x = X.clone().requires_grad_()
+        one, other = module(x)
+        torch.autograd.grad(one.sum(), x, create_graph=True)[0].square().sum().backward(retain_graph=True)
+        one.sum().backward()
+        other.sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            one.sum().backward()
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
 def test_gradients_of_gradients() -> None:
     """They go through the whole graph at once, which is recorded as ever."""
     model, parallel = twins(Two(), X.clone().requires_grad_())

@@ -116,10 +116,12 @@ class Recorded:
 
     Attributes:
         lasting: whether what backward itself recorded lies on this graph, so that no backward may free it.
+        spent: results, by the tensor's name, behind which the graph would have been freed if it were not lasting.
     """
 
     def __init__(self, form: Form, cuts: Cuts) -> None:
         self.form, self.cuts, self.lasting = form, cuts, False
+        self.spent: set[str] = set()
 
     def backward(self, given: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor], keep: bool) -> dict[str, Any]:
         """What ops add to the gradients of arguments, by the name of the term.
@@ -130,12 +132,13 @@ class Recorded:
             keep: whether there may be another backward through the graph.
         """
         outputs = self.form.backward.program.outputs
+        self.lasting |= torch.is_grad_enabled()
+        self.spent.update(given if self.lasting and not keep else ())
         if not torch.is_grad_enabled() and not has_hidden_modes():
             launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep or self.lasting)
             issue(self.form.reversed, launch, ())
             return launch.terms
         # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
-        self.lasting |= torch.is_grad_enabled()
         read = {term: argument for term, argument in zip(outputs, arguments, strict=True) if term in self.cuts.parts}
         ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
         found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
@@ -158,8 +161,9 @@ class _OnLanes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         graph: Recorded = ctx.graph
-        _ = ctx.saved_tensors  # raises if the graph may not be gone through again
         given = {name: gradient for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None}
+        if graph.spent & given.keys():
+            _ = ctx.saved_tensors  # raises, for the caller's engine has let go of it; otherwise the graph itself knows
         terms = graph.backward(given, ctx.arguments, torch._C._autograd._get_current_graph_task_keep_graph())
         # Taken out, for autograd keeps a gradient that nobody else has, and copies any other one.
         return (None, None, *(terms.pop(term, None) for term in graph.form.backward.program.outputs))
