@@ -403,6 +403,77 @@ def test_results_one_by_one() -> None:
     assert_same(gradients(model), gradients(parallel))
 
 
+def test_a_hook_on_a_result_that_a_loss_does_not_read() -> None:
+    """It is not called. It was, and had ``None`` for a gradient."""
+    model, parallel = twins(Two())
+    found = []
+    for module in (model, parallel):
+        one, other = module(X)
+        one.register_hook(lambda gradient: gradient * 2)
+        other.sum().backward(retain_graph=True)
+        (one.sum() + other.sum()).backward()
+        found.append(gradients(module))
+    assert on_lanes(parallel)
+    assert_same(*found)
+
+
+class Pair(Two):
+    """Two branches with an input each."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(self.left(x)), torch.exp(self.right(x if y is None else y))
+
+
+class Zeros(torch.autograd.Function):
+    """Its backward is given zeros where there is no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def test_nobody_hears_of_a_gradient_that_a_loss_does_not_make() -> None:
+    """Hooks of weights behind the other result were called, with ``None``; what had made an argument was given zeros."""
+    model, parallel = twins(Pair())
+    found: list[Any] = []
+    for module in (model, parallel):
+        module.zero_grad()
+        x, y, seen = X.clone().requires_grad_(), X.clone().requires_grad_(), []
+        for _ in range(2):
+            module(x, Zeros.apply(y))[0].sum().backward()
+        hooks = [
+            each.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.shape)) for each in module.parameters()
+        ]
+        hooks += [module.right[0].weight.register_hook(lambda gradient: gradient * 2)]
+        for _ in range(2):
+            module(x, y)[0].sum().backward()
+        for hook in hooks:
+            hook.remove()
+        found.append((x.grad, y.grad, seen, gradients(module)))
+    assert_same(*found)
+    assert on_lanes(parallel) and next(iter(training(parallel).forms.values())).backward.apart
+
+
+def test_gradients_of_some_weights_and_then_of_others() -> None:
+    """What leads to a weight that was not asked for is still there."""
+    model, parallel = twins(Two())
+    found = []
+    for module in (model, parallel):
+        one, other = module(X)
+        loss = one.sum() + other.sum()
+        left, right = ([each.weight for each in tower if isinstance(each, nn.Linear)] for tower in (module.left, module.right))
+        sums = one.sum(), other.sum()
+        found.append([*torch.autograd.grad(loss, left), *torch.autograd.grad(sums[1], right)])
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(sums[0], left)
+    assert on_lanes(parallel)
+    assert_same(*found)
+
+
 def test_results_again_after_gradients_of_gradients() -> None:
     """The graph is kept for what was recorded on it, and a second backward that lets go is an error as ever."""
     model, parallel = twins(Two(), X.clone().requires_grad_())

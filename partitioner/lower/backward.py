@@ -50,7 +50,7 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
     if len({step.segment.lane for step in steps.values() if step.terms}) < 2:
         raise BackwardError("no two lanes have a backward")
     program = _program(view, handed, steps)
-    return Backward(verify(lowered(program)), steps, handed)
+    return Backward(verify(lowered(program)), steps, handed, view.apart())
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,23 @@ class _View:
         for gradient in self.gradients:
             if gradient.results and any(part.count and part.op in reached for part in gradient.parts):
                 raise BackwardError(f"another result is made of the result {gradient.value}, and adds to its gradient")
+
+    def apart(self) -> frozenset[str]:
+        """Arguments that some result is not made of, while another one is."""
+        reads: defaultdict[str, list[Gradient]] = defaultdict(list)
+        for gradient in self.gradients:
+            for part in filter(lambda each: each.count, gradient.parts):
+                reads[part.op].append(gradient)
+        reached = []
+        for result in (gradient for gradient in self.gradients if gradient.results):
+            found, waiting = set[str](), [result.maker]
+            while waiting:
+                new = [each for each in reads[waiting.pop()] if each.name not in found]
+                found |= {each.name for each in new}
+                waiting += [each.maker for each in new if each.maker]
+            reached.append(found)
+        every = set.intersection(*reached) if reached else set[str]()
+        return frozenset(gradient.value for gradient in self.gradients if not gradient.maker and gradient.name not in every)
 
 
 def _steps(view: _View, handed: Sequence[Gradient]) -> Iterator[Step]:
