@@ -150,7 +150,8 @@ class Recorded:
             issue(self.form.reversed, launch, ())
             return launch.terms
         # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
-        asked = zip(outputs, arguments, wanted, strict=True)
+        # If gradients are recorded, theirs are of all arguments, whichever are wanted now.
+        asked = zip(outputs, arguments, [True] * len(outputs) if self.lasting else wanted, strict=True)
         read = {term: argument for term, argument, is_wanted in asked if is_wanted and term in self.cuts.parts}
         ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
         found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
