@@ -107,7 +107,7 @@ def _unreached(model: nn.Module, found: Sequence[tuple[Traced, Found]]) -> Itera
     codes = {graph.code for _, graph in found}
     used = {meta.storage for traced, _ in found for meta in traced.state_metas.values()}
     for path, module in model.named_modules():
-        if not path or getattr(type(module).forward, "__code__", None) not in codes:
+        if not path or getattr(getattr(type(module), "forward", None), "__code__", None) not in codes:
             continue
         own = {f"{path}.{name}": sizes(tensor) for name, tensor in all_state(module).items()}
         kept = {storage: kept for storage, _, kept, _ in own.values()}

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Tower, Towers, assert_same, assert_same_state, numbers, spread
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from partitioner import VerifyError, load_spec
@@ -98,9 +99,20 @@ def random_model(seed: int, kinds: Sequence[str]) -> GeneratedModule:
     return build(Recipe(tuple(steps), inputs=draw.randint(1, 3), image=draw.random() < 0.3, outputs=draw.choice(OUTPUTS)))
 
 
-def has_eager_gradients(model: GeneratedModule) -> bool:
+class Loss(nn.Module):
+    """Gives one number for all results of a model."""
+
+    def __init__(self, model: GeneratedModule) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any) -> Tensor:
+        numbers = [one for one in tree_leaves(self.model(*inputs)) if isinstance(one, Tensor) and one.requires_grad]
+        return sum((one.sum() for one in numbers), torch.zeros(()))
+
+
+def has_eager_gradients(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     """Assert it, to the bit where backward is on lanes; whether it is."""
-    inputs = model.example_inputs(seed=0)
     try:
         parallel = spread(model, *inputs, lanes=2, copy=True, check=False, backward="lanes")
     except AssertionError:  # too little in it for two lanes
@@ -113,17 +125,27 @@ def has_eager_gradients(model: GeneratedModule) -> bool:
 
 @pytest.mark.parametrize("writing", [True, False])
 def test_random_models(writing: bool) -> None:
-    """Where an op writes what others have read, autograd often has to do it; elsewhere a third and more have it on lanes."""
-    kinds = [kind for kind in KINDS if writing or kind not in WRITES]
-    found = [has_eager_gradients(random_model(seed, kinds)) for seed in range(10)]
-    assert sum(found) >= (1 if writing else 3)
+    """Where an op writes what others have read, autograd often has to do it; elsewhere a third and more have it on lanes.
+
+    With a loss, that is. Of results one is often made of another one, which leaves them to autograd.
+    """
+    kinds, found = [kind for kind in KINDS if writing or kind not in WRITES], 0
+    for seed in range(10):
+        model = random_model(seed, kinds)
+        found += has_eager_gradients(Loss(model), model.example_inputs(seed=0))
+        has_eager_gradients(model, model.example_inputs(seed=0))
+    assert found >= (1 if writing else 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(1000, 1400, 100))
 def test_many_random_models(start: int) -> None:
-    kinds = [kind for kind in KINDS if start % 200 or kind not in WRITES]
-    assert sum(has_eager_gradients(random_model(seed, kinds)) for seed in range(start, start + 100)) >= 8
+    kinds, found = [kind for kind in KINDS if start % 200 or kind not in WRITES], 0
+    for seed in range(start, start + 100):
+        model = random_model(seed, kinds)
+        found += has_eager_gradients(Loss(model), model.example_inputs(seed=0))
+        has_eager_gradients(model, model.example_inputs(seed=0))
+    assert found >= 8
 
 
 class Web(nn.Module):
@@ -362,6 +384,111 @@ def test_a_backward_again_and_once_more() -> None:
     assert_same(gradients(model), gradients(parallel))
 
 
+def test_results_one_by_one() -> None:
+    """A backward lets go of what is behind its own result. It took the graphs of all others with it."""
+
+    def passes(module: nn.Module, *again: int) -> list[str]:
+        results, told = module(X), []
+        for number in again:
+            try:
+                results[number].sum().backward()
+            except RuntimeError as error:
+                told.append(str(error))
+        return told
+
+    model, parallel = twins(Two())
+    told = [passes(module, 1, 0, 1, 0) for module in (model, parallel)]
+    assert told[0] == told[1] and [len(each) for each in told] == [2, 2]
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
+def test_a_hook_on_a_result_that_a_loss_does_not_read() -> None:
+    """It is not called. It was, and had ``None`` for a gradient."""
+    model, parallel = twins(Two())
+    found = []
+    for module in (model, parallel):
+        one, other = module(X)
+        one.register_hook(lambda gradient: gradient * 2)
+        other.sum().backward(retain_graph=True)
+        (one.sum() + other.sum()).backward()
+        found.append(gradients(module))
+    assert on_lanes(parallel)
+    assert_same(*found)
+
+
+class Pair(Two):
+    """Two branches with an input each."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(self.left(x)), torch.exp(self.right(x if y is None else y))
+
+
+class Zeros(torch.autograd.Function):
+    """Its backward is given zeros where there is no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def test_nobody_hears_of_a_gradient_that_a_loss_does_not_make() -> None:
+    """Hooks of weights behind the other result were called, with ``None``; what had made an argument was given zeros."""
+    model, parallel = twins(Pair())
+    found: list[Any] = []
+    for module in (model, parallel):
+        module.zero_grad()
+        x, y, seen = X.clone().requires_grad_(), X.clone().requires_grad_(), []
+        for _ in range(2):
+            module(x, Zeros.apply(y))[0].sum().backward()
+        hooks = [
+            each.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.shape)) for each in module.parameters()
+        ]
+        hooks += [module.right[0].weight.register_hook(lambda gradient: gradient * 2)]
+        for _ in range(2):
+            module(x, y)[0].sum().backward()
+        for hook in hooks:
+            hook.remove()
+        found.append((x.grad, y.grad, seen, gradients(module)))
+    assert_same(*found)
+    assert on_lanes(parallel) and next(iter(training(parallel).forms.values())).backward.apart
+
+
+def test_gradients_of_some_weights_and_then_of_others() -> None:
+    """What leads to a weight that was not asked for is still there."""
+    model, parallel = twins(Two())
+    found = []
+    for module in (model, parallel):
+        one, other = module(X)
+        loss = one.sum() + other.sum()
+        left, right = ([each.weight for each in tower if isinstance(each, nn.Linear)] for tower in (module.left, module.right))
+        sums = one.sum(), other.sum()
+        found.append([*torch.autograd.grad(loss, left), *torch.autograd.grad(sums[1], right)])
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(sums[0], left)
+    assert on_lanes(parallel)
+    assert_same(*found)
+
+
+def test_results_again_after_gradients_of_gradients() -> None:
+    """The graph is kept for what was recorded on it, and a second backward that lets go is an error as ever."""
+    model, parallel = twins(Two(), X.clone().requires_grad_())
+    for module in (model, parallel):
+        x = X.clone().requires_grad_()
+        one, other = module(x)
+        torch.autograd.grad(one.sum(), x, create_graph=True)[0].square().sum().backward(retain_graph=True)
+        one.sum().backward()
+        other.sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            one.sum().backward()
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
 def test_gradients_of_gradients() -> None:
     """They go through the whole graph at once, which is recorded as ever."""
     model, parallel = twins(Two(), X.clone().requires_grad_())
@@ -575,9 +702,38 @@ class Shared(nn.Module):
             return self.layer(self.left(x)) * self.layer(self.right(x))
 
 
+class Explained(nn.Module):
+    """Gives what a score was made of beside the score: features, or logits with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = nn.Linear(6, 6), Tower(), Tower()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.stem(x).tanh()
+        return features, self.left(features) * self.right(features)
+
+
+def test_the_gradient_of_a_result_of_which_another_one_is_made() -> None:
+    """A hook on it was given ``None``, `torch.autograd.grad` said that it was not in the graph, and ``.grad`` stayed empty."""
+    model = Explained()
+    parallel = spread(model, X, lanes=2, copy=True, check=False, backward="lanes")
+    found = []
+    for module in (model, parallel):
+        for _ in range(2):
+            features, score = module(X)
+            features.retain_grad()
+            features.register_hook(lambda gradient: gradient * 2)
+            (slope,) = torch.autograd.grad(score.sum(), features, retain_graph=True)
+            score.sum().backward()
+        found.append((slope, features.grad, gradients(module)))
+    assert_same(*found)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (Explained, "another result is made of the result features"),
         (Written, "which is written"),
         (Aliased, "may share memory with the result"),
         (Deciding, "decides in each call what it computes"),

@@ -101,6 +101,27 @@ def test_layers_of_torchs_own_in_a_loop_that_is_no_graph() -> None:
         assert_trains_alike(parallel, model, numbers(rows, 6))
 
 
+class Scripted(nn.Module):
+    """One of its parts is TorchScript's, whose class has no forward to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.part = nn.Linear(6, 6), nn.Linear(6, 6), torch.jit.script(nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (rows, 6) to (rows, 6)."""
+        y = self.part(self.left(x))
+        return self.right(y) if y.sum() > 0 else y
+
+
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
+def test_a_part_of_torchscript() -> None:
+    """It was an AttributeError of torch's."""
+    model = Scripted().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(between(model, X, check=False)(X), model(X), check_device=False)
+
+
 def test_what_does_not_fit_beside_what_the_others_keep_is_refused() -> None:
     with pytest.raises(PlacementError, match=r"lazy:0|lazy:1"):
         between(Experts(), X, caps=dict.fromkeys(("lazy0", "lazy1"), 9_000))

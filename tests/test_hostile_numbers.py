@@ -59,6 +59,33 @@ def numbers_of_numpy(run: Run) -> Steps:
         yield run(rand(5, 4))
 
 
+class Tensors(Two):
+    """Makes tensors of numbers of numpy's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = np.float64(1.5)
+
+    def forward(self, x: Tensor) -> Any:
+        made = (
+            torch.tensor(self.scale),
+            torch.as_tensor(self.scale),
+            torch.tensor([self.scale, 2]),
+            torch.asarray((self.scale,)),
+        )
+        asked = torch.tensor(self.scale, dtype=torch.float16), torch.tensor(np.sqrt(2.0)), torch.tensor(data=self.scale)
+        return self.left(x) + self.right(x), made, asked, torch.tensor([x.shape[0], self.scale]), x.new_tensor(self.scale)
+
+
+@numbers(Tensors)
+def tensors_of_numbers_of_numpy(run: Run) -> Steps:
+    """They had the dtype that a tensor of Python's number has."""
+    for scale in (np.float64(1.5), np.float32(2.5), 2.5, np.int16(3), np.int64(3), 3, np.float64(2.5)):
+        run.model.scale = scale
+        for rows in (3, 2, 5):
+            yield run(rand(rows, 4))
+
+
 @numbers(two(lambda self, x, t: (self.left(x) * t, t * 2, torch.arange(3) * t, type(t))), lambda: np.float64(3))
 def number_that_comes_with_a_call(run: Run) -> Steps:
     for t in (*np.linspace(0, 1, 3), np.float32(2), 2.0, np.int64(2)):

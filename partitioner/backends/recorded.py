@@ -73,6 +73,14 @@ class Form:
         value = {gradient.term(part): gradient.value for gradient in backward.gradients for part in gradient.parts}
         self.arguments = [position[value[term]] for term in backward.program.outputs]
         self.results = {number: gradient.name for gradient in backward.gradients for number in gradient.results}
+        self.apart = [position[name] for name in backward.apart]
+
+    def is_watched(self, arguments: Sequence[Any]) -> bool:
+        """Whether somebody would hear of it that an argument has no gradient from a loss: hooks, or functions that made it.
+
+        In eager a backward does not go to what the loss is not made of. Here it goes from all results to all arguments.
+        """
+        return any(_has_hooks(arguments[position]) for position in self.apart)
 
     def wrapped(self, cuts: Cuts, found: list[Any], arguments: Sequence[Any]) -> list[Any]:
         """The results of a call, with one node of autograd in front of its graph.
@@ -88,7 +96,7 @@ class Form:
             return found
         apply: Callable[..., Sequence[torch.Tensor]] = _OnLanes.apply
         outer = apply(Recorded(self, cuts), inner, *(arguments[position] for position in self.arguments))
-        named = dict(zip(inner, outer, strict=True))
+        named = dict(zip(inner, outer if len(outer) == 1 else map(_Apart.apply, outer), strict=True))
         return [named.get(self.results.get(number, ""), value) for number, value in enumerate(found)]
 
     def _check(self, cuts: Cuts) -> None:
@@ -116,27 +124,35 @@ class Recorded:
 
     Attributes:
         lasting: whether what backward itself recorded lies on this graph, so that no backward may free it.
+        spent: results, by the tensor's name, behind which the graph would have been freed if it were not lasting.
     """
 
     def __init__(self, form: Form, cuts: Cuts) -> None:
         self.form, self.cuts, self.lasting = form, cuts, False
+        self.spent: set[str] = set()
 
-    def backward(self, given: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor], keep: bool) -> dict[str, Any]:
+    def backward(
+        self, given: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor], wanted: Sequence[bool], keep: bool
+    ) -> dict[str, Any]:
         """What ops add to the gradients of arguments, by the name of the term.
 
         Args:
             given: gradients of the results, by the tensor's name.
             arguments: the tensor that each term is of.
+            wanted: whether its gradient is. If not, what leads to it alone stays there for another backward, as in eager.
             keep: whether there may be another backward through the graph.
         """
         outputs = self.form.backward.program.outputs
-        if not torch.is_grad_enabled() and not has_hidden_modes():
+        self.lasting |= torch.is_grad_enabled()
+        self.spent.update(given if self.lasting and not keep else ())
+        if not torch.is_grad_enabled() and not has_hidden_modes() and all(wanted):
             launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep or self.lasting)
             issue(self.form.reversed, launch, ())
             return launch.terms
         # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
-        self.lasting |= torch.is_grad_enabled()
-        read = {term: argument for term, argument in zip(outputs, arguments, strict=True) if term in self.cuts.parts}
+        # If gradients are recorded, theirs are of all arguments, whichever are wanted now.
+        asked = zip(outputs, arguments, [True] * len(outputs) if self.lasting else wanted, strict=True)
+        read = {term: argument for term, argument, is_wanted in asked if is_wanted and term in self.cuts.parts}
         ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
         found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
         return dict(zip(read, found, strict=True))
@@ -158,8 +174,36 @@ class _OnLanes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         graph: Recorded = ctx.graph
-        _ = ctx.saved_tensors  # raises if the graph may not be gone through again
         given = {name: gradient for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None}
-        terms = graph.backward(given, ctx.arguments, torch._C._autograd._get_current_graph_task_keep_graph())
+        if graph.spent & given.keys():
+            _ = ctx.saved_tensors  # raises, for the caller's engine has let go of it; otherwise the graph itself knows
+        wanted = [node is None or _is_wanted(node) for node, _ in ctx.next_functions]
+        terms = graph.backward(given, ctx.arguments, wanted, torch._C._autograd._get_current_graph_task_keep_graph())
         # Taken out, for autograd keeps a gradient that nobody else has, and copies any other one.
         return (None, None, *(terms.pop(term, None) for term in graph.form.backward.program.outputs))
+
+
+class _Apart(torch.autograd.Function):
+    """One of several results, with a node of its own: a node that is run calls the hooks of all its results."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _has_hooks(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.grad_fn is not None or bool(value._backward_hooks or value._post_accumulate_grad_hooks)
+
+
+def _is_wanted(node: Node) -> bool:
+    """Whether the backward that is under way goes on to a node; `torch.autograd.grad` leaves out what it is not asked for."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch's word for a leaf that it was asked for
+        return True

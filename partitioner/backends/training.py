@@ -61,7 +61,7 @@ class Training:
         form = self.forms.get(attached)
         if form is None:
             return self._watched(attached, arguments)
-        if isinstance(form, str):
+        if isinstance(form, str) or form.is_watched(arguments):
             return self.forward(arguments)
         return self._on_lanes(form, attached, arguments)
 

@@ -95,11 +95,13 @@ class Backward:
         steps: by the name of their segment.
         gradients: those that are handed over between segments, or come from or go to the caller; of their parts those alone
             that an op of another segment than the maker's adds, in the order in which they are summed: the last op's first.
+        apart: arguments that some result is not made of, while another one is.
     """
 
     program: Program
     steps: dict[str, Step]
     gradients: tuple[Gradient, ...]
+    apart: frozenset[str] = frozenset()
 
 
 def same_sum(eager: Sequence[int], ours: Sequence[Sequence[int]]) -> bool:

@@ -42,6 +42,7 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
     view = _View(plan, tuple(gradients))
     view.refuse_writes()
     view.refuse_shared_results()
+    view.refuse_results_of_results()
     handed = tuple(each for each in map(view.handed_over, view.wanted()) if each.parts or each.results)
     if len({each.name for each in handed}) < len(handed):
         raise BackwardError("a tensor is handed over before it is written in place and after")
@@ -49,7 +50,7 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
     if len({step.segment.lane for step in steps.values() if step.terms}) < 2:
         raise BackwardError("no two lanes have a backward")
     program = _program(view, handed, steps)
-    return Backward(verify(lowered(program)), steps, handed)
+    return Backward(verify(lowered(program)), steps, handed, view.apart())
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,39 @@ class _View:
                 if storage in owner:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"
+
+    def refuse_results_of_results(self) -> None:
+        """A result of which another one is made, as logits with a loss: its gradient is more than what the caller's loss adds.
+
+        The caller's graph, which shows hooks and `torch.autograd.grad` what its gradient is, has no way from one to the other.
+        """
+        made: defaultdict[str, list[Gradient]] = defaultdict(list)
+        for gradient in self.gradients:
+            made[gradient.maker].append(gradient)
+        reached: set[str] = set()
+        for op in reversed(self.plan.graph.ops):
+            if any(one.results or any(part.count and part.op in reached for part in one.parts) for one in made[op.name]):
+                reached.add(op.name)
+        for gradient in self.gradients:
+            if gradient.results and any(part.count and part.op in reached for part in gradient.parts):
+                raise BackwardError(f"another result is made of the result {gradient.value}, and adds to its gradient")
+
+    def apart(self) -> frozenset[str]:
+        """Arguments that some result is not made of, while another one is."""
+        reads: defaultdict[str, list[Gradient]] = defaultdict(list)
+        for gradient in self.gradients:
+            for part in filter(lambda each: each.count, gradient.parts):
+                reads[part.op].append(gradient)
+        reached = []
+        for result in (gradient for gradient in self.gradients if gradient.results):
+            found, waiting = set[str](), [result.maker]
+            while waiting:
+                new = [each for each in reads[waiting.pop()] if each.name not in found]
+                found |= {each.name for each in new}
+                waiting += [each.maker for each in new if each.maker]
+            reached.append(found)
+        every = set.intersection(*reached) if reached else set[str]()
+        return frozenset(gradient.value for gradient in self.gradients if not gradient.maker and gradient.name not in every)
 
 
 def _steps(view: _View, handed: Sequence[Gradient]) -> Iterator[Step]:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.variables import ConstantVariable
+from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import ConstantLikeVariable, NumpyVariable, get_np_to_tnp_map
 
 from partitioner.frontend.capture.amended import GETATTR, amends
@@ -23,6 +25,7 @@ from partitioner.frontend.capture.names import name_of
 
 _GUARDED = (np.integer, np.floating)
 _NUMBERS = (*_GUARDED, np.bool_)
+_MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 class _Number(ConstantVariable):
@@ -69,6 +72,24 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     found = _computed(self.value, args, kwargs)
     return plain(self, tx, args, kwargs) if found is None else _Number(found)
+
+
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _tensor_of(plain: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A tensor that is made of numpy's numbers has their dtype, and not the one that Python's have."""
+    if self.value in _MAKERS and len(args) < 2 and "dtype" not in kwargs:
+        given: Any = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        if _is_of_numbers(given):
+            if not given.is_python_constant():
+                raise Unsupported("a tensor is made of numbers of numpy's and others")
+            dtype = torch.tensor(given.as_python_constant(), device="cpu").dtype
+            kwargs = {**kwargs, "dtype": ConstantVariable.create(dtype)}
+    return plain(self, tx, args, kwargs)
+
+
+def _is_of_numbers(given: Any) -> bool:
+    """Whether a number of numpy's is given, or stands in a list."""
+    return isinstance(given, _Number) or (isinstance(given, BaseListVariable) and any(map(_is_of_numbers, given.items)))
 
 
 @amends(ConstantLikeVariable, GETATTR)

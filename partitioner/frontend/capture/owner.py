@@ -56,6 +56,5 @@ class AsItIs(PartitionerError):
 def _layers(root: nn.Module) -> Iterator[CodeType]:
     """The code of forward of torch's own layers in a model that have weights, or hold others that do."""
     for module in root.modules():
-        forward = type(module).forward
         if type(module).__module__.startswith("torch.nn.") and any(True for _ in module.parameters()):
-            yield forward.__code__
+            yield type(module).forward.__code__
