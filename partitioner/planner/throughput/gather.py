@@ -12,7 +12,7 @@ SEA 2017.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,11 +20,13 @@ from itertools import pairwise
 from math import inf
 
 from partitioner.errors import PlacementError
-from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.first import evened
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.settling import cheapest, settled
 from partitioner.planner.throughput.staging import along
 from partitioner.planner.throughput.units import Units
 from partitioner.planner.timing import largest_load
@@ -50,34 +52,31 @@ def gathered(park: Park, bound: float) -> tuple[float, list[int]]:
         PlacementError: no placement or no stages were found.
     """
     problem = park.units.problem
-    homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
-    if next(returns(problem, homes), None) is None:
-        return largest_load(problem, homes), homes
-    whole, found = park_of(blocks(park.units)), list[tuple[float, list[int]]]()
-    parts = [homes[tasks[0]] for tasks in whole.units.members]
-    for each in (parts, outvoted(whole.units, parts)):
-        order = guided(whole.units, each)
-        if sum(each[one] != each[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
-            found += [answer for answer in [along(whole, order, bound, min(found, default=(inf,))[0])] if answer is not None]
+    found = list[tuple[float, list[int]]]()
+    start = cheapest(park)
+    if problem.crowded or len(park.classes) < len(problem.processors):
+        tasks = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
+        start = [tasks[members[0]] for members in park.units.members]
+    loose = settled(park, start)
+    closed = park_of(units_of(problem, contiguous=True))
+    if (tight := mended(closed, moved_to(closed.units, park.units, loose.homes), loose.price)) is not None:
+        tasks = closed.units.spread_over(tight)
+        found.append((largest_load(problem, tasks), tasks))
+    whole = park_of(blocks(park.units))
+    parts = moved_to(whole.units, park.units, loose.homes)
+    order = guided(whole.units, parts)
+    if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
+        line = along(whole, order, bound, min(found, default=(inf,))[0])
+        found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
     if not found:
         raise PlacementError("No stages were found along the order of a placement that is not contiguous.")
-    least, chosen = min(found)
-    return least, whole.units.spread_over(chosen)
+    return min(found)
 
 
-def outvoted(units: Units, homes: Sequence[int]) -> list[int]:
-    """Each unit where many more of its neighbours are, if it may go there: two more than twice as many as where it is.
-
-    Source: Raghavan, Albert and Kumara, "Near linear time algorithm to detect community structures in large-scale networks",
-    Physical Review E 76, 2007 (label propagation).
-    """
-    found = list(homes)
-    for unit, (followers, leaders) in enumerate(zip(units.after, units.before, strict=True)):
-        votes = Counter(found[each] for each in (*followers, *leaders))
-        most = max(votes, key=lambda home: (votes[home], -home), default=found[unit])
-        if votes[most] > 1 + 2 * votes[found[unit]] and most in units.able_sets[unit]:
-            found[unit] = most
-    return found
+def moved_to(units: Units, other: Units, homes: Sequence[int]) -> list[int]:
+    """The processors of other units' tasks, for these units: each where its first task is."""
+    tasks = other.spread_over(homes)
+    return [tasks[members[0]] for members in units.members]
 
 
 def guided(units: Units, homes: Sequence[int]) -> list[int]:
