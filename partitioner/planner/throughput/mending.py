@@ -1,12 +1,13 @@
 """A placement that is nearly contiguous made so: what lies between the tasks of a processor joins it, or some of them leave.
 
-    x | a   c   e      b and d lie between tasks of x
-    y |   b   d        b and d to x;  or a to y;  or e to y: whichever costs least and leaves the least between others
+    x | a   c . . . . e      b, d and all that follows lie between tasks of x
+    y |   b   d . . .        a to y, or e to y: one unit, and nothing lies between others any more
 
-What is made small is what all pay, and a price for each task that lies between others, which rises while there are any.
+One misplaced unit leaves hundreds between it and its processor's others, and these could as well join. So changes of one unit
+are made first, those of two where there are none, of four, and so on; of as many, the one for which all pay least.
 
-Source of infeasible answers at a price: Gendreau, Hertz and Laporte, "A tabu search heuristic for the vehicle routing problem",
-Management Science 40(10), 1994.
+Source of changes by size: Hansen and Mladenovic, "Variable neighborhood search: principles and applications", European Journal
+of Operational Research 130(3), 2001.
 """
 
 from __future__ import annotations
@@ -20,14 +21,11 @@ from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park
 
-STEPS = 400
-"""Changes after which it is given up."""
+LOOKS = 1_000
+"""Tasks between others that are looked at before it is given up."""
 
-LARGEST = 64
-"""Units that may leave a processor at once."""
-
-RISING = 50
-"""Changes after which a task between others costs twice as much as at first."""
+PATIENCE = 6
+"""Tasks in a row for which no change is found, after which changes may be twice as large."""
 
 
 def mended(park: Park, homes: Sequence[int], price: Sequence[float]) -> list[int] | None:
@@ -40,12 +38,14 @@ def mended(park: Park, homes: Sequence[int], price: Sequence[float]) -> list[int
     """
     if park.units.reach is None:
         return None
-    mending = _Mending(park, homes, price)
-    for step in range(STEPS):
+    mending, largest, idle = _Mending(park, homes, price), 1, 0
+    for _ in range(LOOKS):
         broken = [each for each, between in enumerate(mending.between) if between]
         if not broken:
             return list(mending.loads.home)
-        mending.step(broken, 1.0 + step / RISING)
+        idle = 0 if mending.step(broken, largest) else idle + 1
+        if idle > PATIENCE:
+            largest, idle = 2 * largest, 0
     return None
 
 
@@ -59,42 +59,42 @@ class _Mending:
         paid = sum(each * self.loads.load(number) for number, each in enumerate(price))
         self.one = paid / max(1, park.units.count)  # what a unit pays on average
 
-    def step(self, broken: Sequence[int], dear: float) -> None:
-        """Make the best change because of one task that lies between those of a processor."""
-        here = self.random.choice(broken)
-        inside = list(dict.fromkeys(self.units.unit_of[task] for task in bits(self.between[here])))
-        best, chosen, found = inf, dict[int, int](), dict[int, float]()
-        for moves in self._ways(here, inside):
-            deltas = self.loads.joint_deltas(moves)
-            more = sum(self._after(each, moves).bit_count() - self.between[each].bit_count() for each in self._touched(moves))
-            paid = sum(self.price[slot // 3] * each for slot, each in deltas.items())
-            paid += self.one * (dear * more + self.random.random() / 8)
-            if paid < best:
-                best, chosen, found = paid, moves, deltas
+    def step(self, broken: Sequence[int], largest: int) -> bool:
+        """Make the best change, of so many units at most, after which fewer tasks lie between others; whether there was one."""
+        here, best, chosen, found = self.random.choice(broken), inf, dict[int, int](), dict[int, float]()
+        for moves in self._ways(here, self.random.choice(bits(self.between[here])), largest):
+            fewer = sum(self.between[each].bit_count() - self._after(each, moves).bit_count() for each in self._touched(moves))
+            if fewer > 0:
+                deltas = self.loads.joint_deltas(moves)
+                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items()) - self.one * fewer
+                if paid < best:
+                    best, chosen, found = paid, moves, deltas
         self._make(chosen, found)
+        return bool(chosen)
 
-    def _ways(self, here: int, inside: Sequence[int]) -> Iterator[dict[int, int]]:
-        """What lies between joins, one unit or all; or those that lead to one such unit leave, or those that it leads to."""
-        reach, unit = self.units.reach, self.random.choice(inside)
+    def _ways(self, here: int, task: int, largest: int) -> Iterator[dict[int, int]]:
+        """What lies between joins, all or a task's unit; or those that lead to it leave, or those that it leads to."""
+        reach, unit = self.units.reach, self.units.unit_of[task]
         assert reach is not None
-        ways = [([unit], here), (inside, here)]
+        ways = [([unit], here)]
+        if self.between[here].bit_count() <= largest:
+            ways.append((list(dict.fromkeys(self.units.unit_of[each] for each in bits(self.between[here]))), here))
         for side in (reach.before[unit], reach.after[unit]):
-            leaving = [each for each in self.state.units[here] if reach.own[each] & side]
-            if len(leaving) <= LARGEST:
-                ways += [(sorted(leaving), there) for there in range(len(self.between)) if there != here]
+            leaving = sorted(each for each in self.state.units[here] if reach.own[each] & side)
+            if len(leaving) <= largest:
+                ways += [(leaving, there) for there in range(len(self.between)) if there != here]
         for some, there in ways:
-            moves = {each: there for each in some if self.loads.home[each] != there}
-            held = sum(self.loads.memory[each] for each in moves)
+            held = sum(self.loads.memory[each] for each in some if self.loads.home[each] != there)
             fits = not held or self.loads.used[there] + held <= self.units.problem.caps[there]
-            if moves and fits and all(there in self.units.able_sets[each] for each in moves):
-                yield moves
+            if fits and all(there in self.units.able_sets[each] for each in some):
+                yield {each: there for each in some if self.loads.home[each] != there}
 
     def _touched(self, moves: Mapping[int, int]) -> set[int]:
         """The processors that units leave or join."""
         return {self.loads.home[unit] for unit in moves} | set(moves.values())
 
     def _after(self, processor: int, moves: Mapping[int, int]) -> int:
-        """The tasks between those that a processor has after some moves."""
+        """The tasks between those that a processor has after some moves, as bits."""
         stay = self.state.units[processor].difference(moves)
         return self.state.between(stay.union(unit for unit, there in moves.items() if there == processor))
 
