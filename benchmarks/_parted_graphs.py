@@ -31,7 +31,13 @@ MOVING = 0.15
 
 
 def parted(
-    random: Random, processors: int, tasks: int, shape: Shape, host: bool, kinds: int = 0, away: tuple[float, float] = (1.2, 4.0)
+    random: Random,
+    processors: int,
+    tasks: int,
+    shape: Shape,
+    host: bool,
+    kinds: int = 0,
+    away: tuple[float, float] = (1.2, 4.0),
 ) -> Problem:
     """A problem of ``tasks`` tasks, in one part for each processor, with a largest load of 100 seconds.
 
@@ -47,7 +53,9 @@ def parted(
     each = tasks // processors
     home = [number // each for number in range(each * processors)]
     edges = _within(random, processors, each) | _between(random, processors, each, shape)
-    moved = MOVING * END * processors / (2 * max(1, len({(one, home[other]) for one, other in edges if home[one] != home[other]})))
+    moved = (
+        MOVING * END * processors / (2 * max(1, len({(one, home[other]) for one, other in edges if home[one] != home[other]})))
+    )
     size = [moved * random.uniform(0.2, 1.8) for _ in home]
     table = _seconds(random, home, edges, size, host, kinds or processors, away)
     return _problem(_mixed(random, len(home), edges), processors, edges, size, table, host)

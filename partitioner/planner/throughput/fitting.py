@@ -100,8 +100,7 @@ def _filled(units: Units) -> Iterator[list[int]]:
     for order in islice(orders(whole), ORDERS) if units.contiguous else ():
         homes = filled(whole, order)
         if homes is not None:
-            tasks = whole.spread_over(homes)
-            yield [tasks[members[0]] for members in units.members]
+            yield units.of_tasks(whole.spread_over(homes))
 
 
 def filled(units: Units, order: Sequence[int]) -> list[int] | None:

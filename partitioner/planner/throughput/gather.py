@@ -1,6 +1,7 @@
 """Contiguous parts where processors differ: tasks are placed where they suit, and what is then scattered is gathered.
 
     on its own       a x | b y | c x | d y | e x        each where it is fast; d lies between c and e
+    mended           a x | b y | c x | d x | e x        nothing lies between
     gathered order   a c | b d | e                      topological, what shares a processor side by side
     stages           a c e (with d)  | ...              the best cuts of that order, by dynamic programming
 
@@ -15,21 +16,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
-from partitioner.planner.throughput.first import evened
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.prices import Park, park_of
-from partitioner.planner.throughput.settling import cheapest, settled
+from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.throughput.staging import along
 from partitioner.planner.throughput.units import Units
-from partitioner.planner.timing import largest_load
 
 SPARING = 256.0
 """How many times what a task wastes counts, as in `first.SPARING`: for more than even loads, which the cuts see to."""
@@ -38,45 +36,36 @@ MOST_RUNS = 8
 """Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
 
 
-def gathered(park: Park, bound: float) -> tuple[float, list[int]]:
-    """The largest load, and the processor of each task, of stages along the order of a placement that need not be contiguous.
+def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, near a placement that need not be contiguous.
 
-    Where it is contiguous, it is the answer: its parts may even lead to each other, as those of stages cannot. Otherwise units
-    are gathered as they are, and after those that are alone have gone to their neighbours: few of them tear parts to pieces.
+    Either that is mended, and its parts may even lead to each other, as those of stages cannot; or stages are cut along the
+    order in which what shares a processor stands together.
 
     Args:
         park: groups as units, whatever contiguity makes of them.
         bound: seconds that no answer can beat, where to begin to look.
+        until: moment, by the monotonic clock, at which units settle no further.
 
     Raises:
         PlacementError: no placement or no stages were found.
     """
-    problem = park.units.problem
-    found = list[tuple[float, list[int]]]()
-    start = cheapest(park)
-    if problem.crowded or len(park.classes) < len(problem.processors):
-        tasks = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
-        start = [tasks[members[0]] for members in park.units.members]
-    loose = settled(park, start)
-    closed = park_of(units_of(problem, contiguous=True))
-    if (tight := mended(closed, moved_to(closed.units, park.units, loose.homes), loose.price)) is not None:
-        tasks = closed.units.spread_over(tight)
-        found.append((largest_load(problem, tasks), tasks))
+    problem, found = park.units.problem, list[tuple[float, list[int]]]()
+    rules, sparing = Homes(replace(problem, contiguous=False)), inf if park.apart else SPARING
+    loose, closed = evenly(park, rules, sparing, bound, until)[1], park_of(units_of(problem, contiguous=True))
+    tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist())
+    if tight is not None and closed.units.valid(tight):
+        load, homes = settled(closed, tight, until)
+        found.append((load, closed.units.spread_over(homes)))
     whole = park_of(blocks(park.units))
-    parts = moved_to(whole.units, park.units, loose.homes)
+    parts = whole.units.of_tasks(loose)
     order = guided(whole.units, parts)
     if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
         line = along(whole, order, bound, min(found, default=(inf,))[0])
         found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
     if not found:
-        raise PlacementError("No stages were found along the order of a placement that is not contiguous.")
+        raise PlacementError("No contiguous parts were found near a placement that is not contiguous.")
     return min(found)
-
-
-def moved_to(units: Units, other: Units, homes: Sequence[int]) -> list[int]:
-    """The processors of other units' tasks, for these units: each where its first task is."""
-    tasks = other.spread_over(homes)
-    return [tasks[members[0]] for members in units.members]
 
 
 def guided(units: Units, homes: Sequence[int]) -> list[int]:

@@ -120,6 +120,11 @@ class Park:
         ends = ((numbers, means[numbers[0]]) for numbers in found.values())
         return [Alike(tuple(each), (way[0], way[1]), (way[2], way[3]), least[each].min(axis=0)) for each, way in ends]
 
+    @property
+    def apart(self) -> bool:
+        """Whether prices alone say where a unit should be: no two processors are alike, and memory suffices."""
+        return len(self.classes) == len(self.units.problem.processors) and not self.units.problem.crowded
+
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:
         """Sets of processors that may be renamed without changing any load: what a search need not tell apart."""
