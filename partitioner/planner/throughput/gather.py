@@ -51,7 +51,7 @@ def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[
         PlacementError: no placement or no stages were found.
     """
     problem, found = park.units.problem, list[tuple[float, list[int]]]()
-    rules, sparing = Homes(replace(problem, contiguous=False)), inf if park.apart else SPARING
+    rules, sparing = Homes(replace(problem, contiguous=False)), inf if park.apart and not problem.crowded else SPARING
     loose, closed = evenly(park, rules, sparing, bound, until)[1], park_of(units_of(problem, contiguous=True))
     tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist())
     if tight is not None and closed.units.valid(tight):

@@ -122,8 +122,8 @@ class Park:
 
     @property
     def apart(self) -> bool:
-        """Whether prices alone say where a unit should be: no two processors are alike, and memory suffices."""
-        return len(self.classes) == len(self.units.problem.processors) and not self.units.problem.crowded
+        """Whether prices alone say where a unit should be: no two processors are alike."""
+        return len(self.classes) == len(self.units.problem.processors)
 
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:

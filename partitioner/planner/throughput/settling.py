@@ -18,6 +18,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 
+from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.prices import owed
 from partitioner.planner.throughput.convex import Convex
@@ -76,6 +77,8 @@ def evenly(park: Park, rules: Homes, sparing: float, bound: float, until: float 
     if sparing == inf:
         price, rent = park.rents
         homes = owed(park.units.seconds, price, park.units.memory, rent).argmin(axis=0).tolist()
+        if not park.units.valid(homes):
+            raise PlacementError("Where tasks pay least, memory does not suffice.")
     else:
         load, tasks = rules.run(partial(evened, park, sparing=sparing, full=bound))
         if not park.waste or rules.problem.contiguous:
