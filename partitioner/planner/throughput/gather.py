@@ -23,6 +23,7 @@ from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.settling import evenly, settled
@@ -51,8 +52,11 @@ def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[
         PlacementError: no placement or no stages were found.
     """
     problem, found = park.units.problem, list[tuple[float, list[int]]]()
-    rules, sparing = Homes(replace(problem, contiguous=False)), inf if park.apart and not problem.crowded else SPARING
-    loose, closed = evenly(park, rules, sparing, bound, until)[1], park_of(units_of(problem, contiguous=True))
+    rules, closed = Homes(replace(problem, contiguous=False)), park_of(units_of(problem, contiguous=True))
+    if problem.crowded or park.apart:
+        loose = evenly(park, rules, SPARING if problem.crowded else inf, bound, until)[1]
+    else:
+        loose = clustered(park, rules, bound, until)[1]
     tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist())
     if tight is not None and closed.units.valid(tight):
         load, homes = settled(closed, tight, until)

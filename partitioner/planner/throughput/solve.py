@@ -21,6 +21,7 @@ from partitioner.planner.throughput.first import by_size, sparings
 from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park, park_of
@@ -123,6 +124,8 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     if (tries > 1 or large) and in_line:
         first = problem.contiguous or (large and not park.waste)
         makes.insert(0 if first else len(makes), lambda: _in_a_line(park, bound, min((each for each, _ in found), default=inf)))
+        if park.waste and not park.apart and not problem.contiguous and not large:
+            makes.insert(0, partial(clustered, park, homes, bound, inf))
         if problem.contiguous and park.waste and not large:
             makes, enough = [partial(gathered, park, bound), *makes], enough + 1
     for number, make in enumerate(makes, start=1):
@@ -240,7 +243,8 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     later = soon + (until - soon) / 3
     if not park.units.contiguous:
         rules = Homes(park.units.problem)
-        makes = [partial(evenly, park, rules, each, bound, later) for each in sparings(park)]
+        makes = [] if park.apart else [partial(clustered, park, rules, bound, later)]
+        makes += [partial(evenly, park, rules, each, bound, later) for each in sparings(park)]
     elif park.waste:
         makes = [lambda: gathered(_apart(park), bound, later)]
     for make in makes:
