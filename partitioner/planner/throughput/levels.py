@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
@@ -55,10 +54,12 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
     levels = _levels(park)
     load, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
     for level in reversed(levels):
-        search = Annealing(level, settled(level, level.units.of_tasks(tasks), until)[1])
+        load, homes = settled(level, level.units.of_tasks(tasks), until)
         if level is levels[-1]:
-            search.run(max(until, monotonic()), ROUNDS, MOVES, bound)
-        load, tasks = search.least, level.units.spread_over(search.best)
+            search = Annealing(level, homes)
+            search.run(until, ROUNDS, MOVES, bound)
+            load, homes = search.least, search.best
+        tasks = level.units.spread_over(homes)
     return load, tasks
 
 
