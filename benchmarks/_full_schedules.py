@@ -1,14 +1,16 @@
-"""Plans of graphs cut out of full schedules with passages, beside these: see `_exchanged_graphs`."""
+"""Plans of graphs cut out of full schedules and of parts, beside these: see `_exchanged_graphs` and `_parted_graphs`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from random import Random
 from statistics import fmean
 
 from _exchanged_graphs import Sort, exchanged
+from _parted_graphs import SHAPES, Shape, parted
 from _planted_graphs import END
 
 from partitioner.planner.policies import Auto, List
@@ -37,3 +39,18 @@ def _row(sort: Sort, overlap: bool, tasks: int, processors: int, limit: float) -
     above = [f"{fmean(each.cost for each in own) / END - 1:.2%}" for own in zip(*answers, strict=True)]
     below = 1 - fmean(max(each.bound for each in own) for own in answers) / END
     return [sort, "while tasks run" if overlap else "while nothing runs", tasks, processors, *above, f"{max(0.0, below):.2%}"]
+
+
+def parts(quick: bool, show: Callable[[Sequence[str], Sequence[Sequence[object]]], None], tried: Tried) -> None:
+    """Print by how much loads are above those of the known parts, for throughput."""
+    head = ["parts", "asked for", "tasks", "kinds of 8 processors", "`list` above", "`auto` above"]
+    cases = product(SHAPES[:1] if quick else SHAPES, (True, False), (300,) if quick else (300, 1000, 3000), (8, 4))
+    show(head, [tried(shape, partial(_parts_row, shape, *each, 1.0 if quick else 10.0)) for shape, *each in cases])
+
+
+def _parts_row(shape: Shape, contiguous: bool, tasks: int, kinds: int, limit: float) -> list[object]:
+    """Of two graphs, whose values go over the host and over direct links."""
+    asked = [replace(parted(Random(host), 8, tasks, shape, host, kinds), contiguous=contiguous) for host in (True, False)]
+    answers = [[policy(each).cost for each in asked] for policy in (List(), Auto(time_limit=limit))]
+    rule = "contiguous" if contiguous else "any"
+    return [shape, rule, tasks, kinds, *(f"{fmean(own) / END - 1:.2%}" for own in answers)]

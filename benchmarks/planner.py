@@ -7,6 +7,7 @@
 throughput     placements of the dnn-partitioning workloads, scored from their files, beside published optima
 pipedream      profiled layers on two and four devices: predicted, and executed as tasks that sleep on real lanes
 exchanged      graphs cut from full schedules with passages, up to 1,000 tasks: how far plans and bounds are from these
+parts          graphs made of contiguous parts, up to 3,000 tasks on unequal processors: how far loads are from theirs
 random         random task graphs: how far `list` and `auto` are from proven optima; every schedule is checked
 side-by-side   real models on 2, 4 and 8 GPUs, simulated: accelerate, METIS, KaHyPar, HEFT, round robin and ours
 promise        what policies promise, beside what the simulator finds for the lowered program
@@ -30,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _full_schedules
 from _common import print_machine, table
 from _random_graphs import Known, kinds_of_graph
 from _scorers import placement_faults, schedule_faults, score
@@ -285,12 +287,6 @@ def _planned(count: int, **more: Any) -> tuple[float, float]:
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
-def full_schedules(options: argparse.Namespace) -> None:
-    from _full_schedules import compared
-
-    compared(options.quick, show, tried)
-
-
 def side_by_side(options: argparse.Namespace) -> None:
     from _side_by_side import compared
 
@@ -307,7 +303,8 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "throughput": throughput,
     "pipedream": pipedream,
     "random": random_graphs,
-    "exchanged": full_schedules,
+    "exchanged": lambda options: _full_schedules.compared(options.quick, show, tried),
+    "parts": lambda options: _full_schedules.parts(options.quick, show, tried),
     "side-by-side": side_by_side,
     "promise": promise,
     "scale": scale,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
-from math import inf
 from random import Random
 from statistics import mean
 
@@ -16,7 +14,7 @@ from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput.blocks import blocks
-from partitioner.planner.throughput.gather import guided, outvoted
+from partitioner.planner.throughput.gather import guided
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.throughput.search import Annealing
@@ -110,16 +108,6 @@ def test_a_placement_of_contiguous_parts_is_their_order() -> None:
         assert all(place[source] < place[target] for source, target, _ in problem.edges)
         runs = [homes[unit] for at, unit in enumerate(order) if not at or homes[unit] != homes[order[at - 1]]]
         assert len(runs) == 6
-
-
-def test_a_unit_that_is_alone_goes_to_its_neighbours() -> None:
-    edges = [(0, 1, ORDER), (0, 2, ORDER), (1, 2, ORDER), (2, 3, ORDER), (3, 4, ORDER)]
-    both = Kind("both", {1: [1.0] * 5}), Kind("other", {1: [1.0] * 5})
-    problem = Problem("five", tuple("abcde"), both, (Processor("x", 0), Processor("y", 1)), edges)
-    assert outvoted(units_of(problem, False), [0, 0, 1, 0, 0]) == [0, 0, 0, 0, 0]
-    assert outvoted(units_of(problem, False), [0, 0, 0, 1, 1]) == [0, 0, 0, 1, 1], "one neighbour on each side: it stays"
-    unable = Kind("unable", {1: [1.0, 1.0, inf, 1.0, 1.0]}), both[1]
-    assert outvoted(units_of(replace(problem, kinds=unable), False), [0, 0, 1, 0, 0]) == [0, 0, 1, 0, 0]
 
 
 def test_moves_take_what_follows_with_them() -> None:

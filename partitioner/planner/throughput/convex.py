@@ -37,6 +37,11 @@ class Convex:
             own, after, before = own | self.reach.own[unit], after | self.reach.after[unit], before | self.reach.before[unit]
         return own, after, before
 
+    def between(self, units: Iterable[int]) -> int:
+        """The forward tasks on paths that leave some units and come back, as bits."""
+        own, after, before = self._bits(units)
+        return after & before & ~own
+
     def may_leave(self, units: Iterable[int], here: int) -> bool:
         """Whether none of some units is on a path between two others of their processor."""
         reach, units = self.reach, tuple(units)

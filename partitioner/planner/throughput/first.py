@@ -19,12 +19,14 @@ from partitioner.planner.throughput.prices import Park
 
 SPARING = (16.0, 4.0, 64.0, 256.0, 1.0, 0.0)
 """How many times what all processors lose if a unit runs on one is added to that one's load before loads are compared; the
-most promising first."""
+most promising first. Infinite: each unit goes where it pays least, whatever the loads."""
 
 
 def sparings(park: Park) -> tuple[float, ...]:
     """Factors to try: where processors are alike to all units, nothing is lost; contiguous parts cannot choose."""
-    return (0.0,) if park.units.problem.contiguous or not park.waste else SPARING
+    if park.units.problem.contiguous or not park.waste:
+        return (0.0,)
+    return (inf, *SPARING) if park.apart else SPARING
 
 
 def evened(park: Park, rules: Feasible, sparing: float = 0.0, full: float = 0.0) -> tuple[float, list[int]]:

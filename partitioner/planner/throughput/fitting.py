@@ -1,7 +1,7 @@
 """Any placement that keeps pins, groups, memory and contiguity, whatever it costs: an answer, or that there is none.
 
-First fit by falling demand, which is nearly always enough, or one processor after the other along an order; then branch and
-bound; then, where it is installed, CP-SAT, which also finds out that there is no answer.
+First fit by falling demand, which is nearly always enough, or one processor after the other, along an order or filled to the
+last byte; then branch and bound; then, where it is installed, CP-SAT, which also finds out that there is no answer.
 
 Source of first fit decreasing: Johnson, "Near-optimal bin packing algorithms", MIT, 1973.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from time import monotonic
 
@@ -23,6 +23,7 @@ from partitioner.planner.throughput.first import by_size
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.subsets import filled_up
 from partitioner.planner.throughput.units import Units
 
 FEW = 2_000
@@ -59,7 +60,7 @@ def fitting(park: Park, until: float) -> Found:
         park: units and processors.
         until: moment, by the monotonic clock, at which to stop.
     """
-    for homes in (*_packed(park), *_filled(park.units)):
+    for homes in chain(_packed(park), _filled(park.units), () if park.units.contiguous else filled_up(park)):
         if park.units.valid(homes):
             return Found(homes, False)
     searches: list[Callable[[], Found]] = [
@@ -100,8 +101,7 @@ def _filled(units: Units) -> Iterator[list[int]]:
     for order in islice(orders(whole), ORDERS) if units.contiguous else ():
         homes = filled(whole, order)
         if homes is not None:
-            tasks = whole.spread_over(homes)
-            yield [tasks[members[0]] for members in units.members]
+            yield units.of_tasks(whole.spread_over(homes))
 
 
 def filled(units: Units, order: Sequence[int]) -> list[int] | None:

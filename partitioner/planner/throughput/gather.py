@@ -1,6 +1,7 @@
 """Contiguous parts where processors differ: tasks are placed where they suit, and what is then scattered is gathered.
 
     on its own       a x | b y | c x | d y | e x        each where it is fast; d lies between c and e
+    mended           a x | b y | c x | d x | e x        nothing lies between
     gathered order   a c | b d | e                      topological, what shares a processor side by side
     stages           a c e (with d)  | ...              the best cuts of that order, by dynamic programming
 
@@ -12,22 +13,22 @@ SEA 2017.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from math import inf
 
 from partitioner.errors import PlacementError
-from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
-from partitioner.planner.throughput.first import evened
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.levels import clustered
+from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.throughput.staging import along
 from partitioner.planner.throughput.units import Units
-from partitioner.planner.timing import largest_load
 
 SPARING = 256.0
 """How many times what a task wastes counts, as in `first.SPARING`: for more than even loads, which the cuts see to."""
@@ -36,48 +37,39 @@ MOST_RUNS = 8
 """Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
 
 
-def gathered(park: Park, bound: float) -> tuple[float, list[int]]:
-    """The largest load, and the processor of each task, of stages along the order of a placement that need not be contiguous.
+def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, near a placement that need not be contiguous.
 
-    Where it is contiguous, it is the answer: its parts may even lead to each other, as those of stages cannot. Otherwise units
-    are gathered as they are, and after those that are alone have gone to their neighbours: few of them tear parts to pieces.
+    Either that is mended, and its parts may even lead to each other, as those of stages cannot; or stages are cut along the
+    order in which what shares a processor stands together.
 
     Args:
         park: groups as units, whatever contiguity makes of them.
         bound: seconds that no answer can beat, where to begin to look.
+        until: moment, by the monotonic clock, at which units settle no further.
 
     Raises:
         PlacementError: no placement or no stages were found.
     """
-    problem = park.units.problem
-    homes = Homes(replace(problem, contiguous=False)).run(partial(evened, park, sparing=SPARING, full=bound))[1]
-    if next(returns(problem, homes), None) is None:
-        return largest_load(problem, homes), homes
-    whole, found = park_of(blocks(park.units)), list[tuple[float, list[int]]]()
-    parts = [homes[tasks[0]] for tasks in whole.units.members]
-    for each in (parts, outvoted(whole.units, parts)):
-        order = guided(whole.units, each)
-        if sum(each[one] != each[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
-            found += [answer for answer in [along(whole, order, bound, min(found, default=(inf,))[0])] if answer is not None]
+    problem, found = park.units.problem, list[tuple[float, list[int]]]()
+    rules, closed = Homes(replace(problem, contiguous=False)), park_of(units_of(problem, contiguous=True))
+    if problem.crowded or park.apart:
+        loose = evenly(park, rules, SPARING if problem.crowded else inf, bound, until)[1]
+    else:
+        loose = clustered(park, rules, bound, until)[1]
+    tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist())
+    if tight is not None and closed.units.valid(tight):
+        load, homes = settled(closed, tight, until)
+        found.append((load, closed.units.spread_over(homes)))
+    whole = park_of(blocks(park.units))
+    parts = whole.units.of_tasks(loose)
+    order = guided(whole.units, parts)
+    if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
+        line = along(whole, order, bound, min(found, default=(inf,))[0])
+        found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
     if not found:
-        raise PlacementError("No stages were found along the order of a placement that is not contiguous.")
-    least, chosen = min(found)
-    return least, whole.units.spread_over(chosen)
-
-
-def outvoted(units: Units, homes: Sequence[int]) -> list[int]:
-    """Each unit where many more of its neighbours are, if it may go there: two more than twice as many as where it is.
-
-    Source: Raghavan, Albert and Kumara, "Near linear time algorithm to detect community structures in large-scale networks",
-    Physical Review E 76, 2007 (label propagation).
-    """
-    found = list(homes)
-    for unit, (followers, leaders) in enumerate(zip(units.after, units.before, strict=True)):
-        votes = Counter(found[each] for each in (*followers, *leaders))
-        most = max(votes, key=lambda home: (votes[home], -home), default=found[unit])
-        if votes[most] > 1 + 2 * votes[found[unit]] and most in units.able_sets[unit]:
-            found[unit] = most
-    return found
+        raise PlacementError("No contiguous parts were found near a placement that is not contiguous.")
+    return min(found)
 
 
 def guided(units: Units, homes: Sequence[int]) -> list[int]:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from partitioner.planner.throughput.prices import Park
 
+HOPELESS = 2.0
+"""A load, relatively, beyond which all are equally bad; its power is still a number."""
+
 
 class Loads:
     """Where each unit is, and what that costs.
@@ -44,6 +47,16 @@ class Loads:
     def highest(self, deltas: Mapping[int, float]) -> float:
         """Seconds of the fullest of the slots to which something would be added."""
         return max(self.slots[slot] + change for slot, change in deltas.items())
+
+    def energy(self, deltas: Mapping[int, float], scale: float, power: int) -> float:
+        """What the sum of a power of all loads, in units of ``scale``, would change by."""
+        slots, total = self.slots, 0.0
+        for first in {slot - slot % 3 for slot in deltas}:
+            one, two, three = slots[first : first + 3]
+            old = max(one, two, three)
+            new = max(one + deltas.get(first, 0.0), two + deltas.get(first + 1, 0.0), three + deltas.get(first + 2, 0.0))
+            total += min(HOPELESS, max(new, 0.0) / scale) ** power - min(HOPELESS, max(old, 0.0) / scale) ** power
+        return total
 
     def deltas(self, unit: int, there: int) -> dict[int, float]:
         """What would be added to which slots if a unit went to another processor."""

@@ -120,6 +120,11 @@ class Park:
         ends = ((numbers, means[numbers[0]]) for numbers in found.values())
         return [Alike(tuple(each), (way[0], way[1]), (way[2], way[3]), least[each].min(axis=0)) for each, way in ends]
 
+    @property
+    def apart(self) -> bool:
+        """Whether prices alone say where a unit should be: no two processors are alike."""
+        return len(self.classes) == len(self.units.problem.processors)
+
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:
         """Sets of processors that may be renamed without changing any load: what a search need not tell apart."""
@@ -128,13 +133,19 @@ class Park:
         return [(number,) for each in self.classes for number in each.processors]
 
     @cached_property
+    def rents(self) -> tuple[Floats, Floats]:
+        """Prices of a second and of a byte of each processor, at which what all units pay is large."""
+        seconds = self.units.seconds
+        return rents(seconds, np.ones(len(seconds)), self.units.memory, np.array(self.units.problem.caps))
+
+    @cached_property
     def least_paid(self) -> tuple[float, list[list[float]]]:
         """Seconds that no placement beats, and how many more, by unit and processor, if the unit runs there.
 
         They add up: a placement's largest load is no less than the first and, for each of its units, the second.
         """
         seconds, held, room = self.units.seconds, self.units.memory, np.array(self.units.problem.caps)
-        price, rent = rents(seconds, np.ones(len(seconds)), held, room)
+        price, rent = self.rents
         more: list[list[float]] = wasted(owed(seconds, price, held, rent)).tolist()
         return least_paid(seconds, held, room, price, rent), more
 

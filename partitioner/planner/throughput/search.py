@@ -26,9 +26,6 @@ from partitioner.planner.throughput.prices import Park
 POWERS = (10, 20, 40, 80)
 """Of the loads in the energy, by turns; with the last one, the highest load counts as much as two that are 1 % lower."""
 
-HOPELESS = 2.0
-"""A load, relatively, beyond which all are equally bad; its power is still a number."""
-
 WARM, COLD = 1.0, 1e-3
 """Energies that a worse move may add at the beginning and at the end of a round; 1 is a processor with the largest load."""
 
@@ -120,7 +117,7 @@ class Annealing:
         back = self._back(piece, here, there) if choose() < SWAP else []
         moves = dict.fromkeys(piece, there) | dict.fromkeys(back, here)
         deltas = self.loads.joint_deltas(moves)
-        energy = self._energy(deltas) + self.price.now * self._excess(moves)
+        energy = self.loads.energy(deltas, self.scale, self.power) + self.price.now * self._excess(moves)
         if self._accept(energy, temperature) and self._convex(piece, back, here, there):
             self.loads.move_all(moves, deltas)
             if self.crowded:
@@ -220,16 +217,6 @@ class Annealing:
         self.convex.leave(piece, here)
         for unit in piece:
             self.convex.join(unit, there)
-
-    def _energy(self, deltas: dict[int, float]) -> float:
-        """What the energy would change by."""
-        slots, scale, power, total = self.loads.slots, self.scale, self.power, 0.0
-        for first in {slot - slot % 3 for slot in deltas}:
-            one, two, three = slots[first : first + 3]
-            old = max(one, two, three)
-            new = max(one + deltas.get(first, 0.0), two + deltas.get(first + 1, 0.0), three + deltas.get(first + 2, 0.0))
-            total += min(HOPELESS, max(new, 0.0) / scale) ** power - min(HOPELESS, max(old, 0.0) / scale) ** power
-        return total
 
     def _accept(self, energy: float, temperature: float) -> bool:
         return energy <= 0.0 or (energy < 40.0 * temperature and self.random.random() < exp(-energy / temperature))

@@ -17,14 +17,16 @@ from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, soon_searched
 from partitioner.planner.throughput.exchanges import exchanged
-from partitioner.planner.throughput.first import by_size, evened, sparings
+from partitioner.planner.throughput.first import by_size, sparings
 from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.loads import Loads
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.settling import evenly
 from partitioner.planner.throughput.staging import ORDERS, staged
 from partitioner.planner.timing import largest_load
 
@@ -116,12 +118,14 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     park = park_of(units_of(problem, contiguous=False))
     bound = bound_of(park)
     makes: list[Callable[[], tuple[float, list[int]]]] = [
-        *(partial(homes.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)[:count])
+        *(partial(evenly, park, homes, each, bound) for each in sparings(park)[:count])
     ]
     enough = 1 if large or (count == 1 and problem.contiguous) else inf
     if (tries > 1 or large) and in_line:
         first = problem.contiguous or (large and not park.waste)
         makes.insert(0 if first else len(makes), lambda: _in_a_line(park, bound, min((each for each, _ in found), default=inf)))
+        if park.waste and not park.apart and not problem.contiguous and not large:
+            makes.insert(0, partial(clustered, park, homes, bound, inf))
         if problem.contiguous and park.waste and not large:
             makes, enough = [partial(gathered, park, bound), *makes], enough + 1
     for number, make in enumerate(makes, start=1):
@@ -155,7 +159,7 @@ def soon_balanced(problem: Problem, homes: list[int], bound: float, hidden: floa
     if not 1 < len(problem.tasks) <= MOST_MOVED:
         return homes, bound
     units = units_of(problem, contiguous=problem.contiguous)
-    given = start = [homes[tasks[0]] for tasks in units.members]
+    given = start = units.of_tasks(homes)
     if units.spread_over(given) != homes or not units.valid(given):
         return homes, bound
     park = park_of(units)
@@ -236,15 +240,17 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
 def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     """The better of the best stages and a greedy placement; if neither fits, anything that does."""
     answers, makes = [staged(park.units, soon, MOST_IDEALS, bound)], list[Callable[[], tuple[float, list[int]]]]()
+    later = soon + (until - soon) / 3
     if not park.units.contiguous:
         rules = Homes(park.units.problem)
-        makes = [partial(rules.run, partial(evened, park, sparing=each, full=bound)) for each in sparings(park)]
+        makes = [] if park.apart else [partial(clustered, park, rules, bound, later)]
+        makes += [partial(evenly, park, rules, each, bound, later) for each in sparings(park)]
     elif park.waste:
-        makes = [lambda: gathered(_apart(park), bound)]
+        makes = [lambda: gathered(_apart(park), bound, later)]
     for make in makes:
         with suppress(PlacementError):
             homes = make()[1]
-            answers.append([homes[tasks[0]] for tasks in park.units.members])
+            answers.append(park.units.of_tasks(homes))
     found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
     return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
 
@@ -262,7 +268,7 @@ def _fitting(park: Park, until: float) -> list[int]:
     """
     found = anywhere(park.units.problem)
     if found.homes is not None:
-        return [found.homes[tasks[0]] for tasks in park.units.members]
+        return park.units.of_tasks(found.homes)
     if not found.complete and monotonic() < until:
         found = fitting(park, until)
     if found.homes is None:

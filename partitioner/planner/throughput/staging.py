@@ -60,7 +60,7 @@ def staged(
             best, least = tasks, load
         if least <= bound * (1 + 1e-9):
             break
-    return None if best is None else [best[tasks[0]] for tasks in units.members]
+    return None if best is None else units.of_tasks(best)
 
 
 def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orders: int, least: float) -> Iterator[list[int]]:

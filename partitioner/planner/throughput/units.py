@@ -212,6 +212,10 @@ class Units:
         """The processor of each task, from that of each unit."""
         return [homes[unit] for unit in self.unit_of]
 
+    def of_tasks(self, homes: Sequence[int]) -> list[int]:
+        """The processor of each unit, from that of each task: its first one's."""
+        return [homes[tasks[0]] for tasks in self.members]
+
     def valid(self, homes: Sequence[int]) -> bool:
         """Whether units on these processors respect pins, memory and contiguity."""
         used = np.bincount(homes, self.memory, len(self.problem.processors))

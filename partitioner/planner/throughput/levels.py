@@ -1,0 +1,100 @@
+"""Units in clusters first, then the clusters' units, and so on: what belongs together goes to one of several equal processors.
+
+    units      a-b=c-d   e=f-g=h       a thousand, of which no price says to which of two equal processors each goes
+    clusters   a   bc  d ef  gh        those that exchange most, in pairs, and pairs of pairs, while there are many
+    placed     abcd | efgh             few enough for annealing; each level settles from where the one above it has ended
+
+Source: Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM Journal on
+Scientific Computing 20(1), 1998 (heavy-edge matching, and refinement level by level).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+
+from partitioner.errors import PlacementError
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.prices import owed
+from partitioner.planner.throughput.blocks import numbered
+from partitioner.planner.throughput.first import SPARING, evened
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.settling import settled
+from partitioner.planner.throughput.units import Units
+
+FEWEST = 20
+"""Clusters for each processor, about, that are placed first."""
+
+LARGEST = 0.1
+"""Part of a processor's mean work that a cluster may have at most."""
+
+ROUNDS, MOVES = 4, 2_000
+"""Of annealing with the first clusters."""
+
+ENOUGH = 0.95
+"""Clusters, as a part of those before, from which on there is no coarser level."""
+
+
+def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, contiguous or not.
+
+    Args:
+        park: groups as units, and processors.
+        rules: where a task may go.
+        bound: seconds that no placement beats.
+        until: moment, by the monotonic clock, at which to stop.
+
+    Raises:
+        PlacementError: memory is scarce, which clusters do not look at.
+    """
+    if rules.problem.crowded:
+        raise PlacementError("clusters are placed where memory suffices")
+    levels = _levels(park)
+    load, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
+    for level in reversed(levels):
+        load, homes = settled(level, level.units.of_tasks(tasks), until)
+        if level is levels[-1]:
+            search = Annealing(level, homes)
+            search.run(until, ROUNDS, MOVES, bound)
+            load, homes = search.least, search.best
+        tasks = level.units.spread_over(homes)
+    return load, tasks
+
+
+def _levels(park: Park) -> list[Park]:
+    """Ever fewer clusters of the units, each of some that run on the same processors and pay least on the same kind."""
+    price, rent = park.rents
+    kinds = {id(row): kind for kind, row in enumerate(park.units.rows)}
+    kind = [kinds[id(row)] for row in park.units.rows]
+    paid = owed(park.units.seconds, price, park.units.memory, rent).argmin(axis=0).tolist()
+    label = [(kind[each], id(able)) for each, able in zip(paid, park.units.able_sets, strict=True)]
+    of_task = [label[unit] for unit in park.units.unit_of]
+    found, many = [park], FEWEST * len(kind)
+    while (units := found[-1].units).count > many:
+        mate = _matched(found[-1], [of_task[tasks[0]] for tasks in units.members])
+        coarse = Units(units.problem, False, numbered([mate[unit] for unit in units.unit_of]))
+        if coarse.count > ENOUGH * units.count:
+            break
+        found.append(park_of(coarse))
+    return found
+
+
+def _matched(park: Park, label: Sequence[tuple[int, int]]) -> list[int]:
+    """For each unit, its name or its partner's: of those with its label, the one it exchanges most with for their work."""
+    least, units = park.units.seconds.min(axis=0).tolist(), park.units
+    most, mate = LARGEST * sum(least) / len(units.problem.processors), [-1] * units.count
+    moved: list[defaultdict[int, float]] = [defaultdict(float) for _ in mate]
+    for flow, seconds in zip(units.flows, park.flow_seconds(*park.classes[0].sends).tolist(), strict=True):
+        for reader in flow.readers:
+            moved[flow.maker][reader] += seconds / len(flow.readers)
+            moved[reader][flow.maker] += seconds / len(flow.readers)
+    for unit in sorted(range(units.count), key=lambda each: (len(moved[each]), least[each])):
+        if mate[unit] < 0:
+            mate[unit] = unit
+            near = [each for each in moved[unit] if mate[each] < 0 and label[each] == label[unit]]
+            near = [each for each in near if least[each] + least[unit] <= most]
+            if near:
+                mate[max(near, key=lambda each: (moved[unit][each] / max(1e-300, least[each] ** 0.5), -each))] = unit
+    return mate

@@ -1,0 +1,108 @@
+"""A placement that is nearly contiguous made so: what lies between the tasks of a processor joins it, or some of them leave.
+
+    x | a   c . . . . e      b, d and all that follows lie between tasks of x
+    y |   b   d . . .        a to y, or e to y: one unit, and nothing lies between others any more
+
+One misplaced unit leaves hundreds between it and its processor's others, and these could as well join. So changes of one unit
+are made first, those of two where there are none, of four, and so on; of as many, the one for which all pay least.
+
+Source of changes by size: Hansen and Mladenovic, "Variable neighborhood search: principles and applications", European Journal
+of Operational Research 130(3), 2001.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from random import Random
+
+from partitioner.planner.feasible import bits
+from partitioner.planner.throughput.convex import Convex
+from partitioner.planner.throughput.loads import Loads
+from partitioner.planner.throughput.prices import Park
+
+LOOKS = 1_000
+"""Tasks between others that are looked at before it is given up."""
+
+PATIENCE = 6
+"""Tasks in a row for which no change is found, after which changes may be twice as large."""
+
+
+def mended(park: Park, homes: Sequence[int], price: Sequence[float]) -> list[int] | None:
+    """Homes near those given that are contiguous; ``None`` if no such were found.
+
+    Args:
+        park: units, each with all that lies between its tasks, and processors.
+        homes: of each unit; memory is kept if these keep it.
+        price: of a second of each processor.
+    """
+    if park.units.reach is None:
+        return None
+    mending, largest, idle = _Mending(park, homes, price), 1, 0
+    for _ in range(LOOKS):
+        broken = [each for each, between in enumerate(mending.between) if between]
+        if not broken:
+            return list(mending.loads.home)
+        idle = 0 if mending.step(broken, largest) else idle + 1
+        if idle > PATIENCE:
+            largest, idle = 2 * largest, 0
+    return None
+
+
+class _Mending:
+    """Where units are, and the tasks between those of each processor, as bits."""
+
+    def __init__(self, park: Park, homes: Sequence[int], price: Sequence[float]) -> None:
+        self.units, self.price, self.random = park.units, price, Random(0)
+        self.loads, self.state = Loads(park, homes), Convex(park.units, homes)
+        self.between = [self.state.between(units) for units in self.state.units]
+        paid = sum(each * self.loads.load(number) for number, each in enumerate(price))
+        self.one = paid / max(1, park.units.count)  # what a unit pays on average
+
+    def step(self, broken: Sequence[int], largest: int) -> bool:
+        """Make the best change, of so many units at most, after which fewer tasks lie between others; whether there was one."""
+        here, best, chosen, found = self.random.choice(broken), inf, dict[int, int](), dict[int, float]()
+        for moves in self._ways(here, self.random.choice(bits(self.between[here])), largest):
+            fewer = sum(self.between[each].bit_count() - self._after(each, moves).bit_count() for each in self._touched(moves))
+            if fewer > 0:
+                deltas = self.loads.joint_deltas(moves)
+                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items()) - self.one * fewer
+                if paid < best:
+                    best, chosen, found = paid, moves, deltas
+        self._make(chosen, found)
+        return bool(chosen)
+
+    def _ways(self, here: int, task: int, largest: int) -> Iterator[dict[int, int]]:
+        """What lies between joins, all or a task's unit; or those that lead to it leave, or those that it leads to."""
+        reach, unit = self.units.reach, self.units.unit_of[task]
+        assert reach is not None
+        ways = [([unit], here)]
+        if self.between[here].bit_count() <= largest:
+            ways.append((list(dict.fromkeys(self.units.unit_of[each] for each in bits(self.between[here]))), here))
+        for side in (reach.before[unit], reach.after[unit]):
+            leaving = sorted(each for each in self.state.units[here] if reach.own[each] & side)
+            if len(leaving) <= largest:
+                ways += [(leaving, there) for there in range(len(self.between)) if there != here]
+        for some, there in ways:
+            held = sum(self.loads.memory[each] for each in some if self.loads.home[each] != there)
+            fits = not held or self.loads.used[there] + held <= self.units.problem.caps[there]
+            if fits and all(there in self.units.able_sets[each] for each in some):
+                yield {each: there for each in some if self.loads.home[each] != there}
+
+    def _touched(self, moves: Mapping[int, int]) -> set[int]:
+        """The processors that units leave or join."""
+        return {self.loads.home[unit] for unit in moves} | set(moves.values())
+
+    def _after(self, processor: int, moves: Mapping[int, int]) -> int:
+        """The tasks between those that a processor has after some moves, as bits."""
+        stay = self.state.units[processor].difference(moves)
+        return self.state.between(stay.union(unit for unit, there in moves.items() if there == processor))
+
+    def _make(self, moves: Mapping[int, int], deltas: Mapping[int, float]) -> None:
+        touched, homes = self._touched(moves), {unit: self.loads.home[unit] for unit in moves}
+        self.loads.move_all(moves, deltas)
+        for unit, there in moves.items():
+            self.state.leave((unit,), homes[unit])
+            self.state.join(unit, there)
+        for each in touched:
+            self.between[each] = self.state.between(self.state.units[each])

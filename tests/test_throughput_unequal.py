@@ -1,0 +1,146 @@
+"""Loads on processors that differ, with what moves counted: graphs of which a placement with loads of 100 seconds is known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from partitioner.errors import PlacementError
+from partitioner.ir.problem import ORDER, Kind, Problem, Processor
+from partitioner.planner.feasible import returns
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.policies.list import List
+from partitioner.planner.throughput.fitting import anywhere
+from partitioner.planner.throughput.gather import gathered
+from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.levels import clustered
+from partitioner.planner.throughput.mending import mended
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.settling import evenly, settled
+from partitioner.planner.timing import largest_load
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _exchanged_graphs import exchanged
+from _parted_graphs import SHAPES, Shape, parted
+from _planted_graphs import END
+
+
+def at_home(problem: Problem) -> list[int]:
+    """Each task where it is fastest."""
+    return [min(range(len(row)), key=row.__getitem__) for row in zip(*problem.seconds, strict=True)]
+
+
+def sums(held: Sequence[float], homes: Sequence[int], count: int) -> list[float]:
+    """Bytes on each processor."""
+    return [sum(size for size, home in zip(held, homes, strict=True) if home == here) for here in range(count)]
+
+
+def crowded(problem: Problem, spare: float) -> Problem:
+    """Tasks with bytes, and processors with ``spare`` times those of the tasks that are fastest there."""
+    random, homes = Random(0), at_home(problem)
+    held = [random.uniform(1, 4) for _ in homes]
+    caps = [
+        sum(size for size, home in zip(held, homes, strict=True) if home == here) for here in range(len(problem.processors))
+    ]
+    processors = [replace(each, memory=spare * cap) for each, cap in zip(problem.processors, caps, strict=True)]
+    return replace(problem, memory=held, processors=tuple(processors))
+
+
+def free(problem: Problem) -> Park:
+    return park_of(units_of(problem, contiguous=False))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("host", [False, True])
+def test_parts_are_contiguous_and_all_are_as_long(shape: Shape, host: bool) -> None:
+    problem = parted(Random(1), 4, 100, shape, host)
+    assert largest_load(problem, at_home(problem)) == pytest.approx(END)
+    assert next(returns(problem, at_home(problem)), None) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_contiguous_parts_of_a_thousand_tasks(shape: Shape) -> None:
+    """Tasks placed one by one beside those before them, and cut along their order, were 1 to 61% too full."""
+    for seed in range(2):
+        problem = parted(Random(seed), 4, 1000, shape, host=bool(seed))
+        load, homes = gathered(free(problem), END)
+        assert load <= 1.05 * END and largest_load(problem, homes) == pytest.approx(load)
+        assert next(returns(problem, homes), None) is None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tasks_go_where_all_that_they_exchange_with_is(seed: int) -> None:
+    """Eight processors of eight kinds were 2.5 and 5.1% too full."""
+    problem = replace(exchanged(Random(seed), 8, 400, "unequal", overlap=False, host=bool(seed)), objective="throughput")
+    assert List()(problem).cost <= 1.002 * END
+
+
+def test_memory_that_suffices_exactly_where_tasks_pay_least() -> None:
+    """Largest first, no placement was found of some."""
+    for seed in range(2):
+        problem = crowded(exchanged(Random(seed), 4, 60, "unequal", overlap=False, host=bool(seed)), 1.0)
+        assert List()(replace(problem, objective="throughput")).cost == pytest.approx(END)
+
+
+def test_where_tasks_pay_least_may_be_no_room() -> None:
+    table = Kind("fast", {1: [1.0] * 4}), Kind("slow", {1: [1.1] * 4})
+    processors = Processor("fast", 0, memory=2.0), Processor("slow", 1, memory=2.0)
+    problem = Problem("four", tuple("abcd"), table, processors, [], memory=[1.0] * 4)
+    park = free(problem)
+    park.__dict__["rents"] = np.array([0.5, 0.5]), np.zeros(2)
+    with pytest.raises(PlacementError):
+        evenly(park, Homes(problem), inf, 1.0)
+
+
+def test_memory_is_kept_while_units_settle() -> None:
+    problem = crowded(exchanged(Random(0), 4, 200, "unequal", overlap=False, host=False), 1.03)
+    park = free(problem)
+    start = anywhere(problem).homes
+    assert start is not None
+    load, homes = settled(park, start)
+    assert park.units.valid(homes) and load <= 0.9 * largest_load(problem, start)
+
+
+def test_units_settle_for_as_long_as_there_is_time() -> None:
+    problem = exchanged(Random(0), 4, 200, "unequal", overlap=False, host=False)
+    start = [0] * len(problem.tasks)
+    assert settled(free(problem), start, until=0.0) == (pytest.approx(largest_load(problem, start)), start)
+
+
+def test_one_misplaced_unit_leaves_and_what_lies_between_stays() -> None:
+    """A chain of thirty on two processors, of which the first task is on the second one: twenty lie between, or one leaves."""
+    count, homes = 30, [1, *[0] * 19, *[1] * 10]
+    edges = [(task, task + 1, ORDER) for task in range(count - 1)]
+    both = tuple(Kind(name, {1: [1.0] * count}) for name in "xy")
+    processors = (Processor("x", 0), Processor("y", 1))
+    problem = Problem("chain", tuple(map(str, range(count))), both, processors, edges, contiguous=True)
+    park = park_of(units_of(problem, contiguous=True))
+    assert mended(park, homes, [0.5, 0.5]) == [0] * 20 + [1] * 10
+
+
+def test_clusters_tell_which_of_several_equal_processors() -> None:
+    """Eight processors of four kinds: tasks that moved one by one were 22% too full."""
+    problem = replace(parted(Random(0), 8, 1000, "line", host=False, kinds=4), contiguous=False)
+    load, homes = clustered(free(problem), Homes(problem), END, inf)
+    assert load <= 1.02 * END and largest_load(problem, homes) == pytest.approx(load)
+
+
+@pytest.mark.parametrize(("count", "wide"), [(40, 4), (60, 8), (120, 4)])
+def test_caps_that_are_met_to_the_last_byte(count: int, wide: int) -> None:
+    """First fit, branch and bound and the solver found nothing in five seconds."""
+    for seed in range(2):
+        random = Random(seed)
+        held, homes = [random.randint(100, 4000) for _ in range(count)], [random.randrange(wide) for _ in range(count)]
+        caps = sums(held, homes, wide)
+        processors = tuple(Processor(f"p{here}", 0, memory=float(cap)) for here, cap in enumerate(caps))
+        kind = Kind("kind", {1: [1.0] * count})
+        problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=[float(each) for each in held])
+        found = anywhere(problem).homes
+        assert found is not None and sums(held, found, wide) == caps
