@@ -243,7 +243,7 @@ def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
     later = soon + (until - soon) / 3
     if not park.units.contiguous:
         rules = Homes(park.units.problem)
-        makes = [] if park.apart else [partial(clustered, park, rules, bound, later)]
+        makes = [partial(clustered, park, rules, bound, later)]
         makes += [partial(evenly, park, rules, each, bound, later) for each in sparings(park)]
     elif park.waste:
         makes = [lambda: gathered(_apart(park), bound, later)]
