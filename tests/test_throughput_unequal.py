@@ -42,9 +42,9 @@ def sums(held: Sequence[float], homes: Sequence[int], count: int) -> list[float]
     return [sum(size for size, home in zip(held, homes, strict=True) if home == here) for here in range(count)]
 
 
-def crowded(problem: Problem, spare: float) -> Problem:
+def crowded(problem: Problem, spare: float, seed: int = 0) -> Problem:
     """Tasks with bytes, and processors with ``spare`` times those of the tasks that are fastest there."""
-    random, homes = Random(0), at_home(problem)
+    random, homes = Random(seed), at_home(problem)
     held = [random.uniform(1, 4) for _ in homes]
     caps = [
         sum(size for size, home in zip(held, homes, strict=True) if home == here) for here in range(len(problem.processors))
@@ -85,7 +85,7 @@ def test_tasks_go_where_all_that_they_exchange_with_is(seed: int) -> None:
 def test_memory_that_suffices_exactly_where_tasks_pay_least() -> None:
     """Largest first, no placement was found of some."""
     for seed in range(2):
-        problem = crowded(exchanged(Random(seed), 4, 60, "unequal", overlap=False, host=bool(seed)), 1.0)
+        problem = crowded(exchanged(Random(seed), 4, 60, "unequal", overlap=False, host=bool(seed)), 1.0, seed)
         assert List()(replace(problem, objective="throughput")).cost == pytest.approx(END)
 
 

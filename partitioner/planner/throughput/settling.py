@@ -75,10 +75,7 @@ def evenly(park: Park, rules: Homes, sparing: float, bound: float, until: float 
         PlacementError: a task fits nowhere any more.
     """
     if sparing == inf:
-        price, rent = park.rents
-        homes = owed(park.units.seconds, price, park.units.memory, rent).argmin(axis=0).tolist()
-        if not park.units.valid(homes):
-            raise PlacementError("Where tasks pay least, memory does not suffice.")
+        homes = _undisturbed(park)
     else:
         load, tasks = rules.run(partial(evened, park, sparing=sparing, full=bound))
         if not park.waste or rules.problem.contiguous:
@@ -86,6 +83,20 @@ def evenly(park: Park, rules: Homes, sparing: float, bound: float, until: float 
         homes = park.units.of_tasks(tasks)
     load, homes = settled(park, homes, until)
     return load, park.units.spread_over(homes)
+
+
+def _undisturbed(park: Park) -> list[int]:
+    """Each unit where it pays least or, if memory does not suffice there, where it is fastest.
+
+    Raises:
+        PlacementError: memory does not suffice there, either.
+    """
+    price, rent = park.rents
+    for paid in (owed(park.units.seconds, price, park.units.memory, rent), park.units.seconds):
+        homes: list[int] = paid.argmin(axis=0).tolist()
+        if park.units.valid(homes):
+            return homes
+    raise PlacementError("Where tasks pay least, and where they are fastest, memory does not suffice.")
 
 
 def _settle(loads: Loads, state: Convex, power: int, until: float) -> None:
