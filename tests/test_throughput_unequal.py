@@ -46,9 +46,7 @@ def crowded(problem: Problem, spare: float, seed: int = 0) -> Problem:
     """Tasks with bytes, and processors with ``spare`` times those of the tasks that are fastest there."""
     random, homes = Random(seed), at_home(problem)
     held = [random.uniform(1, 4) for _ in homes]
-    caps = [
-        sum(size for size, home in zip(held, homes, strict=True) if home == here) for here in range(len(problem.processors))
-    ]
+    caps = sums(held, homes, len(problem.processors))
     processors = [replace(each, memory=spare * cap) for each, cap in zip(problem.processors, caps, strict=True)]
     return replace(problem, memory=held, processors=tuple(processors))
 

@@ -178,17 +178,16 @@ class Convert:
     def _traced(self, frame: Any, *arguments: Any, skip: int) -> ConvertFrameReturn:
         """What becomes of a frame: where all is to be one graph and cannot be if sizes vary, it is for those of this call."""
         code, owner = frame.f_code, self.owner
-        if code in owner.fixed:
-            with config.patch(**ONE_SIZE):
+        reason = owner.fixed.get(code)
+        if reason is None:
+            try:
                 return self._watched(frame, *arguments, skip=skip + 1)
-        try:
-            return self._watched(frame, *arguments, skip=skip + 1)
-        except BackendCompilerFailed:
-            raise
-        except Exception as error:
-            if not owner.whole or not owner.programs[code]:
+            except BackendCompilerFailed:
                 raise
-            reason = explain(error)
+            except Exception as error:
+                if not owner.whole or not owner.programs[code]:
+                    raise
+                reason = explain(error)
         with config.patch(**ONE_SIZE):
             answer = self._watched(frame, *arguments, skip=skip + 1)
         owner.fixed[code] = reason

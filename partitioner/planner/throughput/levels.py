@@ -16,7 +16,6 @@ from functools import partial
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.prices import owed
 from partitioner.planner.throughput.blocks import numbered
 from partitioner.planner.throughput.first import SPARING, evened
 from partitioner.planner.throughput.prices import Park, park_of
@@ -65,11 +64,10 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
 
 def _levels(park: Park) -> list[Park]:
     """Ever fewer clusters of the units, each of some that run on the same processors and pay least on the same kind."""
-    price, rent = park.rents
     kinds = {id(row): kind for kind, row in enumerate(park.units.rows)}
     kind = [kinds[id(row)] for row in park.units.rows]
-    paid = owed(park.units.seconds, price, park.units.memory, rent).argmin(axis=0).tolist()
-    label = [(kind[each], id(able)) for each, able in zip(paid, park.units.able_sets, strict=True)]
+    cheapest = park.paid.argmin(axis=0).tolist()
+    label = [(kind[each], id(able)) for each, able in zip(cheapest, park.units.able_sets, strict=True)]
     of_task = [label[unit] for unit in park.units.unit_of]
     found, many = [park], FEWEST * len(kind)
     while (units := found[-1].units).count > many:

@@ -139,15 +139,20 @@ class Park:
         return rents(seconds, np.ones(len(seconds)), self.units.memory, np.array(self.units.problem.caps))
 
     @cached_property
+    def paid(self) -> Floats:
+        """What each unit pays on each processor, at these prices."""
+        price, rent = self.rents
+        return owed(self.units.seconds, price, self.units.memory, rent)
+
+    @cached_property
     def least_paid(self) -> tuple[float, list[list[float]]]:
         """Seconds that no placement beats, and how many more, by unit and processor, if the unit runs there.
 
         They add up: a placement's largest load is no less than the first and, for each of its units, the second.
         """
         seconds, held, room = self.units.seconds, self.units.memory, np.array(self.units.problem.caps)
-        price, rent = self.rents
-        more: list[list[float]] = wasted(owed(seconds, price, held, rent)).tolist()
-        return least_paid(seconds, held, room, price, rent), more
+        more: list[list[float]] = wasted(self.paid).tolist()
+        return least_paid(seconds, held, room, *self.rents), more
 
     @cached_property
     def waste(self) -> list[list[float]]:

@@ -20,7 +20,6 @@ from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.prices import owed
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.first import evened
 from partitioner.planner.throughput.loads import Loads
@@ -91,8 +90,7 @@ def _undisturbed(park: Park) -> list[int]:
     Raises:
         PlacementError: memory does not suffice there, either.
     """
-    price, rent = park.rents
-    for paid in (owed(park.units.seconds, price, park.units.memory, rent), park.units.seconds):
+    for paid in (park.paid, park.units.seconds):
         homes: list[int] = paid.argmin(axis=0).tolist()
         if park.units.valid(homes):
             return homes
