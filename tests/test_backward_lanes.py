@@ -29,7 +29,7 @@ from partitioner.backends.threads import Threads
 from partitioner.backends.training import Training
 from partitioner.errors import SpecError
 from partitioner.ir.gradient import Backward, same_sum
-from partitioner.ir.program import Record, Run, Wait
+from partitioner.ir.program import Program, Record, Run, Wait
 from partitioner.ir.segment import segments
 from partitioner.lower.verify import verify
 from partitioner.runtime.module import Parallel
@@ -59,11 +59,11 @@ def on_lanes(parallel: Parallel) -> bool:
     return training(parallel).reason == ""
 
 
-def backward_of(parallel: Parallel) -> Backward:
-    """The backward of the program that ran last."""
+def backwards_of(parallel: Parallel) -> Sequence[Backward]:
+    """The backward of the program that ran last, section by section."""
     (form,) = training(parallel).forms.values()
     assert isinstance(form, Form), form
-    return form.backward
+    return form.backwards
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
@@ -127,14 +127,14 @@ def has_eager_gradients(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
 def test_random_models(writing: bool) -> None:
     """Where an op writes what others have read, autograd often has to do it; elsewhere a third and more have it on lanes.
 
-    With a loss, that is. Of results one is often made of another one, which leaves them to autograd.
+    With a loss, that is; of results one is often made of another one, and of what that is made of.
     """
-    kinds, found = [kind for kind in KINDS if writing or kind not in WRITES], 0
+    kinds, found, others = [kind for kind in KINDS if writing or kind not in WRITES], 0, 0
     for seed in range(10):
         model = random_model(seed, kinds)
         found += has_eager_gradients(Loss(model), model.example_inputs(seed=0))
-        has_eager_gradients(model, model.example_inputs(seed=0))
-    assert found >= (1 if writing else 3)
+        others += has_eager_gradients(model, model.example_inputs(seed=0))
+    assert (found, others) >= ((1, 0) if writing else (3, 2))
 
 
 @pytest.mark.slow
@@ -299,13 +299,14 @@ def test_without_the_option_nothing_changes() -> None:
 def test_segments_and_their_backward(lanes: int) -> None:
     """Every task is in one segment; no two segments need each other; and the backward's program is none without its waits."""
     _, parallel = twins(Towers(5), lanes=lanes)
-    plan, backward = parallel.plan, backward_of(parallel)
+    plan, (backward,) = parallel.plan, backwards_of(parallel)
+    assert backward.program is not None
     found = segments(plan.program)
     assert sorted(task for one in found for task in one.tasks) == sorted(task.name for task in plan.tasks.tasks)
     home = {task: number for number, one in enumerate(found) for task in one.tasks}
     assert all(home[one] <= home[other] for one, other in plan.tasks.edges)
     assert verify(backward.program) == backward.program
-    assert {backward.steps[run.task].segment.lane for run in _runs(backward)} == set(range(lanes))
+    assert {backward.steps[run.task].segment.lane for run in _runs(backward.program)} == set(range(lanes))
     for index, item in enumerate(backward.program.instructions):
         if isinstance(item, Wait | Record) and item.event != 0:  # which others know of, too
             rest = (*backward.program.instructions[:index], *backward.program.instructions[index + 1 :])
@@ -313,8 +314,8 @@ def test_segments_and_their_backward(lanes: int) -> None:
                 verify(replace(backward.program, instructions=rest))
 
 
-def _runs(backward: Backward) -> Iterator[Run]:
-    return (item for item in backward.program.instructions if isinstance(item, Run))
+def _runs(program: Program) -> Iterator[Run]:
+    return (item for item in program.instructions if isinstance(item, Run))
 
 
 # -- what autograd is asked for --------------------------------------------------------------------------------------
@@ -455,7 +456,7 @@ def test_nobody_hears_of_a_gradient_that_a_loss_does_not_make() -> None:
             hook.remove()
         found.append((x.grad, y.grad, seen, gradients(module)))
     assert_same(*found)
-    assert on_lanes(parallel) and next(iter(training(parallel).forms.values())).backward.apart
+    assert on_lanes(parallel) and backwards_of(parallel)[0].apart
 
 
 def test_gradients_of_some_weights_and_then_of_others() -> None:
@@ -648,6 +649,160 @@ def test_hooks_on_saved_tensors() -> None:
     assert_same(gradients(model), gradients(parallel))
 
 
+# -- results that are made of results -----------------------------------------------------------------------------------
+
+
+class Explained(Two):
+    """Gives what a score was made of beside the score; what has branches is between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.stem(x).tanh()
+        return features, self.left(features) * self.right(features)
+
+
+class Supervised(Two):
+    """Gives a loss beside the logits, and weighs it with a parameter that the logits know as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.left(x * self.weight) + self.right(x * self.weight)
+        return logits, nn.functional.cross_entropy(logits, x.argmax(1), self.weight.detach()) + (logits * self.weight).mean()
+
+
+class Encoded(Two):
+    """Gives a reconstruction, the distribution that it was drawn from, and a loss of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.upper, self.lower = Tower(), Tower()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, spread = self.left(x), self.right(x)
+        code = mean + spread.exp() * x.roll(1, 0)
+        decoded = self.upper(code) * self.lower(code)
+        return decoded, mean, spread, (decoded - x).square().mean() + (mean.square() + spread.exp() - spread).mean()
+
+
+class Routed(Two):
+    """Gives every step from the first to the last."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.left(x) * self.right(x)
+        balance = hidden.softmax(1).mean(0).square().sum()
+        pooled = hidden[:, 0].tanh()
+        return {"loss": pooled.sum() + 0.1 * balance, "balance": balance, "pooled": pooled, "hidden": hidden}
+
+
+class Matched(Two):
+    """Gives similarities of two towers both ways, one of them a view of the other, and their loss: CLIP."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        left, right = nn.functional.normalize(self.left(x)), nn.functional.normalize(self.right(x))
+        rows = left @ right.t()
+        columns = rows.t()
+        target = torch.arange(len(x))
+        loss = nn.functional.cross_entropy(rows, target) + nn.functional.cross_entropy(columns, target)
+        return loss / 2, rows, columns, columns.unsqueeze(0).transpose(0, 1)
+
+
+SECTIONED = [Explained, Supervised, Encoded, Routed, Matched]
+
+
+def results_of(module: nn.Module, x: Tensor) -> list[Tensor]:
+    found = module(x)
+    return list(found.values()) if isinstance(found, dict) else list(found)
+
+
+@pytest.mark.parametrize("make", SECTIONED)
+def test_results_of_results_are_on_lanes(make: Callable[[], nn.Module]) -> None:
+    """Each result, alone and with others, has its gradients of eager; the caller may ask for those of the other results."""
+    model, parallel = twins(make())
+    count = len(results_of(model, X))
+    for chosen in itertools.product([False, True], repeat=count):
+        found = []
+        for module in (model, parallel):
+            module.zero_grad()
+            x = X.clone().requires_grad_()
+            results, seen = results_of(module, x), list[Tensor]()
+            for number, result in enumerate(results):
+                result.retain_grad()
+                result.register_hook(
+                    lambda gradient, number=number, seen=seen: seen.append(gradient) or gradient * (number + 2)
+                )
+            loss = sum(result.square().sum() for result, taken in zip(results, chosen, strict=True) if taken)
+            if isinstance(loss, Tensor):
+                slopes = torch.autograd.grad(loss, [*results, x], retain_graph=True, allow_unused=True)
+                loss.backward(retain_graph=True)
+                loss.backward()
+                found.append((slopes, seen, [result.grad for result in results], x.grad, gradients(module)))
+        if found:
+            assert_same(*found)
+    assert on_lanes(parallel), str(parallel)
+    assert any(backward.program is not None for backward in backwards_of(parallel))
+
+
+def test_a_section_has_its_own_lanes() -> None:
+    """An encoder and a decoder have two branches each, the loss has none."""
+    _, parallel = twins(Encoded())
+    first, second, loss = backwards_of(parallel)
+    assert first.program is not None and second.program is not None
+    assert len(first.results) == 2 and len(second.results) == len(loss.results) == 1
+    assert {name.split("/")[0] for name in second.terms} >= set(first.results)
+
+
+@pytest.mark.parametrize("make", SECTIONED)
+def test_gradients_of_gradients_through_sections(make: Callable[[], nn.Module]) -> None:
+    model, parallel = twins(make())
+    found = []
+    for module in (model, parallel):
+        x = X.clone().requires_grad_()
+        results = results_of(module, x)
+        loss = sum((result.square().sum() for result in results), torch.zeros(()))
+        slopes = torch.autograd.grad(loss, [x, *results], create_graph=True)
+        sum((slope.square().sum() for slope in slopes), torch.zeros(())).backward()
+        found.append((slopes, x.grad, gradients(module)))
+    assert on_lanes(parallel)
+    torch.testing.assert_close(*found)
+
+
+def test_logits_are_written_before_the_backward_of_their_loss() -> None:
+    """As in eager, where it needs what was there it is an error; and a graph that was gone through is none any more."""
+    model, parallel = twins(Supervised())
+    for module in (model, parallel):
+        logits, loss = module(X)
+        logits.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        logits, loss = module(X)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        for result in (loss, logits.sum()):
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                result.backward()
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
+def test_a_view_of_a_result_is_one_for_the_caller() -> None:
+    """Whoever writes one of them in place changes the other, and its history."""
+    model, parallel = twins(Matched())
+    for module in (model, parallel):
+        for _ in range(2):
+            _, rows, columns, _ = module(X)
+            assert columns._base is rows
+            columns[0].mul_(3)
+            rows.square().sum().backward()
+    assert on_lanes(parallel)
+    assert_same(gradients(model), gradients(parallel))
+
+
 # -- what autograd does --------------------------------------------------------------------------------------------------
 
 
@@ -666,7 +821,7 @@ class Aliased(Two):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         left = self.left(x) + self.right(x)
-        return left, left.t()
+        return left[:2], left[2:]
 
 
 class Deciding(Two):
@@ -702,38 +857,19 @@ class Shared(nn.Module):
             return self.layer(self.left(x)) * self.layer(self.right(x))
 
 
-class Explained(nn.Module):
-    """Gives what a score was made of beside the score: features, or logits with a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.left, self.right = nn.Linear(6, 6), Tower(), Tower()
+class Tangled(Two):
+    """A loss takes up a branch beside the logits, which are made of it, too."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.stem(x).tanh()
-        return features, self.left(features) * self.right(features)
-
-
-def test_the_gradient_of_a_result_of_which_another_one_is_made() -> None:
-    """A hook on it was given ``None``, `torch.autograd.grad` said that it was not in the graph, and ``.grad`` stayed empty."""
-    model = Explained()
-    parallel = spread(model, X, lanes=2, copy=True, check=False, backward="lanes")
-    found = []
-    for module in (model, parallel):
-        for _ in range(2):
-            features, score = module(X)
-            features.retain_grad()
-            features.register_hook(lambda gradient: gradient * 2)
-            (slope,) = torch.autograd.grad(score.sum(), features, retain_graph=True)
-            score.sum().backward()
-        found.append((slope, features.grad, gradients(module)))
-    assert_same(*found)
+        left = self.left(x)
+        logits = left * self.right(x)
+        return logits, logits.mean() + left.mean()
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (Explained, "another result is made of the result features"),
+        (Tangled, "made of other results, and of what these are made of"),
         (Written, "which is written"),
         (Aliased, "may share memory with the result"),
         (Deciding, "decides in each call what it computes"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -28,7 +28,7 @@ from partitioner.backends.context import Context
 from partitioner.backends.names import variable
 from partitioner.backends.nodes import results
 from partitioner.ir.access import LATER, Access
-from partitioner.ir.gradient import Backward
+from partitioner.ir.gradient import Gradient
 from partitioner.ir.graph import Op
 from partitioner.ir.mode import Mode
 from partitioner.ir.plan import Plan
@@ -101,7 +101,7 @@ def generate(
     plan: Plan,
     *,
     hosts: list[int] | None = None,
-    backward: Backward | None = None,
+    gradients: Sequence[Gradient] = (),
     compiled: Mapping[str, Body] | None = None,
     ranges: bool = False,
 ) -> Code:
@@ -110,11 +110,11 @@ def generate(
     Args:
         plan: what to emit.
         hosts: the host of each lane; all zero gives one function that issues everything in order.
-        backward: how its backward runs on lanes; the code then says where tensors pass from one segment to another.
+        gradients: those that are handed over where its backward runs on lanes; the code then says where.
         compiled: a function for each task that is called as one, by the task's name.
         ranges: whether each task is a named range, for torch.profiler.
     """
-    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts, backward, compiled or {})
+    context = Context(plan, hosts_of(plan.program) if hosts is None else hosts, gradients, compiled or {})
     lines = Lines()
     for host in range(max(context.hosts) + 1):
         _Host(context, host, lines, ranges).write()

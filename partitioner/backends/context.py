@@ -9,7 +9,7 @@ from partitioner.backends.bodies import Body
 from partitioner.backends.names import Names, variable
 from partitioner.backends.nodes import bodies_for, op_devices
 from partitioner.ir.conflicts import allocators
-from partitioner.ir.gradient import Backward, Gradient
+from partitioner.ir.gradient import Gradient
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Record, Run, Wait, inputs_of, outputs_of
 from partitioner.ir.segment import wide_tasks
@@ -24,11 +24,11 @@ class Context:
     Args:
         plan: what is emitted.
         hosts: the host of each lane.
-        backward: how its backward runs on lanes; ``None`` where autograd does that, or nobody.
+        gradients: those that are handed over where its backward runs on lanes; none where autograd does that, or nobody.
         compiled: a function for each task that is called as one, by the task's name.
     """
 
-    def __init__(self, plan: Plan, hosts: list[int], backward: Backward | None, compiled: Mapping[str, Body]) -> None:
+    def __init__(self, plan: Plan, hosts: list[int], gradients: Sequence[Gradient], compiled: Mapping[str, Body]) -> None:
         self.plan, self.program, self.hosts, self.compiled = plan, plan.program, hosts, compiled
         self.nodes = plan.graph.nodes
         self.device = op_devices(plan)
@@ -47,7 +47,7 @@ class Context:
         self.narrow = self._narrow()
         self.shared_cpu = max(hosts) > 0 or self.narrow > 1
         self.short = not any(self.alone.values()) and all(lane.kind == "cpu" for lane in self.program.lanes)
-        self.parts, self.handed_over = self._passing(() if backward is None else backward.gradients)
+        self.parts, self.handed_over = self._passing(gradients)
         self.shares_first = self.shared_cpu and not next(iter(self.alone.values()), True)
 
     def _alone(self) -> dict[int, bool]:

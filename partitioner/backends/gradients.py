@@ -52,7 +52,7 @@ class Observer(Reference):
             node = graph.nodes[op.name]
             reads = {source.name: values[source.name] for source in node.all_input_nodes if source.op != "get_attr"}
             notes.enter(op.name, reads)
-            values[op.name] = self._call(node, values)
+            values[op.name] = self.call(node, values)
             notes.leave(op.name, values[op.name], reads)
             if getattr(node.target, "__name__", "") in DECIDING:
                 notes.refuse(f"{op.name} decides in each call what it computes")

@@ -1,7 +1,7 @@
-"""The autograd graph of a call on lanes: whole, with cuts in it, and behind one node that stands for it in the caller's graph.
+"""The autograd graph of a call on lanes: whole, with cuts in it, and behind nodes that stand for it in the caller's graph.
 
     forward    lanes record as always; what another segment made is read through a view, whose node is a cut
-    results    leave through `_OnLanes`
+    results    leave through `_OnLanes`; one that is made of others has a section of its own, behind theirs
     backward   each segment's graph, from what it handed over back to its cuts (`reversed`)
 
 The views cut what is run, not what is recorded. So a backward that is recorded for gradients of gradients, and one under modes
@@ -10,7 +10,7 @@ that no worker can take over, go through the whole graph at once (`through`), as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from partitioner.backends.codegen import Code, generate
 from partitioner.backends.gradients import AccumulateGrad
+from partitioner.backends.reference import Reference
 from partitioner.backends.reversed import Cuts, Reversed, reversed_code
 from partitioner.backends.threads import Launch, issue
 from partitioner.backends.through import through
@@ -63,17 +64,18 @@ class Form:
 
     Args:
         plan: of the forward.
-        backward: its backward on lanes.
+        backwards: those of its sections.
     """
 
-    def __init__(self, plan: Plan, backward: Backward) -> None:
-        self.plan, self.backward, self.checked = plan, backward, False
-        self.code, self.reversed = generate(plan, backward=backward), reversed_code(plan, backward)
+    def __init__(self, plan: Plan, backwards: Sequence[Backward]) -> None:
+        self.plan, self.backwards, self.checked = plan, backwards, False
+        gradients = [gradient for backward in backwards for gradient in backward.gradients]
+        self.code, self.reference = generate(plan, gradients=gradients), Reference(plan)
+        self.reversed = [reversed_code(plan, one.program, one.steps) if one.program else None for one in backwards]
         position = {name: number for number, name in enumerate(plan.graph.arguments)}
-        value = {gradient.term(part): gradient.value for gradient in backward.gradients for part in gradient.parts}
-        self.arguments = [position[value[term]] for term in backward.program.outputs]
-        self.results = {number: gradient.name for gradient in backward.gradients for number in gradient.results}
-        self.apart = [position[name] for name in backward.apart]
+        self.read = {gradient.term(part): gradient.value for gradient in gradients for part in gradient.parts}
+        self.results = {number: gradient.name for gradient in gradients for number in gradient.results}
+        self.apart = [position[name] for backward in backwards for name in backward.apart]
 
     def is_watched(self, arguments: Sequence[Any]) -> bool:
         """Whether somebody would hear of it that an argument has no gradient from a loss: hooks, or functions that made it.
@@ -83,7 +85,7 @@ class Form:
         return any(_has_hooks(arguments[position]) for position in self.apart)
 
     def wrapped(self, cuts: Cuts, found: list[Any], arguments: Sequence[Any]) -> list[Any]:
-        """The results of a call, with one node of autograd in front of its graph.
+        """The results of a call, with nodes of autograd in front of its graph.
 
         Raises:
             BackwardError: the graph is not cut where it should be, as the first one shows.
@@ -91,20 +93,32 @@ class Form:
         if not self.checked:
             self._check(cuts)
             self.checked = True
-        inner = {self.results[number]: found[number] for number in self.results if self.results[number] in cuts.ends}
-        if not inner:
-            return found
-        apply: Callable[..., Sequence[torch.Tensor]] = _OnLanes.apply
-        outer = apply(Recorded(self, cuts), inner, *(arguments[position] for position in self.arguments))
-        named = dict(zip(inner, outer if len(outer) == 1 else map(_Apart.apply, outer), strict=True))
-        return [named.get(self.results.get(number, ""), value) for number, value in enumerate(found)]
+        inner = {name: found[number] for number, name in self.results.items() if name in cuts.ends}
+        outer = dict(zip(self.plan.graph.arguments, arguments, strict=True))
+        for backward, code in zip(self.backwards, self.reversed, strict=True):
+            given = {name: inner[name] for name in backward.results if name in inner}
+            if given and backward.views:
+                self._look(backward.views, outer)
+            elif given:
+                apply: Callable[..., Sequence[torch.Tensor]] = _OnLanes.apply
+                graph = Recorded(self.plan, backward, code, cuts)
+                made = apply(graph, given, *(outer.get(self.read[term]) for term in backward.terms))
+                outer.update(zip(given, made if len(made) == 1 else map(_Apart.apply, made), strict=True))
+        return [
+            outer[self.results[number]] if self.results.get(number) in inner else value for number, value in enumerate(found)
+        ]
+
+    def _look(self, ops: Sequence[str], outer: dict[str, Any]) -> None:
+        """Look at a result once more, as what stands for it in the caller's graph."""
+        for op in ops:
+            outer[op] = self.reference.call(self.plan.graph.nodes[op], outer)
 
     def _check(self, cuts: Cuts) -> None:
         """Walk the graph of each segment: it must end at its own cuts, before an argument or another segment."""
         visited: dict[Node, str] = {}
-        for name, step in self.backward.steps.items():
-            views = {cuts.parts[term].node for term in step.terms if term in cuts.parts}
-            waiting = [cuts.ends[tensor].node for tensor, _ in step.sums if tensor in cuts.ends]
+        for name, terms, tensors in (piece for backward in self.backwards for piece in _pieces(backward)):
+            views = {cuts.parts[term].node for term in terms if term in cuts.parts}
+            waiting = [cuts.ends[tensor].node for tensor in tensors if tensor in cuts.ends]
             while waiting:
                 node = waiting.pop()
                 if node in views or visited.get(node) == name:
@@ -115,11 +129,21 @@ class Form:
                 waiting += (following for following, _ in node.next_functions if following is not None)
 
 
+def _pieces(backward: Backward) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
+    """What is run at once: its name, what it adds to gradients of others, and the tensors with whose gradients it begins."""
+    for name, step in backward.steps.items():
+        yield name, step.terms, [tensor for tensor, _ in step.sums]
+    if backward.program is None and not backward.views:
+        yield ", ".join(backward.results), backward.terms, backward.results
+
+
 class Recorded:
-    """The autograd graph of one call.
+    """The autograd graph of one call, or of a section of it.
 
     Args:
-        form: of the call.
+        plan: of the forward.
+        backward: what is to be done.
+        code: what lanes issue of it, if they do.
         cuts: where the graph is cut.
 
     Attributes:
@@ -127,11 +151,12 @@ class Recorded:
         spent: results, by the tensor's name, behind which the graph would have been freed if it were not lasting.
     """
 
-    def __init__(self, form: Form, cuts: Cuts) -> None:
-        self.form, self.cuts, self.lasting = form, cuts, False
+    def __init__(self, plan: Plan, backward: Backward, code: Code | None, cuts: Cuts) -> None:
+        self.plan, self.backward, self.code, self.cuts = plan, backward, code, cuts
+        self.lasting = False
         self.spent: set[str] = set()
 
-    def backward(
+    def gradients(
         self, given: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor], wanted: Sequence[bool], keep: bool
     ) -> dict[str, Any]:
         """What ops add to the gradients of arguments, by the name of the term.
@@ -142,16 +167,15 @@ class Recorded:
             wanted: whether its gradient is. If not, what leads to it alone stays there for another backward, as in eager.
             keep: whether there may be another backward through the graph.
         """
-        outputs = self.form.backward.program.outputs
         self.lasting |= torch.is_grad_enabled()
         self.spent.update(given if self.lasting and not keep else ())
-        if not torch.is_grad_enabled() and not has_hidden_modes() and all(wanted):
-            launch = Reversed(self.form.reversed, self.form.plan, self.form.backward, self.cuts, given, keep or self.lasting)
-            issue(self.form.reversed, launch, ())
+        if self.code is not None and not torch.is_grad_enabled() and not has_hidden_modes() and all(wanted):
+            launch = Reversed(self.code, self.plan, self.backward, self.cuts, given, keep or self.lasting)
+            issue(self.code, launch, ())
             return launch.terms
         # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
         # If gradients are recorded, theirs are of all arguments, whichever are wanted now.
-        asked = zip(outputs, arguments, [True] * len(outputs) if self.lasting else wanted, strict=True)
+        asked = zip(self.backward.terms, arguments, [True] * len(wanted) if self.lasting else wanted, strict=True)
         read = {term: argument for term, argument, is_wanted in asked if is_wanted and term in self.cuts.parts}
         ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
         found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
@@ -159,7 +183,7 @@ class Recorded:
 
 
 class _OnLanes(torch.autograd.Function):
-    """Stands for a call in the caller's graph. Each argument is given once for each term of its gradient.
+    """Stands for a call, or for a section of it, in the caller's graph. Each argument is given once for each of its terms.
 
     So the caller's engine sums the terms, after what other readers of the argument add, as it would in eager.
     """
@@ -178,9 +202,9 @@ class _OnLanes(torch.autograd.Function):
         if graph.spent & given.keys():
             _ = ctx.saved_tensors  # raises, for the caller's engine has let go of it; otherwise the graph itself knows
         wanted = [node is None or _is_wanted(node) for node, _ in ctx.next_functions]
-        terms = graph.backward(given, ctx.arguments, wanted, torch._C._autograd._get_current_graph_task_keep_graph())
+        terms = graph.gradients(given, ctx.arguments, wanted, torch._C._autograd._get_current_graph_task_keep_graph())
         # Taken out, for autograd keeps a gradient that nobody else has, and copies any other one.
-        return (None, None, *(terms.pop(term, None) for term in graph.form.backward.program.outputs))
+        return (None, None, *(terms.pop(term, None) for term in graph.backward.terms))
 
 
 class _Apart(torch.autograd.Function):

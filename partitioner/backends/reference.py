@@ -66,10 +66,16 @@ class Reference:
     def _run(self, item: Run, state: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         local = {**state, **{original(name): values[name] for name in item.reads}}
         for op in self.plan.tasks.by_name[item.task].ops:
-            local[op] = self._call(self.plan.graph.nodes[op], local)
+            local[op] = self.call(self.plan.graph.nodes[op], local)
         return {name: local[name] for name in item.writes}
 
-    def _call(self, node: torch.fx.Node, local: dict[str, Any]) -> Any:
+    def call(self, node: torch.fx.Node, local: Mapping[str, Any]) -> Any:
+        """The result of one op.
+
+        Args:
+            node: the op.
+            local: what it reads, by name.
+        """
         target, raw_args, raw_kwargs = retarget(node, self.device.get(node.name))
         args, kwargs = fill(
             (raw_args, raw_kwargs), lambda source: local[str(source.target) if source.op == "get_attr" else source.name]

@@ -16,7 +16,7 @@ from partitioner.backends.codegen import Code, hosts_of
 from partitioner.backends.threads import Launch
 from partitioner.ir.gradient import Backward, Step
 from partitioner.ir.plan import Plan
-from partitioner.ir.program import Free, Instruction, Record, Run, Wait
+from partitioner.ir.program import Free, Instruction, Program, Record, Run, Wait
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,22 @@ class Cuts:
     ends: dict[str, GradientEdge]
 
 
-def reversed_code(plan: Plan, backward: Backward) -> Code:
+def reversed_code(plan: Plan, program: Program, steps: Mapping[str, Step]) -> Code:
     """What each host issues of a backward, as functions like those of generated code; for `Reversed`.
 
     Args:
         plan: of the forward, whose hosts these are.
-        backward: its backward.
+        program: of its backward.
+        steps: that this runs, by name.
     """
-    program, hosts = backward.program, hosts_of(plan.program)
+    hosts = hosts_of(plan.program)
     issued: list[list[Instruction]] = [[] for _ in range(max(hosts) + 1)]
     for item in program.instructions:
         issued[hosts[item.lane]].append(item)
     events = max((item.event for item in program.instructions if isinstance(item, Record | Wait)), default=-1) + 1
     first = next(item.task for item in program.instructions if isinstance(item, Run))
-    shares_first = not backward.steps[first].segment.wide
-    short = not any(step.segment.wide for step in backward.steps.values())
+    shares_first = not steps[first].segment.wide
+    short = not any(step.segment.wide for step in steps.values())
     return Code(str(program), "", tuple(map(_issuing, issued)), events, 0, {}, (), shares_first=shares_first, short=short)
 
 

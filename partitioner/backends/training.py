@@ -19,7 +19,7 @@ from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.gradient import Backward, BackwardError, Gradient
 from partitioner.ir.plan import Plan
 
-Reverse = Callable[[Plan, Sequence[Gradient]], Backward]
+Reverse = Callable[[Plan, Sequence[Gradient]], Sequence[Backward]]
 """Puts the backward of a plan on its lanes, or raises a BackwardError with the reason why that cannot be."""
 
 Attached = tuple[bool, ...]

@@ -88,20 +88,33 @@ class Step:
 
 @dataclass(frozen=True)
 class Backward:
-    """How the backward of a program runs on its lanes.
+    """How the backward of a program, or of one section of its graph (`lower.sections`), runs on its lanes.
 
     Args:
-        program: what each lane does, a verified program; its Runs are called after the steps.
+        program: what each lane does, a verified program; its Runs are called after the steps. ``None`` where the thread that
+            asks for it does all of it.
         steps: by the name of their segment.
         gradients: those that are handed over between segments, or come from or go to the caller; of their parts those alone
             that an op of another segment than the maker's adds, in the order in which they are summed: the last op's first.
         apart: arguments that some result is not made of, while another one is.
+        views: ops, where all that they do is to give another view of a result; the caller gets one of what stands for that.
     """
 
-    program: Program
+    program: Program | None
     steps: dict[str, Step]
     gradients: tuple[Gradient, ...]
     apart: frozenset[str] = frozenset()
+    views: tuple[str, ...] = ()
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The tensors whose gradients it begins with, by name."""
+        return tuple(gradient.name for gradient in self.gradients if gradient.results)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What it adds to gradients of arguments, by name."""
+        return tuple(one.term(part) for one in self.gradients if not one.maker for part in one.parts)
 
 
 def same_sum(eager: Sequence[int], ours: Sequence[Sequence[int]]) -> bool:

@@ -13,7 +13,7 @@ in its events, and the same rules verify it. What cannot run like this is refuse
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,10 +23,11 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.segment import Segment, segments, wide_tasks
 from partitioner.lower import lowered
+from partitioner.lower.sections import inside, sections, views
 from partitioner.lower.verify import verify
 
 
-def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
+def backward(plan: Plan, gradients: Sequence[Gradient]) -> tuple[Backward, ...]:
     """Put the backward of a plan on its lanes.
 
     Args:
@@ -34,23 +35,62 @@ def backward(plan: Plan, gradients: Sequence[Gradient]) -> Backward:
         gradients: those of one call, as eager has them.
 
     Returns:
-        Its program, verified. Gradients have the bits that eager's have.
+        That of each section, whose programs are verified. Gradients have the bits that eager's have.
 
     Raises:
         BackwardError: that cannot be had, and why.
     """
-    view = _View(plan, tuple(gradients))
-    view.refuse_writes()
-    view.refuse_shared_results()
-    view.refuse_results_of_results()
+    section_of = sections(plan.graph, gradients)
+    numbers = range(1 + max(section_of.values(), default=0))
+    looks = {number: ops for number in numbers if (ops := views(plan.graph, number, section_of))}
+    whole = _View(plan, tuple(gradients))
+    whole.refuse_writes(section_of)
+    whole.refuse_shared_results({op for ops in looks.values() for op in ops})
+    found, reasons = [], []
+    for number in numbers:
+        own = (inside(gradient, number, section_of) for gradient in gradients)
+        view = _View(plan, tuple(one for one in own if one.maker or one.parts))
+        if number in looks:
+            given = tuple(replace(gradient, parts=()) for gradient in view.gradients if gradient.results)
+            found.append(Backward(None, {}, given, views=looks[number]))
+            continue
+        try:
+            found.append(_on_lanes(view))
+        except BackwardError as error:
+            reasons.append(str(error))
+            found.append(_on_one_thread(view))
+    if not any(each.program for each in found):
+        raise BackwardError(f"{reasons[0]}{' between one result and the next' if len(found) > 1 else ''}")
+    return tuple(found)
+
+
+def _on_lanes(view: _View) -> Backward:
+    """The backward of a section.
+
+    Raises:
+        BackwardError: it cannot be put on lanes, and why.
+    """
     handed = tuple(each for each in map(view.handed_over, view.wanted()) if each.parts or each.results)
     if len({each.name for each in handed}) < len(handed):
         raise BackwardError("a tensor is handed over before it is written in place and after")
     steps = {step.segment.name: step for step in _steps(view, handed)}
     if len({step.segment.lane for step in steps.values() if step.terms}) < 2:
         raise BackwardError("no two lanes have a backward")
-    program = _program(view, handed, steps)
-    return Backward(verify(lowered(program)), steps, handed, view.apart())
+    return Backward(verify(lowered(_program(view, handed, steps))), steps, handed, view.apart())
+
+
+def _on_one_thread(view: _View) -> Backward:
+    """The backward of a section whose ops pass nothing on between them, but to others.
+
+    Raises:
+        BackwardError: not even that can be had, and why.
+    """
+    handed = tuple(
+        replace(each, parts=()) if each.maker else view.handed_over(each)
+        for each in view.wanted()
+        if each.results or (not each.maker and each.parts)
+    )
+    return Backward(None, {}, handed, view.apart())
 
 
 @dataclass(frozen=True)
@@ -118,12 +158,13 @@ class _View:
             raise BackwardError(f"the gradient of {gradient.name} would be summed in another order than eager's")
         return replace(gradient, parts=tuple(there))
 
-    def refuse_writes(self) -> None:
+    def refuse_writes(self, section_of: Mapping[str, int]) -> None:
         """What is written in place has a history that changes: one segment makes and writes it, and others read it after that.
 
-        Arguments are not asked: none that has a gradient is written.
+        Where a segment has ops of several sections, one of these does. Arguments are not asked: none that has a gradient is
+        written.
         """
-        homes: defaultdict[str, set[str]] = defaultdict(set)
+        homes: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         for op in reversed(self.plan.graph.ops):
             for access in op.accesses:
                 resource = access.resource
@@ -131,38 +172,28 @@ class _View:
                     raise BackwardError(f"nothing is known of what {op.shown} writes")
                 if not is_storage(resource) or resource in self.arguments:
                     continue
-                here = self.home[op.name]
+                here = (self.home[op.name], section_of.get(op.name, 0))
                 if homes[resource] - {here}:
                     raise BackwardError(f"{op.shown} and later ops on another lane share {resource}, which is written")
                 if access.write and resource != op.name:
                     homes[resource].add(here)
 
-    def refuse_shared_results(self) -> None:
-        """Results with one storage: whoever writes one of them in place changes the history of the others."""
+    def refuse_shared_results(self, looks: Collection[str]) -> None:
+        """Results with one storage: whoever writes one of them in place changes the history of the others.
+
+        Args:
+            looks: the ops that make those which the caller gets as views of other ones.
+        """
         owner = dict.fromkeys(self.arguments, "the arguments")
         for gradient in self.gradients:
             if gradient.results and gradient.leaf is not None:
                 raise BackwardError(f"the result {gradient.value} holds several tensors")
-            for storage in self.plan.graph.by_name[gradient.value].storages if gradient.results else ():
+            for storage in (
+                self.plan.graph.by_name[gradient.value].storages if gradient.results and gradient.maker not in looks else ()
+            ):
                 if storage in owner:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"
-
-    def refuse_results_of_results(self) -> None:
-        """A result of which another one is made, as logits with a loss: its gradient is more than what the caller's loss adds.
-
-        The caller's graph, which shows hooks and `torch.autograd.grad` what its gradient is, has no way from one to the other.
-        """
-        made: defaultdict[str, list[Gradient]] = defaultdict(list)
-        for gradient in self.gradients:
-            made[gradient.maker].append(gradient)
-        reached: set[str] = set()
-        for op in reversed(self.plan.graph.ops):
-            if any(one.results or any(part.count and part.op in reached for part in one.parts) for one in made[op.name]):
-                reached.add(op.name)
-        for gradient in self.gradients:
-            if gradient.results and any(part.count and part.op in reached for part in gradient.parts):
-                raise BackwardError(f"another result is made of the result {gradient.value}, and adds to its gradient")
 
     def apart(self) -> frozenset[str]:
         """Arguments that some result is not made of, while another one is."""
