@@ -700,6 +700,16 @@ class Routed(Two):
         return {"loss": pooled.sum() + 0.1 * balance, "balance": balance, "pooled": pooled, "hidden": hidden}
 
 
+class Monitored(Two):
+    """Looks at what it has made of a result, and gives nothing of that."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.left(x) * self.right(x)
+        score = hidden.tanh()
+        nn.functional.layer_norm(score, (6,)).square()
+        return score, hidden
+
+
 class Matched(Two):
     """Gives similarities of two towers both ways, one of them a view of the other, and their loss: CLIP."""
 
@@ -712,7 +722,7 @@ class Matched(Two):
         return loss / 2, rows, columns, columns.unsqueeze(0).transpose(0, 1)
 
 
-SECTIONED = [Explained, Supervised, Encoded, Routed, Matched]
+SECTIONED = [Explained, Supervised, Encoded, Routed, Monitored, Matched]
 
 
 def results_of(module: nn.Module, x: Tensor) -> list[Tensor]:

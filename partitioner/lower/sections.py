@@ -43,14 +43,18 @@ def sections(graph: Graph, gradients: Sequence[Gradient]) -> Mapping[str, int]:
     if first & found.keys():
         raise BackwardError("a result is made of other results, and of what these are made of")
     for gradient in gradients:
-        _refuse_crossings(gradient, graph.position, found)
+        _refuse_crossings(gradient, graph.position, found, first)
     return found
 
 
 def inside(gradient: Gradient, number: int, sections: Mapping[str, int]) -> Gradient:
-    """A gradient as a section has it: what was made elsewhere is an argument, and what others read is theirs."""
-    is_mine = bool(gradient.maker) and sections.get(gradient.maker, 0) == number
-    parts = tuple(part for part in gradient.parts if sections.get(part.op, 0) == number)
+    """A gradient as a section has it: what was made elsewhere is an argument, and what others read is theirs.
+
+    What an earlier section reads of a later one leads to no result.
+    """
+    maker = sections.get(gradient.maker, 0)
+    parts = tuple(part for part in gradient.parts if maker <= sections.get(part.op, 0) == number)
+    is_mine = bool(gradient.maker) and maker == number
     return replace(gradient, parts=parts) if is_mine else replace(gradient, maker="", parts=parts, results=())
 
 
@@ -85,10 +89,13 @@ def _back(result: Gradient, reads: Mapping[str, Sequence[Gradient]]) -> tuple[se
     return ops, others
 
 
-def _refuse_crossings(gradient: Gradient, position: Mapping[str, int], sections: Mapping[str, int]) -> None:
+def _refuse_crossings(gradient: Gradient, position: Mapping[str, int], sections: Mapping[str, int], first: set[str]) -> None:
     """Results alone pass between sections, also of what has a gradient in other calls alone; later ones have later parts."""
-    order = [sections.get(part.op, 0) for part in sorted(gradient.parts, key=lambda part: position[part.op])]
-    if gradient.maker and not gradient.results and {*order} - {sections.get(gradient.maker, 0)}:
-        raise BackwardError(f"{gradient.name} is read by what makes a result of other results, and is none")
+    maker = sections.get(gradient.maker, 0)
+    parts = [part.op for part in sorted(gradient.parts, key=lambda part: position[part.op])]
+    order = [sections.get(op, 0) for op in parts if op in sections or op in first]
+    crosses = {*order} - {maker} if gradient.maker and not gradient.results else any(number < maker for number in order)
+    if crosses:
+        raise BackwardError(f"{gradient.name} is read past the results that are between it and another result")
     if order != sorted(order):
         raise BackwardError(f"the gradient of {gradient.name} would be summed in another order than eager's")

@@ -31,6 +31,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     calls,
     functions,
     gradients,
+    inplace,
     iterators,
     keywords,
     known,

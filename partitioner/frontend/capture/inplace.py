@@ -1,0 +1,45 @@
+"""What a write to one tensor changes of others that share its memory, or are it: what Dynamo knows of these is asked for again.
+
+    v = torch.zeros_like(x); v[:, 1:].add_(weight)          v.requires_grad is true now
+    w = z.unsqueeze_(0)                                     z.shape is w's
+
+Dynamo keeps what a tensor is like with each variable, and looks again at the one whose method was called, not at its base, at
+other views, at what went into ``out=`` or ``torch._foreach_add_``. So it told forward what had been true before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.variables import TensorVariable
+
+from partitioner.frontend.capture.amended import GETATTR, amends
+
+
+@amends(TensorVariable, GETATTR)
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    _look_again(self, tx)
+    return plain(self, tx, *arguments)
+
+
+@amends(TensorVariable, "call_method")
+def _call_method(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    _look_again(self, tx)
+    return plain(self, tx, *arguments)
+
+
+@amends(TensorVariable, "unpack_var_sequence")
+def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+    _look_again(self, tx)
+    return plain(self, tx, *arguments)
+
+
+def _look_again(tensor: Any, tx: Any) -> None:
+    """Have a variable know what its tensor is like, if that has been written since it was last seen."""
+    fake = tensor.proxy.node.meta.get("example_value")
+    if tensor.__class__ is not TensorVariable or fake is None or fake.is_inference():
+        return
+    if fake._version != getattr(tensor, "seen", 0) or fake.requires_grad != tensor.requires_grad:
+        tensor.synchronize_attributes(tx)
+        tensor.seen = fake._version
