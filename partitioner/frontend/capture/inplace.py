@@ -16,6 +16,9 @@ from torch._dynamo.variables import TensorVariable
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 
+_PLAIN = (TensorVariable,)
+"""Its heirs stand for numbers and arrays, which nothing writes under another name."""
+
 
 @amends(TensorVariable, GETATTR)
 def _attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
@@ -38,7 +41,7 @@ def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> A
 def _look_again(tensor: Any, tx: Any) -> None:
     """Have a variable know what its tensor is like, if that has been written since it was last seen."""
     fake = tensor.proxy.node.meta.get("example_value")
-    if tensor.__class__ is not TensorVariable or fake is None or fake.is_inference():
+    if type(tensor) not in _PLAIN or fake is None or fake.is_inference():
         return
     if fake._version != getattr(tensor, "seen", 0) or fake.requires_grad != tensor.requires_grad:
         tensor.synchronize_attributes(tx)
