@@ -29,6 +29,7 @@ from partitioner.errors import PartitionerError, TraceError
 from partitioner.frontend.capture import (  # noqa: F401 - each of them amends something
     absent,
     calls,
+    folded,
     functions,
     gradients,
     inplace,
