@@ -115,17 +115,18 @@ class Form:
 
     def _check(self, cuts: Cuts) -> None:
         """Walk the graph of each segment: it must end at its own cuts, before an argument or another segment."""
-        visited: dict[Node, str] = {}
-        for name, terms, tensors in (piece for backward in self.backwards for piece in _pieces(backward)):
+        visited: dict[Node, int] = {}
+        pieces = [piece for backward in self.backwards for piece in _pieces(backward)]
+        for number, (name, terms, tensors) in enumerate(pieces):
             views = {cuts.parts[term].node for term in terms if term in cuts.parts}
             waiting = [cuts.ends[tensor].node for tensor in tensors if tensor in cuts.ends]
             while waiting:
                 node = waiting.pop()
-                if node in views or visited.get(node) == name:
+                if node in views or visited.get(node) == number:
                     continue
                 if node in visited or isinstance(node, AccumulateGrad):
                     raise BackwardError(f"the graph of {name} goes on past its cuts, into {type(node).__name__}")
-                visited[node] = name
+                visited[node] = number
                 waiting += (following for following, _ in node.next_functions if following is not None)
 
 
