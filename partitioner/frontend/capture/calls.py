@@ -1,7 +1,8 @@
 """Calls of functions that do otherwise in eager than where Dynamo traces them: they end the graph, and run as they are.
 
-- Functions with a cache, `functools.lru_cache`, that give tensors, draw random numbers, or write something. Dynamo traces them
-  as if there were no cache: a second call would give other tensors than the first, other random numbers, and write once more.
+- Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or write
+  something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other random
+  numbers, write once more, and follow what they read besides their arguments.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
@@ -43,6 +44,7 @@ from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, fi
 
 from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
+from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
 
 
@@ -50,13 +52,15 @@ from partitioner.model.modes import device_types
 def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
     """A call of a function with a cache ends the graph if the cache can be told; where one graph is needed, it is traced.
 
-    What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
+    What a package's does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
     """
     function, found, allowed = self.wrapper_obj, list[Any](), SideEffects.check_allowed_side_effect
     if isinstance(function, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
         raise Unsupported(f"{function.name} is TorchScript's, which casts in its own way under autocast")
     if HERE.whole or not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
         return plain(self, tx, *arguments)
+    if is_users(function.__module__):
+        raise Unsupported(f"{function.__qualname__} has a cache")
 
     def writes(effects: Any, item: Any) -> Any:
         if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew):
