@@ -5,9 +5,11 @@ Each is judged as those of `hostile` are: it does what the plain model does. It 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import pytest
+import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from torch import Tensor, nn
@@ -70,3 +72,50 @@ def caches_that_hold_what_was(run: Run) -> Steps:
     yield run(rand(2, 4)), scaled.cache_info().currsize
     scaled.cache_clear()
     yield run(rand())
+
+
+class Marked(Two):
+    """Says of a method that what it gives never changes, and it does."""
+
+    factor = 2.0
+
+    @torch.compiler.assume_constant_result
+    def read(self) -> float:
+        return self.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.read() + self.right(x)
+
+
+@together(Marked)
+def results_that_are_said_to_be_constant(run: Run) -> Steps:
+    """What the first call gave was kept."""
+    for factor in (2.0, 3.0, -0.0):
+        run.module.factor = factor
+        yield run(rand())
+
+
+# -- memory of other libraries -------------------------------------------------------------------------------------------------
+
+
+class Point(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_float), ("y", ctypes.c_int)]
+
+
+class Counts(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.point, self.calls = (ctypes.c_float * 2)(1, 2), Point(1, 2), ctypes.c_int(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.numbers[1] += 1
+        self.point.y += 2
+        self.calls.value += 1
+        return self.left(x) * self.numbers[1] + self.right(x) * self.point.y + self.calls.value
+
+
+@together(Counts)
+def numbers_of_c(run: Run) -> Steps:
+    """What `partition` had written there when it ran the model was not put back."""
+    for _ in range(2):
+        yield run(rand()), list(run.module.numbers), run.module.point.y, run.module.calls.value

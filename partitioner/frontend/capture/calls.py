@@ -1,8 +1,10 @@
 """Calls of functions that do otherwise in eager than where Dynamo traces them: they end the graph, and run as they are.
 
-- Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or write
-  something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other random
-  numbers, write once more, and follow what they read besides their arguments.
+- Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or
+  write something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other
+  random numbers, write once more, and follow what they read besides their arguments.
+- Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave. Here
+  such a function is traced like any other, under guards on what it reads.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
@@ -39,7 +41,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
-from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
 
 from partitioner.frontend.capture.amended import amended, amends
@@ -74,6 +76,13 @@ def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any
     if found or len(tx.output.random_calls) > drawn:
         raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
     return result
+
+
+@amends(UserFunctionVariable, "__init__")
+def _begin_function(plain: Callable[..., None], self: Any, fn: Any, *args: Any, **options: Any) -> None:
+    plain(self, fn, *args, **options)
+    if self.is_constant and is_users(fn.__module__):
+        self.is_constant = False
 
 
 @amends(GradIncrementNestingCtxManagerVariable, "enter")
