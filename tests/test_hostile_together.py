@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -119,3 +120,63 @@ def numbers_of_c(run: Run) -> Steps:
     """What `partition` had written there when it ran the model was not put back."""
     for _ in range(2):
         yield run(rand()), list(run.module.numbers), run.module.point.y, run.module.calls.value
+
+
+# -- what classes of the user's say --------------------------------------------------------------------------------------------
+
+
+class Unequal:
+    """Equals nothing, and not itself."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __eq__(self, other: object) -> bool:
+        Unequal.asked.append(type(other).__name__)
+        return False
+
+    __hash__ = object.__hash__
+
+
+class Holds(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.held = Unequal(), [Unequal()]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[bool]]:
+        found = [self.one in [1, self.one], self.one in self.held, self.one in (self.one,)]
+        return self.left(x) * sum(found) + self.right(x), found
+
+
+def holds() -> nn.Module:
+    Unequal.asked.clear()
+    return Holds()
+
+
+@together(holds)
+def objects_that_are_held_and_equal_nothing(run: Run) -> Steps:
+    """The list was said not to hold the object, for the object equals nothing."""
+    yield run(rand()), list(Unequal.asked)
+    run.module.held.append(run.module.one)
+    yield run(rand()), list(Unequal.asked)
+
+
+class Week(list[int]):
+    def __len__(self) -> int:
+        return 7
+
+
+class Writes(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.week = Week()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        self.week.append(x.shape[0])
+        return self.left(x) * sum(self.week) + self.right(x), list(self.week)
+
+
+@together(Writes)
+def list_that_says_how_long_it_is(run: Run) -> Steps:
+    """The program of a shorter list was taken, and an item was lost."""
+    for rows in (3, 2, 4, 3):
+        yield run(rand(rows, 4)), [*iter(run.module.week)]

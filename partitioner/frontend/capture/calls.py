@@ -3,8 +3,8 @@
 - Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or
   write something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other
   random numbers, write once more, and follow what they read besides their arguments.
-- Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave. Here
-  such a function is traced like any other, under guards on what it reads.
+- Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave;
+  here such a function is traced like any other, under guards on what it reads.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.

@@ -4,7 +4,8 @@ It guards that ``key in table`` was false, and not that ``try: table[key]`` was 
 order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks; a function
 of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class. Objects it makes
 past what the class's class does when it is called: there the graph ends. Whether a tensor is in a list is a tensor to it, and
-whether a number is in a range a number: either is true or not, and the graph ends where the numbers of tensors say which.
+whether a number is in a range a number: either is true or not, and the graph ends where the numbers of tensors say which. And
+an object is in a list that holds it, whatever the ``__eq__`` of its class says of itself.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ def _load_builtin(plain: Callable[..., None], self: Any, instruction: Any) -> No
 def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: Any, **options: Any) -> Any:
     known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
     wanted = search.realize()
-    for item in known:
+    for place, item in enumerate(known):
+        if item is wanted or (_is_object(item) and _is_object(wanted) and item.value is wanted.value):
+            plain(known[:place], search, *arguments, **options)  # for what their classes' __eq__ does
+            return ConstantVariable.create(True)
         if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
             return ConstantVariable.create(True)
         if (item.is_tensor() or wanted.is_tensor()) and _is_number(item) and _is_number(wanted):
@@ -136,6 +140,10 @@ if "hash_impl" in vars(user_defined.FrozenDataClassVariable):
         if any(name != "<string>" for name in made) or not all(each.compare and each.hash is None for each in fields(kind)):
             raise Unsupported(f"a {kind.__name__} is a key, of which not all fields count")
         return plain(self, tx)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, UserDefinedObjectVariable)
 
 
 def _is_number(value: Any) -> bool:
