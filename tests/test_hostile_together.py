@@ -5,9 +5,13 @@ Each is judged as those of `hostile` are: it does what the plain model does. It 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
-from typing import ClassVar
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,12 +24,6 @@ TOGETHER: dict[str, Program] = {}
 together = kept_in(TOGETHER)
 
 pytestmark = pytest.mark.usefixtures("scattering")
-
-
-@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
-@pytest.mark.parametrize("name", TOGETHER)
-def test_equal(name: str, example: bool) -> None:
-    assert_equal(TOGETHER[name], Variant(not example, example))
 
 
 # -- functions with a cache ----------------------------------------------------------------------------------------------------
@@ -180,3 +178,53 @@ def list_that_says_how_long_it_is(run: Run) -> Steps:
     """The program of a shorter list was taken, and an item was lost."""
     for rows in (3, 2, 4, 3):
         yield run(rand(rows, 4)), [*iter(run.module.week)]
+
+
+# -- dictionaries, sets and numbers --------------------------------------------------------------------------------------------
+
+
+def held(read: Callable[[Any, int], Any], *values: Any) -> None:
+    """Registers a model that reads or changes what it holds, which is another one in each call."""
+
+    class Reads(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            return self.left(x) + self.right(x), read(self.held, x.shape[0])
+
+        held = copy.deepcopy(values[0])
+
+    def script(run: Run) -> Steps:
+        for number, value in enumerate(values):
+            run.module.held = copy.deepcopy(value)
+            yield run(rand(3 + number % 2, 4)), run.module.held, list(run.module.held)
+
+    name = f"held_{len(TOGETHER)}"
+    TOGETHER[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+
+
+EMPTY_AND_NOT = {"a": 1}, {}, {"b": 1, "a": 2}, {}, {"q": 3}
+KINDS: list[Callable[[dict[str, int]], Any]] = [dict, OrderedDict, lambda items: defaultdict(int, items)]
+
+for kind in KINDS:
+    some = [kind(items) for items in EMPTY_AND_NOT]
+    # whether it is empty, and its text, were taken for good once it had been empty
+    held(lambda d, _: (not d, bool(d), 1 if d else 2, d or 3), *some)
+    held(lambda d, _: (str(d), f"{d}", "%s" % (d,), [*d]), *some)  # noqa: UP031
+    # of a view it was always yes
+    held(lambda d, _: (d.keys() or 5, 1 if d.items() else 2, not d.values()), *some)
+    # what had come since was lost, for an ordered dictionary is written back as a whole
+    held(lambda d, _: d.pop("a", 0), *some)
+    held(lambda d, _: d.popitem() if d else None, *some)
+
+# what was taken out of a set stayed in it
+held(lambda s, _: s.__isub__({1}), {1, 2}, {1}, set(), {3})
+held(lambda s, _: operator.isub(s, {1}), {1, 2}, {1}, set(), {3})
+# nothing was added
+held(lambda items, n: items.__iadd__([n]), [1], [], [2, 3])
+# the larger one of a size and a fraction was always a fraction
+held(lambda _, n: (max(n, 1.5), min(n, 3.5), max(n, -0.0), max(2.0, n), min(n, float("inf"))), [], [], [])
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_equal(name: str, example: bool) -> None:
+    assert_equal(TOGETHER[name], Variant(not example, example))

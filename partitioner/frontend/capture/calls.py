@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew,
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
 from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
+from torch._dynamo.variables.tensor import SymNodeVariable
 
 from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
@@ -118,6 +120,12 @@ def _may_pad(tx: Any) -> bool:
 def _call_min_max(plain: Callable[..., Any], self: Any, tx: Any, *values: Any) -> Any:
     if any(isinstance(value, TensorVariable) and not isinstance(value, UnspecializedPythonVariable) for value in values):
         raise Unsupported(f"{self.fn.__name__} of a tensor")
+    if len(values) == 2 and any(isinstance(value, SymNodeVariable) for value in values):
+        first, second = values
+        larger = BuiltinVariable(operator.gt).call_function(tx, [second, first] if self.fn is max else [first, second], {})
+        if isinstance(larger, SymNodeVariable):
+            larger = ConstantVariable.create(larger.evaluate_expr())
+        return second if larger.as_python_constant() else first
     return plain(self, tx, *values)
 
 

@@ -20,7 +20,7 @@ from types import FunctionType, UnionType
 from typing import Any, get_args
 
 from torch import nn
-from torch._dynamo import utils
+from torch._dynamo import symbolic_convert, utils
 from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
@@ -51,6 +51,7 @@ _OF_TENSORS = {
     "grad_fn": ("is_leaf", GuardBuilder.CONSTANT_MATCH),  # a leaf has none
     "_base": ("_base", GuardBuilder.TYPE_MATCH),  # None, or a tensor
 }
+_KINDS = ("UserDefined", "Ordered", "Default")
 _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor has none
 _OF_OBJECTS = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
 
@@ -174,6 +175,49 @@ def _guard_keys(plain: Callable[..., None], self: Any) -> None:
     plain(self)
     if self.source is not None:
         InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
+
+
+@amends(ConstDictVariable, "as_python_constant")
+def _as_constant(plain: Callable[..., dict[Any, Any]], self: Any) -> dict[Any, Any]:
+    """Whether a dictionary is empty, and its text, are taken of its items; that there are no others is guarded here."""
+    value = plain(self)
+    self.install_dict_keys_match_guard()
+    return value
+
+
+def guard_all(*values: Any) -> None:
+    """Guards the keys of dictionaries, of those that objects are made of, and of those that are viewed."""
+    for value in (each.realize() for each in values):
+        for held in (value, getattr(value, "_base_vt", None), getattr(value, "dv_dict", None)):
+            if isinstance(held, ConstDictVariable):
+                held.install_dict_keys_match_guard()
+
+
+@amends(BuiltinVariable, "call_not_")
+def _not(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
+    guard_all(value)
+    return plain(self, tx, value)
+
+
+if hasattr(symbolic_convert, "generic_bool"):  # torch 2.12 and before have none
+
+    @amends(symbolic_convert, "generic_bool")
+    def _truth(plain: Callable[..., Any], tx: Any, value: Any) -> Any:
+        """At a jump Dynamo takes the variable that stands for the truth of a view for the truth itself, which is never no."""
+        found = plain(tx, value)
+        if isinstance(value, UserDefinedObjectVariable):
+            return found
+        return found.as_python_constant() if found.is_python_constant() else found.evaluate_expr()
+
+
+def _text_of_all(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    guard_all(self)
+    return plain(self, tx)
+
+
+for _kind in (ConstDictVariable, *(getattr(user_defined, f"{name}DictVariable", object) for name in _KINDS)):
+    if "repr_impl" in vars(_kind):  # torch 2.11 has none
+        amends(_kind, "repr_impl")(_text_of_all)
 
 
 if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
