@@ -4,6 +4,7 @@ What is written to a class Dynamo keeps until the frame ends. It looks there whe
 and not when an heir is, which is told here, or an object of the class, of which the graph ends. And what an operator in place
 gives, ``items += [1]``, was the plain list that the user's one is made of, so that the user's stayed as it was. What is put
 into a set that holds objects was lost, for Dynamo takes it for an object, of which attributes are written, and nothing else.
+What an operator takes out of a set stayed in it, and a dictionary that is written back as a whole lost what had come since.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ if "nb_inplace_subtract_impl" in vars(SetVariable):
 def _call_method_of_list(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
     if name == "__iadd__":
         raise Unsupported("__iadd__ of a list is called by its name, which would write nothing")
+    if name == "count" and arguments[0] and arguments[0][0].realize().is_tensor():
+        raise Unsupported("tensors are counted in a list, by their numbers")
     if name == "extend":
         guard_all(*arguments[0])
     return plain(self, tx, name, *arguments)
