@@ -111,6 +111,13 @@ def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: An
     return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
 
 
+@amends(lists.BaseListVariable, "call_method")
+def _count(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
+    if name == "count" and any(each.realize().is_tensor() for each in (*self.items, *args)):
+        raise Unsupported("tensors are counted, by their numbers")
+    return plain(self, tx, name, args, *named)
+
+
 if "sq_contains" in vars(RangeVariable):  # torch 2.12 and before have none
 
     @amends(RangeVariable, "sq_contains")

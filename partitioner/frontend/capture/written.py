@@ -80,8 +80,6 @@ if "nb_inplace_subtract_impl" in vars(SetVariable):
 def _call_method_of_list(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
     if name == "__iadd__":
         raise Unsupported("__iadd__ of a list is called by its name, which would write nothing")
-    if name == "count" and arguments[0] and arguments[0][0].realize().is_tensor():
-        raise Unsupported("tensors are counted in a list, by their numbers")
     if name == "extend":
         guard_all(*arguments[0])
     return plain(self, tx, name, *arguments)
