@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from array import array
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _CACHE = type(cache(len))
 STATEFUL = (
     *(random.Random, np.random.Generator, np.random.RandomState, torch.Generator),
     *(np.ndarray, bytearray, array, BytesIO, StringIO, _CACHE),
+    *(ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData),
 )
 """What has a state that lies neither in items nor in attributes."""
 
@@ -39,6 +41,8 @@ def state_undo(value: Any) -> Callable[[], object]:
             return partial(np.copyto, value, value.copy())
         case bytearray() | array():
             return partial(value.__setitem__, slice(None), value[:])
+        case ctypes.Array() | ctypes.Structure() | ctypes.Union() | ctypes._SimpleCData():
+            return partial(ctypes.memmove, ctypes.addressof(value), bytes(value), ctypes.sizeof(value))
         case BytesIO() | StringIO() if not value.closed:
             return stream_undo(value)
         case _CACHE() if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too

@@ -1,7 +1,10 @@
 """Calls of functions that do otherwise in eager than where Dynamo traces them: they end the graph, and run as they are.
 
-- Functions with a cache, `functools.lru_cache`, that give tensors, draw random numbers, or write something. Dynamo traces them
-  as if there were no cache: a second call would give other tensors than the first, other random numbers, and write once more.
+- Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or
+  write something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other
+  random numbers, write once more, and follow what they read besides their arguments.
+- Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave;
+  here such a function is traced like any other, under guards on what it reads.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
@@ -20,6 +23,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +42,13 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
-from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
+from torch._dynamo.variables.tensor import SymNodeVariable
 
 from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
+from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
 
 
@@ -50,13 +56,15 @@ from partitioner.model.modes import device_types
 def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
     """A call of a function with a cache ends the graph if the cache can be told; where one graph is needed, it is traced.
 
-    What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
+    What a package's does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
     """
     function, found, allowed = self.wrapper_obj, list[Any](), SideEffects.check_allowed_side_effect
     if isinstance(function, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
         raise Unsupported(f"{function.name} is TorchScript's, which casts in its own way under autocast")
     if HERE.whole or not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
         return plain(self, tx, *arguments)
+    if is_users(function.__module__):
+        raise Unsupported(f"{function.__qualname__} has a cache")
 
     def writes(effects: Any, item: Any) -> Any:
         if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew):
@@ -70,6 +78,13 @@ def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any
     if found or len(tx.output.random_calls) > drawn:
         raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
     return result
+
+
+@amends(UserFunctionVariable, "__init__")
+def _begin_function(plain: Callable[..., None], self: Any, fn: Any, *args: Any, **options: Any) -> None:
+    plain(self, fn, *args, **options)
+    if self.is_constant and is_users(fn.__module__):
+        self.is_constant = False
 
 
 @amends(GradIncrementNestingCtxManagerVariable, "enter")
@@ -105,6 +120,12 @@ def _may_pad(tx: Any) -> bool:
 def _call_min_max(plain: Callable[..., Any], self: Any, tx: Any, *values: Any) -> Any:
     if any(isinstance(value, TensorVariable) and not isinstance(value, UnspecializedPythonVariable) for value in values):
         raise Unsupported(f"{self.fn.__name__} of a tensor")
+    if len(values) == 2 and any(isinstance(value, SymNodeVariable) for value in values):
+        first, second = values
+        larger = BuiltinVariable(operator.gt).call_function(tx, [second, first] if self.fn is max else [first, second], {})
+        if isinstance(larger, SymNodeVariable):
+            larger = ConstantVariable.create(larger.evaluate_expr())
+        return second if larger.as_python_constant() else first
     return plain(self, tx, *values)
 
 

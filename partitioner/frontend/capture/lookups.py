@@ -4,7 +4,8 @@ It guards that ``key in table`` was false, and not that ``try: table[key]`` was 
 order where they are copied or unpacked; the shape of a tensor, and not whether it is a leaf, a view, or has hooks; a function
 of Python's own, and not that no global hides it; attributes of a class, and not those of the class's class. Objects it makes
 past what the class's class does when it is called: there the graph ends. Whether a tensor is in a list is a tensor to it, and
-whether a number is in a range a number: either is true or not, and the graph ends where the numbers of tensors say which.
+whether a number is in a range a number: either is true or not, and the graph ends where the numbers of tensors say which. And
+an object is in a list that holds it, whatever the ``__eq__`` of its class says of itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import FunctionType, UnionType
 from typing import Any, get_args
 
 from torch import nn
-from torch._dynamo import utils
+from torch._dynamo import symbolic_convert, utils
 from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
@@ -50,6 +51,7 @@ _OF_TENSORS = {
     "grad_fn": ("is_leaf", GuardBuilder.CONSTANT_MATCH),  # a leaf has none
     "_base": ("_base", GuardBuilder.TYPE_MATCH),  # None, or a tensor
 }
+_KINDS = ("UserDefined", "Ordered", "Default")
 _LOST = ("retains_grad", "_backward_hooks")  # the fake that stands for a tensor has none
 _OF_OBJECTS = getattr(dicts, "DunderDictVariable", ConstDictVariable)  # torch 2.11 has none
 
@@ -98,12 +100,22 @@ def _load_builtin(plain: Callable[..., None], self: Any, instruction: Any) -> No
 def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: Any, **options: Any) -> Any:
     known = [utils.specialize_symnode(item.realize()) for item in items]  # guarded, and numbers that are open are known
     wanted = search.realize()
-    for item in known:
+    for place, item in enumerate(known):
+        if item is wanted or (_is_object(item) and _is_object(wanted) and item.value is wanted.value):
+            plain(known[:place], search, *arguments, **options)  # for what their classes' __eq__ does
+            return ConstantVariable.create(True)
         if item.is_tensor() and wanted.is_tensor() and utils._get_fake_tensor(item) is utils._get_fake_tensor(wanted):
             return ConstantVariable.create(True)
         if (item.is_tensor() or wanted.is_tensor()) and _is_number(item) and _is_number(wanted):
             raise Unsupported("a tensor is looked for among others, by its numbers")
     return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
+
+
+@amends(lists.BaseListVariable, "call_method")
+def _count(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
+    if name == "count" and any(each.realize().is_tensor() for each in (*self.items, *args)):
+        raise Unsupported("tensors are counted, by their numbers")
+    return plain(self, tx, name, args, *named)
 
 
 if "sq_contains" in vars(RangeVariable):  # torch 2.12 and before have none
@@ -138,6 +150,10 @@ if "hash_impl" in vars(user_defined.FrozenDataClassVariable):
         return plain(self, tx)
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, UserDefinedObjectVariable)
+
+
 def _is_number(value: Any) -> bool:
     """Whether a tensor's numbers are compared with it: texts and ``None`` are no tensor's equal."""
     return not value.is_python_constant() or isinstance(value.as_python_constant(), int | float | complex)
@@ -166,6 +182,49 @@ def _guard_keys(plain: Callable[..., None], self: Any) -> None:
     plain(self)
     if self.source is not None:
         InstructionTranslator.current_tx().output.guard_on_key_order.add(self.source)
+
+
+@amends(ConstDictVariable, "as_python_constant")
+def _as_constant(plain: Callable[..., dict[Any, Any]], self: Any) -> dict[Any, Any]:
+    """Whether a dictionary is empty, and its text, are taken of its items; that there are no others is guarded here."""
+    value = plain(self)
+    self.install_dict_keys_match_guard()
+    return value
+
+
+def guard_all(*values: Any) -> None:
+    """Guards the keys of dictionaries, of those that objects are made of, and of those that are viewed."""
+    for value in (each.realize() for each in values):
+        for held in (value, getattr(value, "_base_vt", None), getattr(value, "dv_dict", None)):
+            if isinstance(held, ConstDictVariable):
+                held.install_dict_keys_match_guard()
+
+
+@amends(BuiltinVariable, "call_not_")
+def _not(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
+    guard_all(value)
+    return plain(self, tx, value)
+
+
+if hasattr(symbolic_convert, "generic_bool"):  # torch 2.12 and before have none
+
+    @amends(symbolic_convert, "generic_bool")
+    def _truth(plain: Callable[..., Any], tx: Any, value: Any) -> Any:
+        """At a jump Dynamo takes the variable that stands for the truth of a view for the truth itself, which is never no."""
+        found = plain(tx, value)
+        if isinstance(value, UserDefinedObjectVariable):
+            return found
+        return found.as_python_constant() if found.is_python_constant() else found.evaluate_expr()
+
+
+def _text_of_all(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    guard_all(self)
+    return plain(self, tx)
+
+
+for _kind in (ConstDictVariable, *(getattr(user_defined, f"{name}DictVariable", object) for name in _KINDS)):
+    if "repr_impl" in vars(_kind):  # torch 2.11 has none
+        amends(_kind, "repr_impl")(_text_of_all)
 
 
 if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none

@@ -1,0 +1,234 @@
+"""Programs that combine what others do one by one, and change it between calls.
+
+Each is judged as those of `hostile` are: it does what the plain model does. It tells what went wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hostile.judge import Variant, assert_equal
+from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from torch import Tensor, nn
+
+TOGETHER: dict[str, Program] = {}
+
+together = kept_in(TOGETHER)
+
+pytestmark = pytest.mark.usefixtures("scattering")
+
+
+# -- functions with a cache ----------------------------------------------------------------------------------------------------
+
+CONFIG = {"scale": 2.0}
+
+
+@functools.lru_cache
+def scaled(rows: int) -> float:
+    return CONFIG["scale"] * rows
+
+
+@functools.cache
+def zeros(count: int) -> list[float]:
+    return [0.0] * count
+
+
+class Cached(Two):
+    factor = 2.0
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - it is what is tested
+    def factored(self, rows: int) -> float:
+        return self.factor * rows
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[float]]:
+        kept = zeros(2)
+        kept[0] += 1
+        return self.left(x) * scaled(x.shape[0]) + self.right(x) * self.factored(2) + kept[0], kept
+
+
+def cached() -> nn.Module:
+    CONFIG["scale"] = 2.0
+    for function in (scaled, zeros, Cached.factored):
+        function.cache_clear()
+    return Cached()
+
+
+@together(cached)
+def caches_that_hold_what_was(run: Run) -> Steps:
+    """What the functions read had been read again, and the list that one gives was another one in each call."""
+    first = run(rand())[1]
+    yield run(rand()), run(rand())[1] is first
+    CONFIG["scale"], run.module.factor = 3.0, 5.0
+    yield run(rand())
+    yield run(rand(2, 4)), scaled.cache_info().currsize
+    scaled.cache_clear()
+    yield run(rand())
+
+
+class Marked(Two):
+    """Says of a method that what it gives never changes, and it does."""
+
+    factor = 2.0
+
+    @torch.compiler.assume_constant_result
+    def read(self) -> float:
+        return self.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.read() + self.right(x)
+
+
+@together(Marked)
+def results_that_are_said_to_be_constant(run: Run) -> Steps:
+    """What the first call gave was kept."""
+    for factor in (2.0, 3.0, -0.0):
+        run.module.factor = factor
+        yield run(rand())
+
+
+# -- memory of other libraries -------------------------------------------------------------------------------------------------
+
+
+class Point(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_float), ("y", ctypes.c_int)]
+
+
+class Counts(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.point, self.calls = (ctypes.c_float * 2)(1, 2), Point(1, 2), ctypes.c_int(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.numbers[1] += 1
+        self.point.y += 2
+        self.calls.value += 1
+        return self.left(x) * self.numbers[1] + self.right(x) * self.point.y + self.calls.value
+
+
+@together(Counts)
+def numbers_of_c(run: Run) -> Steps:
+    """What `partition` had written there when it ran the model was not put back."""
+    for _ in range(2):
+        yield run(rand()), list(run.module.numbers), run.module.point.y, run.module.calls.value
+
+
+# -- what classes of the user's say --------------------------------------------------------------------------------------------
+
+
+class Unequal:
+    """Equals nothing, and not itself."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __eq__(self, other: object) -> bool:
+        Unequal.asked.append(type(other).__name__)
+        return False
+
+    __hash__ = object.__hash__
+
+
+class Holds(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.held = Unequal(), [Unequal()]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[bool]]:
+        found = [self.one in [1, self.one], self.one in self.held, self.one in (self.one,)]
+        return self.left(x) * sum(found) + self.right(x), found
+
+
+def holds() -> nn.Module:
+    Unequal.asked.clear()
+    return Holds()
+
+
+@together(holds)
+def objects_that_are_held_and_equal_nothing(run: Run) -> Steps:
+    """The list was said not to hold the object, for the object equals nothing."""
+    yield run(rand()), list(Unequal.asked)
+    run.module.held.append(run.module.one)
+    yield run(rand()), list(Unequal.asked)
+
+
+class Week(list[int]):
+    def __len__(self) -> int:
+        return 7
+
+
+class Writes(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.week = Week()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        self.week.append(x.shape[0])
+        return self.left(x) * sum(self.week) + self.right(x), list(self.week)
+
+
+@together(Writes)
+def list_that_says_how_long_it_is(run: Run) -> Steps:
+    """The program of a shorter list was taken, and an item was lost."""
+    for rows in (3, 2, 4, 3):
+        yield run(rand(rows, 4)), [*iter(run.module.week)]
+
+
+# -- dictionaries, sets and numbers --------------------------------------------------------------------------------------------
+
+
+def held(read: Callable[[Any, int], Any], *values: Any) -> None:
+    """Registers a model that reads or changes what it holds, which is another one in each call."""
+
+    class Reads(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            return self.left(x) + self.right(x), read(self.held, x.shape[0])
+
+        held = copy.deepcopy(values[0])
+
+    def script(run: Run) -> Steps:
+        for number, value in enumerate(values):
+            run.module.held = copy.deepcopy(value)
+            yield run(rand(3 + number % 2, 4)), run.module.held, list(run.module.held)
+
+    name = f"held_{len(TOGETHER)}"
+    TOGETHER[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+
+
+EMPTY_AND_NOT = {"a": 1}, {}, {"b": 1, "a": 2}, {}, {"q": 3}
+KINDS: list[Callable[[dict[str, int]], Any]] = [dict, OrderedDict, lambda items: defaultdict(int, items)]
+
+for kind in KINDS:
+    some = [kind(items) for items in EMPTY_AND_NOT]
+    # whether it is empty, and its text, were taken for good once it had been empty
+    held(lambda d, _: (not d, bool(d), 1 if d else 2, d or 3), *some)
+    held(lambda d, _: (str(d), f"{d}", "%s" % (d,), [*d]), *some)  # noqa: UP031
+    # of a view it was always yes
+    held(lambda d, _: (d.keys() or 5, 1 if d.items() else 2, not d.values()), *some)
+    # what had come since was lost, for an ordered dictionary is written back as a whole
+    held(lambda d, _: d.pop("a", 0), *some)
+    held(lambda d, _: d.popitem() if d else None, *some)
+
+# what was taken out of a set stayed in it
+held(lambda s, _: s.__isub__({1}), {1, 2}, {1}, set(), {3})
+held(lambda s, _: operator.isub(s, {1}), {1, 2}, {1}, set(), {3})
+# nothing was added
+held(lambda items, n: items.__iadd__([n]), [1], [], [2, 3])
+# how many tensors are equal was a tensor, and of several numbers torch says that it cannot be told
+for row in (list, tuple):
+    pairs = [row([torch.zeros(size), torch.ones(size)]) for size in (1, 2)]
+    held(lambda tensors, _: raised(lambda: tensors.count(tensors[0])), *pairs)
+# the larger one of a size and a fraction was always a fraction
+held(lambda _, n: (max(n, 1.5), min(n, 3.5), max(n, -0.0), max(2.0, n), min(n, float("inf"))), [], [], [])
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_equal(name: str, example: bool) -> None:
+    assert_equal(TOGETHER[name], Variant(not example, example))
