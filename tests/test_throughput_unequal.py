@@ -170,3 +170,15 @@ def test_caps_that_are_met_to_the_last_byte(count: int, wide: int) -> None:
         problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=[float(each) for each in held])
         found = anywhere(problem).homes
         assert found is not None and sums(held, found, wide) == caps
+
+
+@pytest.mark.parametrize("count", [20, 36])
+def test_caps_that_long_fractions_meet_to_the_last_bit(count: int) -> None:
+    """As many sums as subsets: neither the solver nor first fit found the only ones that fit in five seconds."""
+    random = Random(count)
+    held, homes = [random.uniform(1, 40) for _ in range(count)], [random.randrange(4) for _ in range(count)]
+    processors = tuple(Processor(f"p{here}", 0, memory=cap) for here, cap in enumerate(sums(held, homes, 4)))
+    kind = Kind("kind", {1: [1.0] * count})
+    problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=held)
+    found = anywhere(problem).homes
+    assert found is not None and sums(held, found, 4) == pytest.approx(sums(held, homes, 4), rel=1e-12)
