@@ -23,7 +23,6 @@ from partitioner.planner.policies.exact import worth_while
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput.branch import STEPS, Branching
 from partitioner.planner.throughput.fitting import FEW
-from partitioner.planner.throughput.prices import Park
 from partitioner.planner.throughput.solve import balanced
 from partitioner.planner.timing import timed
 
@@ -108,8 +107,10 @@ def test_the_solver_is_asked_before_deep_search(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Branching, "search", search)
     monkeypatch.setattr("partitioner.planner.throughput.fitting._filled", lambda *_: ())
-    monkeypatch.setattr("partitioner.planner.throughput.solve.staged", lambda *_: None)  # as if there were no time for stages
-    monkeypatch.setattr(Park, "waste", [])  # nor for parts that are gathered
+    monkeypatch.setattr(
+        "partitioner.planner.throughput.openings.staged", lambda *_: None
+    )  # as if there were no time for stages
+    monkeypatch.setattr("partitioner.planner.throughput.openings._makes", lambda *_: ())  # nor for parts that are gathered
     homes, bound = balanced(eliminated(Random(23)), 1.0)
     assert len(homes) == 27 and bound > 0
     assert asked[:2] == [FEW, FEW] and STEPS not in asked

@@ -46,14 +46,19 @@ OPTIMA = {(8, 3): 64, (0, 3): 85, (15, 4): 56, (14, 3): 84, (4, 3): 77, (10, 4):
 
 
 def shuffled(random: Random, problem: Problem) -> list[int]:
-    """Tasks and sends in any order in which each comes after what it waits for."""
+    """Tasks and sends, to all or to one processor, in any order in which each comes after what it waits for."""
     found: list[int] = []
-    left = [*range(len(problem.tasks)), *(~value for value in range(len(problem.values)))]
+    count, places = len(problem.values), len(problem.processors)
+    left = [*range(len(problem.tasks)), *(~(value + count * random.randint(0, places)) for value in range(count))]
     while left:
         ready = [
             item
             for item in left
-            if (problem.values[~item][0] in found if item < 0 else all(source in found for source, _ in problem.before[item]))
+            if (
+                problem.values[~item % count][0] in found
+                if item < 0
+                else all(source in found for source, _ in problem.before[item])
+            )
         ]
         found.append(random.choice(ready))
         left.remove(found[-1])
@@ -69,14 +74,34 @@ def test_sends_in_an_order_are_what_comes_ahead_on_the_clock(seed: int, processo
     found, (tasks, ahead) = quick(order, lanes), quick.standing.apart(order, lanes)
     clock = timed(problem, lanes, tasks, ahead=ahead)
     assert (found.start, found.end, found.seconds) == (clock.start, clock.end, clock.makespan)
-    again = quick(quick.standing.joined(tasks, ahead), lanes)
+    again = quick(quick.standing.joined(tasks, ahead, lanes), lanes)
     assert again.start == found.start
+
+
+def test_a_value_may_go_to_one_reader_now_and_to_another_one_later() -> None:
+    problem, lanes = butterfly(0, 3, False, 0.0), [task % 3 for task in range(16)]
+    look = Quick(problem)
+    assert look.standing is not None
+    targets = look.standing.targets(0, lanes)
+    assert len(targets) == 2
+    for there in targets:
+        order = [0, look.standing.send(0, there), *range(1, 16)]
+        tasks, ahead = look.standing.apart(order, lanes)
+        assert tasks == list(range(16)) and [value for value, _ in ahead[1]] == [0]
+        again = next(item for item in look.standing.joined(tasks, ahead, lanes) if item < 0)
+        assert look.standing.sent(again) == (0, there)
+    moves, seen = Moves(look, Random(0)), set[int]()
+    for _ in range(100):
+        left, item, _ = moves.without([0, ~0, *range(1, 16)], lanes, 0)
+        assert item not in left
+        seen.add(look.standing.sent(item)[1])
+    assert seen == {-1, *targets}
 
 
 def test_butterflies_come_close_to_proven_optima() -> None:
     """When values were sent when they were read, or else all at once, they were 11% above on average, and up to 19%."""
     above = [List()(butterfly(seed, count, seed % 2 == 1)).cost / least - 1 for (seed, count), least in OPTIMA.items()]
-    assert min(above) >= 0 and mean(above) <= 0.02 and max(above) <= 0.05
+    assert min(above) >= 0 and mean(above) <= 0.015 and max(above) <= 0.06
 
 
 def test_search_keeps_what_it_sends_when() -> None:

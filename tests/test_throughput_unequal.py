@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
+from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.timing import largest_load
@@ -49,6 +51,14 @@ def crowded(problem: Problem, spare: float, seed: int = 0) -> Problem:
     caps = sums(held, homes, len(problem.processors))
     processors = [replace(each, memory=spare * cap) for each, cap in zip(problem.processors, caps, strict=True)]
     return replace(problem, memory=held, processors=tuple(processors))
+
+
+def chain(count: int) -> Problem:
+    """Tasks of a second one after the other, on two processors of a kind each."""
+    edges = [(task, task + 1, ORDER) for task in range(count - 1)]
+    both = tuple(Kind(name, {1: [1.0] * count}) for name in "xy")
+    processors = (Processor("x", 0), Processor("y", 1))
+    return Problem("chain", tuple(map(str, range(count))), both, processors, edges, contiguous=True)
 
 
 def free(problem: Problem) -> Park:
@@ -114,11 +124,7 @@ def test_units_settle_for_as_long_as_there_is_time() -> None:
 
 def test_one_misplaced_unit_leaves_and_what_lies_between_stays() -> None:
     """A chain of thirty on two processors, of which the first task is on the second one: twenty lie between, or one leaves."""
-    count, homes = 30, [1, *[0] * 19, *[1] * 10]
-    edges = [(task, task + 1, ORDER) for task in range(count - 1)]
-    both = tuple(Kind(name, {1: [1.0] * count}) for name in "xy")
-    processors = (Processor("x", 0), Processor("y", 1))
-    problem = Problem("chain", tuple(map(str, range(count))), both, processors, edges, contiguous=True)
+    homes, problem = [1, *[0] * 19, *[1] * 10], chain(30)
     park = park_of(units_of(problem, contiguous=True))
     assert mended(park, homes, [0.5, 0.5]) == [0] * 20 + [1] * 10
 
@@ -128,6 +134,28 @@ def test_clusters_tell_which_of_several_equal_processors() -> None:
     problem = replace(parted(Random(0), 8, 1000, "line", host=False, kinds=4), contiguous=False)
     load, homes = clustered(free(problem), Homes(problem), END, inf)
     assert load <= 1.02 * END and largest_load(problem, homes) == pytest.approx(load)
+
+
+@pytest.mark.parametrize(("kinds", "spare"), [(4, inf), (1, inf), (4, 1.1)])
+def test_contiguous_parts_where_processors_share_kinds(kinds: int, spare: float) -> None:
+    """What was mended unit by unit, and cut along orders, was 5 to 40% too full."""
+    problem = parted(Random(0), 8, 300, "apart", host=False, kinds=kinds)
+    problem = crowded(problem, spare) if spare < inf else problem
+    if spare < inf:
+        share = spare * sum(problem.memory) / 8
+        problem = replace(problem, processors=tuple(replace(each, memory=share) for each in problem.processors))
+    load, homes = gathered(free(problem), END)
+    assert load <= 1.05 * END and largest_load(problem, homes) == pytest.approx(load)
+    assert next(returns(problem, homes), None) is None
+    assert max(sums(problem.memory or [0.0] * len(homes), homes, 8)) <= problem.caps[0]
+
+
+def test_a_fee_pulls_together_what_a_processor_has() -> None:
+    """A chain of forty in turns on two processors; loads alone say nothing against it."""
+    problem = chain(40)
+    closed = park_of(units_of(problem, contiguous=True))
+    homes = Nearly(closed, [task % 2 for task in range(40)]).walk(inf, 1_000)
+    assert sum(one != other for one, other in pairwise(homes)) < 10 and 18 <= homes.count(0) <= 22
 
 
 @pytest.mark.parametrize(("count", "wide"), [(40, 4), (60, 8), (120, 4)])
@@ -142,3 +170,15 @@ def test_caps_that_are_met_to_the_last_byte(count: int, wide: int) -> None:
         problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=[float(each) for each in held])
         found = anywhere(problem).homes
         assert found is not None and sums(held, found, wide) == caps
+
+
+@pytest.mark.parametrize("count", [20, 36])
+def test_caps_that_long_fractions_meet_to_the_last_bit(count: int) -> None:
+    """As many sums as subsets: neither the solver nor first fit found the only ones that fit in five seconds."""
+    random = Random(count)
+    held, homes = [random.uniform(1, 40) for _ in range(count)], [random.randrange(4) for _ in range(count)]
+    processors = tuple(Processor(f"p{here}", 0, memory=cap) for here, cap in enumerate(sums(held, homes, 4)))
+    kind = Kind("kind", {1: [1.0] * count})
+    problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=held)
+    found = anywhere(problem).homes
+    assert found is not None and sums(held, found, 4) == pytest.approx(sums(held, homes, 4), rel=1e-12)

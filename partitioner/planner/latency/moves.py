@@ -26,8 +26,9 @@ ALONE = 0.4
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 """Tasks that move together where values travel."""
 
-SENT, AT_ONCE = 0.25, 0.3
-"""Part of the moves that send a value at another time, where orders say when; part of these that send it at once."""
+SENT, AT_ONCE, SINGLY = 0.4, 0.3, 0.8
+"""Part of the moves that send a value at another time, where orders say when; parts of these that send it at once, and to one
+of several processors only, so that it need not go to the others then."""
 
 EXCHANGED = 0.2
 """Part of the moves between processors that stand still while values travel for which others come back: loads stay even."""
@@ -58,9 +59,9 @@ class Moves:
         self.made: list[list[int]] = [[] for _ in problem.tasks]
         for value, (maker, _) in enumerate(problem.values):
             self.made[maker].append(value)
-        self.sends = look.standing is not None
-        if self.sends:
-            self.sources += [[maker] for maker, _ in reversed(problem.values)]  # of ~value, counted from the end
+        self.standing, self.sends = look.standing, look.standing is not None
+        if self.sends:  # of what is sent, counted from the end
+            self.sources += [[maker] for maker, _ in reversed(problem.values)] * (1 + len(problem.processors))
         self.waste = None if problem.alike else waste(problem).tolist()
 
     def __call__(self, order: list[int], lanes: Sequence[int], task: int, ahead: int) -> tuple[list[int], list[int]] | None:
@@ -94,14 +95,28 @@ class Moves:
         if not values:
             return None
         value = random.choice(values)
-        left, maker = [each for each in order if each != ~value], problem.values[value][0]
+        left, item, targets = self.without(order, lanes, value)
+        maker = problem.values[value][0]
         place = left.index(maker) + 1
         if random.random() > AT_ONCE:
-            ends = {home[lanes[each]] for each in (maker, *problem.readers[value])}
+            ends = {home[lanes[maker]], *targets}
             near = range(place, min(len(left), place + max(4, len(order) // 4)))
             later = [at for at in near if left[at] >= 0 and home[lanes[left[at]]] in ends]
             place = random.choice(later) if later else place
-        return [*left[:place], ~value, *left[place:]]
+        return [*left[:place], item, *left[place:]]
+
+    def without(self, order: list[int], lanes: Sequence[int], value: int) -> tuple[list[int], int, list[int]]:
+        """An order without what sends a value, to all or to one of several processors; what is left out, and to which."""
+        assert self.standing is not None
+        send, targets = self.standing.send, self.standing.targets(value, lanes)
+        if len(targets) > 1 and self.random.random() < SINGLY:
+            there, both = self.random.choice(targets), send(value)
+            split = [send(value, each) for each in targets if each != there]
+            if both in order:
+                place = order.index(both)
+                order = [*order[:place], *split, *order[place + 1 :]]
+            return [each for each in order if each != send(value, there)], send(value, there), [there]
+        return [each for each in order if each >= 0 or self.standing.sent(each)[0] != value], send(value), targets
 
     def other(self, order: list[int], lanes: Sequence[int], task: int) -> int:
         """A task near another one in the order, of the same pool if there is one."""

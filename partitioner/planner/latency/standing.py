@@ -1,6 +1,7 @@
 """The clock in one loop where processors stand still while values travel; an order says when they are sent, too.
 
 order    a  ~v  b  c  r        ~v: value v is sent now, to wherever it is read; without it, when r has its turn
+         a  vx  b  vy  c       vx, vy: to x now, and to y later, for b does not wait until y has it, too
 
 p0  | a |=v=|   b   |          what is read last may be sent first, and between any two tasks: no order of tasks alone
 p1      |=v=| c |   r  |       says so, and schedules of fifteen tasks were up to a fifth longer for it
@@ -42,11 +43,11 @@ class Standing:
         arrived: dict[tuple[int, int], float] = {}
         for task in order:
             if task < 0:
-                maker = problem.values[~task][0]
-                from_ = home[lanes[maker]]
-                for reader in self.readers[~task]:
-                    if home[lanes[reader]] != from_:
-                        self.passed(~task, from_, home[lanes[reader]], end[maker], arrived, lines)
+                value, only = self.sent(task)
+                from_, made = home[lanes[problem.values[value][0]]], end[problem.values[value][0]]
+                for reader in self.readers[value]:
+                    if (to := home[lanes[reader]]) != from_ and only in (-1, to):
+                        self.passed(value, from_, to, made, arrived, lines)
                 continue
             lane = lanes[task]
             here = home[lane]
@@ -65,6 +66,15 @@ class Standing:
             busy[lane].take(begin, until)
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
         return start, end, wait, cause
+
+    def send(self, value: int, there: int = -1) -> int:
+        """What stands in an order for a value that is sent to a processor; -1: to all on which it is read, one by one."""
+        return ~(value + len(self.readers) * (there + 1))
+
+    def sent(self, item: int) -> tuple[int, int]:
+        """The value, and to which processor it is sent; -1: to all."""
+        there, value = divmod(~item, len(self.readers))
+        return value, there - 1
 
     def targets(self, value: int, lanes: Sequence[int]) -> list[int]:
         """The processors on which a value is read, but for its maker's."""
@@ -95,14 +105,15 @@ class Standing:
                 at = known
         return at
 
-    def joined(self, order: Sequence[int], ahead: Ahead) -> list[int]:
+    def joined(self, order: Sequence[int], ahead: Ahead, lanes: Sequence[int]) -> list[int]:
         """An order with sends: those of ``ahead`` where they are, all others last, which is to say when they are read."""
-        found, left = list[int](), dict.fromkeys(range(len(self.problem.values)))
+        problem, found, left = self.problem, list[int](), dict.fromkeys(range(len(self.problem.values)))
         for task in order:
-            early = dict.fromkeys(value for value, _ in ahead.get(task, ()) if value in left)
-            for value in early:
-                del left[value]
-            found += [*(~value for value in early), task]
+            for value, channel in ahead.get(task, ()):
+                left.pop(value, None)
+                here = problem.lanes[lanes[problem.values[value][0]]]
+                found += [self.send(value, end) for end in problem.channels[channel].ends if end != here]
+            found.append(task)
         return found + [~value for value in left]
 
     def apart(self, order: Sequence[int], lanes: Sequence[int]) -> tuple[list[int], Ahead]:
@@ -113,7 +124,9 @@ class Standing:
                 if early:
                     ahead[item], early = early, []
                 continue
-            here = home[lanes[self.problem.values[~item][0]]]
-            for there in self.targets(~item, lanes):
-                early += [(~item, channel) for channel in self.routes[here * self.places + there]]
+            value, only = self.sent(item)
+            here = home[lanes[self.problem.values[value][0]]]
+            for there in self.targets(value, lanes):
+                if only in (-1, there):
+                    early += [(value, channel) for channel in self.routes[here * self.places + there]]
         return [item for item in order if item >= 0], ahead

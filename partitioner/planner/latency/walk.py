@@ -48,7 +48,7 @@ class Walk:
         order = by_urgency(look.problem, [-each for each in known.clock.start])
         orders, standing = [list(known.order), order], look.standing
         if standing:
-            orders = [standing.joined(known.order, known.ahead), standing.joined(order, {})]
+            orders = [standing.joined(known.order, known.ahead, known.lanes), standing.joined(order, {}, known.lanes)]
         ways = [self.look(each, list(known.lanes)) for each in orders]
         self.now = self.best = min(ways, key=lambda each: each.seconds)
 

@@ -23,8 +23,10 @@ from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.hulls import units_of
+from partitioner.planner.throughput.ideals import ideals
 from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
+from partitioner.planner.throughput.parts import in_parts
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.throughput.staging import along
@@ -35,6 +37,10 @@ SPARING = 256.0
 
 MOST_RUNS = 8
 """Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
+
+FEW_IDEALS = 1_000
+"""Down-closed sets of units up to which parts are not worth their second where there is no limit of time: of so few, the best
+stages are found (`staging.py`)."""
 
 
 def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[int]]:
@@ -67,6 +73,9 @@ def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[
     if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
         line = along(whole, order, bound, min(found, default=(inf,))[0])
         found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
+    if (problem.crowded or not park.apart) and (until < inf or ideals(whole.units, FEW_IDEALS) is None):
+        parts_of = in_parts(closed, rules, bound, until)
+        found += [] if parts_of is None else [parts_of]
     if not found:
         raise PlacementError("No contiguous parts were found near a placement that is not contiguous.")
     return min(found)

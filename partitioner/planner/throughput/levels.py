@@ -16,12 +16,10 @@ from functools import partial
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.throughput.blocks import numbered
 from partitioner.planner.throughput.first import SPARING, evened
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.settling import settled
-from partitioner.planner.throughput.units import Units
 
 FEWEST = 20
 """Clusters for each processor, about, that are placed first."""
@@ -50,7 +48,7 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
     """
     if rules.problem.crowded:
         raise PlacementError("clusters are placed where memory suffices")
-    levels = _levels(park)
+    levels = levels_of(park)
     load, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
     for level in reversed(levels):
         load, homes = settled(level, level.units.of_tasks(tasks), until)
@@ -62,27 +60,32 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
     return load, tasks
 
 
-def _levels(park: Park) -> list[Park]:
-    """Ever fewer clusters of the units, each of some that run on the same processors and pay least on the same kind."""
+def levels_of(park: Park, fewest: int = FEWEST, largest: float = LARGEST) -> list[Park]:
+    """Ever fewer clusters of the units, each of some that run on the same processors and pay least on the same kind.
+
+    Args:
+        park: units, of which convex clusters are made if contiguity is asked for, and processors.
+        fewest: clusters for each processor, about, at which to stop.
+        largest: part of a processor's mean work that a cluster may have at most.
+    """
     kinds = {id(row): kind for kind, row in enumerate(park.units.rows)}
     kind = [kinds[id(row)] for row in park.units.rows]
     cheapest = park.paid.argmin(axis=0).tolist()
     label = [(kind[each], id(able)) for each, able in zip(cheapest, park.units.able_sets, strict=True)]
     of_task = [label[unit] for unit in park.units.unit_of]
-    found, many = [park], FEWEST * len(kind)
+    found, many = [park], fewest * len(kind)
     while (units := found[-1].units).count > many:
-        mate = _matched(found[-1], [of_task[tasks[0]] for tasks in units.members])
-        coarse = Units(units.problem, False, numbered([mate[unit] for unit in units.unit_of]))
+        coarse = units.joined(_matched(found[-1], [of_task[tasks[0]] for tasks in units.members], largest))
         if coarse.count > ENOUGH * units.count:
             break
         found.append(park_of(coarse))
     return found
 
 
-def _matched(park: Park, label: Sequence[tuple[int, int]]) -> list[int]:
+def _matched(park: Park, label: Sequence[tuple[int, int]], largest: float) -> list[int]:
     """For each unit, its name or its partner's: of those with its label, the one it exchanges most with for their work."""
-    least, units = park.units.seconds.min(axis=0).tolist(), park.units
-    most, mate = LARGEST * sum(least) / len(units.problem.processors), [-1] * units.count
+    least, units, reach = park.units.seconds.min(axis=0).tolist(), park.units, park.units.reach
+    most, mate = largest * sum(least) / len(units.problem.processors), [-1] * units.count
     moved: list[defaultdict[int, float]] = [defaultdict(float) for _ in mate]
     for flow, seconds in zip(units.flows, park.flow_seconds(*park.classes[0].sends).tolist(), strict=True):
         for reader in flow.readers:
@@ -93,6 +96,8 @@ def _matched(park: Park, label: Sequence[tuple[int, int]]) -> list[int]:
             mate[unit] = unit
             near = [each for each in moved[unit] if mate[each] < 0 and label[each] == label[unit]]
             near = [each for each in near if least[each] + least[unit] <= most]
-            if near:
-                mate[max(near, key=lambda each: (moved[unit][each] / max(1e-300, least[each] ** 0.5), -each))] = unit
+            for each in sorted(near, key=lambda each: (-moved[unit][each] / max(1e-300, least[each] ** 0.5), each)):
+                if reach is None or reach.convex((unit, each)):
+                    mate[each] = unit
+                    break
     return mate

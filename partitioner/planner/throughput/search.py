@@ -117,7 +117,7 @@ class Annealing:
         back = self._back(piece, here, there) if choose() < SWAP else []
         moves = dict.fromkeys(piece, there) | dict.fromkeys(back, here)
         deltas = self.loads.joint_deltas(moves)
-        energy = self.loads.energy(deltas, self.scale, self.power) + self.price.now * self._excess(moves)
+        energy = self.loads.energy(deltas, self.scale, self.power) + self._fee(moves)
         if self._accept(energy, temperature) and self._convex(piece, back, here, there):
             self.loads.move_all(moves, deltas)
             if self.crowded:
@@ -190,8 +190,8 @@ class Annealing:
                 return self._piece(unit, here, LARGEST, (0.5 + choose()) * sum(row[each] for each in piece))
         return []
 
-    def _excess(self, moves: Mapping[int, int]) -> float:
-        """By how many more bytes memory is exceeded after some moves."""
+    def _fee(self, moves: Mapping[int, int]) -> float:
+        """What moves cost beside loads: the price of the bytes by which memory is exceeded more after them."""
         if not self.crowded:
             return 0.0
         more: defaultdict[int, float] = defaultdict(float)
@@ -199,7 +199,7 @@ class Annealing:
             more[there] += self.loads.memory[unit]
             more[self.loads.home[unit]] -= self.loads.memory[unit]
         over = ((self.loads.used[each] - self.caps[each], held) for each, held in more.items())
-        return sum(max(0.0, each + held) - max(0.0, each) for each, held in over)
+        return self.price.now * sum(max(0.0, each + held) - max(0.0, each) for each, held in over)
 
     @property
     def _full(self) -> bool:

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
 
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
-from partitioner.planner.feasible import remedy
-from partitioner.planner.latency.homes import Homes, closed
+from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, soon_searched
 from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, sparings
-from partitioner.planner.throughput.fitting import anywhere, fitting
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.lns import Neighbourhoods
-from partitioner.planner.throughput.loads import Loads
+from partitioner.planner.throughput.openings import CLOSE, MOST_IDEALS, none_found, start
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.settling import evenly
 from partitioner.planner.throughput.staging import ORDERS, staged
 from partitioner.planner.timing import largest_load
 
-MOST_IDEALS = 4_000
-"""Down-closed sets of units up to which the best contiguous stages are found."""
-
 SOON_IDEALS = 300_000
-"""Likewise, times the tasks, where there is no limit of time."""
+"""Down-closed sets of units, times the tasks, up to which the best stages are found where there is no limit of time."""
 
 ROUNDS = 4
 """Quick rounds of annealing before anything is proven."""
@@ -59,9 +53,6 @@ AGAIN, MOST_AGAIN = 0.99, 4
 
 NEARLY = 2e-4
 """A gain, relatively, for which a few moves are not made where there is no limit of time."""
-
-CLOSE = 1e-9
-"""A bound and a load that differ by less, relatively, are equal."""
 
 
 def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
@@ -92,7 +83,7 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     began, park = monotonic(), park_of(units)
     until = began + seconds
     bound = bound_of(park)
-    search = Annealing(park, _start(park, began + seconds / 4, bound, until), seed)
+    search = Annealing(park, start(park, began + seconds / 4, bound, until), seed)
     _quickly(search, began + seconds / 2, max(400, min(200 * units.count, 20_000)), bound)
     if search.least > bound * (1 + CLOSE):
         prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
@@ -145,7 +136,7 @@ def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]
     problem = park.units.problem
     line = staged(park.units, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
     if line is None:
-        raise PlacementError(_none(park, "No stages were found"))
+        raise PlacementError(none_found(park, "No stages were found"))
     found = park.units.spread_over(line)
     return largest_load(problem, found), found
 
@@ -220,7 +211,7 @@ def stages(
     bound = bound_of(park)
     homes = staged(units, until, most_ideals, bound, most_orders)
     if homes is None:
-        raise PlacementError(_none(park, "No stages were found"))
+        raise PlacementError(none_found(park, "No stages were found"))
     found = units.spread_over(homes)
     return found, min(bound, largest_load(problem, found))
 
@@ -235,55 +226,6 @@ def _branched(search: Annealing, bound: float, until: float) -> float:
     for _ in range(TURNS):
         search.run(min(until, monotonic() + turn), 1, SLOWLY, bound)
     return bound
-
-
-def _start(park: Park, soon: float, bound: float, until: float) -> list[int]:
-    """The better of the best stages and a greedy placement; if neither fits, anything that does."""
-    answers, makes = [staged(park.units, soon, MOST_IDEALS, bound)], list[Callable[[], tuple[float, list[int]]]]()
-    later = soon + (until - soon) / 3
-    if not park.units.contiguous:
-        rules = Homes(park.units.problem)
-        makes = [partial(clustered, park, rules, bound, later)]
-        makes += [partial(evenly, park, rules, each, bound, later) for each in sparings(park)]
-    elif park.waste:
-        makes = [lambda: gathered(_apart(park), bound, later)]
-    for make in makes:
-        with suppress(PlacementError):
-            homes = make()[1]
-            answers.append(park.units.of_tasks(homes))
-    found = [homes for homes in answers if homes is not None and park.units.valid(homes)]
-    return min(found, key=lambda homes: Loads(park, homes).largest) if found else _fitting(park, until)
-
-
-def _apart(park: Park) -> Park:
-    """The processors and, as units, the groups that contiguity makes."""
-    return park_of(units_of(closed(park.units.problem), contiguous=False))
-
-
-def _fitting(park: Park, until: float) -> list[int]:
-    """Any placement that fits.
-
-    Raises:
-        PlacementError: there is none, or none was found.
-    """
-    found = anywhere(park.units.problem)
-    if found.homes is not None:
-        return park.units.of_tasks(found.homes)
-    if not found.complete and monotonic() < until:
-        found = fitting(park, until)
-    if found.homes is None:
-        raise PlacementError(_none(park, "There is no placement" if found.complete else "No placement was found"))
-    return found.homes
-
-
-def _none(park: Park, what: str) -> str:
-    problem = park.units.problem
-    rule = ", with no path that leaves a device and comes back" if park.units.contiguous else ""
-    caps = ", ".join(f"{each.name} {each.memory:.6g}" for each in problem.processors[:8])
-    return (
-        f"{what} of the {len(problem.tasks)} tasks of {problem.name} that meets pins, colocations and memory caps{rule}: "
-        f"{sum(problem.memory):.6g} bytes are to be held; caps: {caps}. {remedy(problem)}"
-    )
 
 
 def _proven(search: Annealing, bound: float, until: float) -> float:

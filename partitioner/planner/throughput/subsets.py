@@ -3,17 +3,22 @@
     units 5 4 3 3 3, caps 9 and 9     first fit: 5 4 | 3 3 3     caps 10 and 8: 5 4 | 3 3, and 3 is left;  4 3 3 | 5 3
 
 Where caps are what is held in all, each must be met exactly, which rules by size do by luck. Which sums units have is a number
-with a bit for each sum, shifted and joined once for each unit.
+with a bit for each sum, shifted and joined once for each unit. Long fractions have too many sums; there all subsets of one half
+of few units are matched with those of the other half.
 
 Source: Bellman, "Dynamic Programming", Princeton University Press, 1957; of one bin after the other: Gupta and Ho, "A new
-heuristic algorithm for the one-dimensional bin-packing problem", Production Planning & Control 10(6), 1999.
+heuristic algorithm for the one-dimensional bin-packing problem", Production Planning & Control 10(6), 1999; of halves: Horowitz
+and Sahni, "Computing partitions with applications to the knapsack problem", Journal of the ACM 21(2), 1974.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import gcd
 from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partitioner.planner.caps import in_whole
 from partitioner.planner.throughput.prices import Park
@@ -22,7 +27,12 @@ TRIES = 20
 """Orders of the units, each of which leads to other subsets of the same sums."""
 
 MOST_BITS = 2**27
-"""Sums times units that are looked at for one processor; for more there are no answers."""
+"""Sums times units that are looked at for one processor; for more, all subsets of each half of the units are."""
+
+MOST_HALVED = 40
+"""Units of which these are few enough: a million of each half."""
+
+Fullest = Callable[[Sequence[int], int], list[int]]
 
 
 def filled_up(park: Park) -> Iterator[list[int]]:
@@ -31,16 +41,18 @@ def filled_up(park: Park) -> Iterator[list[int]]:
     sizes, caps = in_whole(units.memory.tolist(), units.problem.caps)
     step = gcd(*sizes) or 1
     sizes, caps = [each // step for each in sizes], [sum(sizes) // step if cap < 0 else cap // step for cap in caps]
-    if max(caps) * units.count > MOST_BITS:
+    fine = max(caps) * units.count > MOST_BITS
+    if fine and units.count > MOST_HALVED:
         return
-    for _ in range(TRIES):
-        homes = _one_by_one(random.sample(range(units.count), units.count), units.able_sets, sizes, caps)
+    for _ in range(1 if fine else TRIES):
+        order = random.sample(range(units.count), units.count)
+        homes = _one_by_one(order, units.able_sets, sizes, caps, halved if fine else fullest)
         if homes is not None:
             yield homes
 
 
 def _one_by_one(
-    left: Sequence[int], able: Sequence[frozenset[int]], sizes: Sequence[int], caps: Sequence[int]
+    left: Sequence[int], able: Sequence[frozenset[int]], sizes: Sequence[int], caps: Sequence[int], best: Fullest
 ) -> list[int] | None:
     """The processor of each unit: those that fewest can go to are filled first. ``None``: some do not fit."""
     homes = [-1] * len(left)
@@ -52,7 +64,7 @@ def _one_by_one(
         if room < 0:
             return None
         free = [unit for unit in left if here in able[unit] and not able[unit].isdisjoint(waiting)]
-        for unit in (*bound, *(free[place] for place in fullest([sizes[unit] for unit in free], room))):
+        for unit in (*bound, *(free[place] for place in best([sizes[unit] for unit in free], room))):
             homes[unit] = here
         left = [unit for unit in left if homes[unit] < 0]
     return None if left else homes
@@ -73,3 +85,27 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
             found.append(place)
             total -= sizes[place]
     return found[::-1]
+
+
+def halved(sizes: Sequence[int], room: int) -> list[int]:
+    """Likewise, of few sizes, however large they are.
+
+    >>> halved([5, 4, 3], 8)
+    [0, 2]
+    """
+    middle = len(sizes) // 2
+    first, second = _sums(sizes[:middle]), _sums(sizes[middle:])
+    order = np.argsort(second, kind="stable")
+    ones = np.flatnonzero(first <= room)
+    others = np.searchsorted(second[order], room - first[ones], side="right") - 1
+    best = int((first[ones] + second[order][others]).argmax())
+    chosen = int(ones[best]) | int(order[others[best]]) << middle
+    return [place for place in range(len(sizes)) if chosen >> place & 1]
+
+
+def _sums(sizes: Sequence[int]) -> NDArray[np.int64]:
+    """The sums of all subsets, by their bits."""
+    found = np.zeros(1, dtype=np.int64)
+    for size in sizes:
+        found = np.concatenate([found, found + size])
+    return found

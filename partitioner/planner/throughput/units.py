@@ -52,6 +52,14 @@ class Reach:
             own, after, before = own | self.own[unit], after | self.after[unit], before | self.before[unit]
         return not after & before & ~own
 
+    def joined(self, joint: Sequence[int]) -> Reach:
+        """Of coarser units: ``joint[unit]`` is the one that a unit is part of."""
+        found = [[0] * (max(joint) + 1) for _ in range(3)]
+        for bits, wider in zip((self.own, self.after, self.before), found, strict=True):
+            for unit, each in enumerate(joint):
+                wider[each] |= bits[unit]
+        return Reach(*found)
+
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -207,6 +215,14 @@ class Units:
             if (key := row.tobytes()) not in known:
                 known[key] = row.tolist()
         return [known[row.tobytes()] for row in self.seconds]
+
+    def joined(self, label: Sequence[int]) -> Units:
+        """Coarser units: those with the same label are one."""
+        number = {each: place for place, each in enumerate(dict.fromkeys(label[unit] for unit in self.unit_of))}
+        joint = [number[each] for each in label]
+        return Units(
+            self.problem, self.contiguous, [joint[unit] for unit in self.unit_of], self.reach and self.reach.joined(joint)
+        )
 
     def spread_over(self, homes: Sequence[int]) -> list[int]:
         """The processor of each task, from that of each unit."""

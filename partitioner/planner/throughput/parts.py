@@ -1,0 +1,88 @@
+"""Contiguous parts from convex clusters: what belongs together is found before it is known who has it.
+
+    units      a > b > c    a > d > c     pairs that exchange much, and between which nothing lies: ab, dc, but never ac
+    clusters   placed on processors, nearly contiguous at first, then mended, then moved as contiguity allows
+    units      settle, level by level, from where clusters are
+
+Of several equal processors no price says which one a task belongs to, and single tasks cannot move without tearing parts.
+
+Source: Herrmann, Oezkaya, Ucar, Kaya and Catalyurek, "Multilevel algorithms for acyclic partitioning of directed acyclic
+graphs", SIAM Journal on Scientific Computing 41(4), 2019. Clusters here are convex, but may lead to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from math import inf
+
+from partitioner.planner.latency.homes import Homes
+from partitioner.planner.throughput.first import SPARING, evened
+from partitioner.planner.throughput.levels import ROUNDS, levels_of
+from partitioner.planner.throughput.mending import mended
+from partitioner.planner.throughput.nearly import Nearly
+from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.settling import settled
+from partitioner.planner.throughput.units import Units
+
+SIZES = ((20, 0.1), (10, 0.25))
+"""Clusters for each processor, and the part of its mean work that one may have at most: many small ones, or few large ones."""
+
+STEPS = 25
+"""For each cluster, of each round towards a contiguous placement of them; half as many in each round after that."""
+
+AGAIN = 750
+"""Units from which each size is tried twice: which clusters end up where is chance, and settling takes longer than that."""
+
+FEW = 400
+"""Clusters up to which a level is annealed, too."""
+
+
+def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[float, list[int]] | None:
+    """The largest load, and the processor of each task, contiguous; ``None`` if nothing was found.
+
+    Args:
+        closed: units, each with all that lies between its tasks, and processors; contiguity is asked for.
+        rules: where a task may go, contiguity left out.
+        bound: seconds that no placement beats.
+        until: moment, by the monotonic clock, at which units move no further; infinite: the answer is the same on every
+            machine.
+    """
+    if closed.units.reach is None:
+        return None
+    known, found = [levels_of(closed, *size) for size in SIZES], list[tuple[float, int, list[int]]]()
+    for seed, number in product(range(1 + (closed.units.count >= AGAIN)), range(len(SIZES))):
+        top = known[number][-1]
+        homes = _placed(top, rules, bound, closed.rents[0].tolist(), until, seed)
+        if homes is not None:
+            search = Annealing(top, homes, seed)
+            search.run(until, ROUNDS, STEPS * top.units.count // 2, bound)
+            found.append((search.least, number, top.units.spread_over(search.best)))
+    if not found:
+        return None
+    _, number, tasks = min(found)
+    return _refined(known[number], tasks, bound, until)
+
+
+def _placed(top: Park, rules: Homes, bound: float, price: Sequence[float], until: float, seed: int) -> list[int] | None:
+    """The processor of each cluster, contiguous; ``None`` if mending came to no end."""
+    loose = park_of(Units(top.units.problem, False, top.units.unit_of))
+    _, tasks = rules.run(partial(evened, loose, sparing=SPARING[0], full=bound))
+    _, homes = settled(loose, loose.units.of_tasks(tasks), until)
+    tight = mended(top, Nearly(top, homes, seed).walk(until, STEPS * top.units.count), price)
+    return None if tight is None else settled(top, tight, until)[1]
+
+
+def _refined(levels: Sequence[Park], tasks: list[int], bound: float, until: float) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, when units have moved, level by level from the coarsest one."""
+    load = inf
+    for level in reversed(levels):
+        load, homes = settled(level, level.units.of_tasks(tasks), until)
+        if level.units.count <= FEW:
+            search = Annealing(level, homes)
+            search.run(until, ROUNDS, STEPS * search.units.count // 2, bound)
+            load, homes = search.least, search.best
+        tasks = level.units.spread_over(homes)
+    return load, tasks
