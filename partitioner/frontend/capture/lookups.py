@@ -206,9 +206,9 @@ def _not(plain: Callable[..., Any], self: Any, tx: Any, value: Any) -> Any:
     return plain(self, tx, value)
 
 
-if hasattr(symbolic_convert, "generic_bool"):  # torch 2.12 and before have none
+for _name in {"generic_bool", "generic_is_true"} & vars(symbolic_convert).keys():  # torch 2.12 and before have none
 
-    @amends(symbolic_convert, "generic_bool")
+    @amends(symbolic_convert, _name)
     def _truth(plain: Callable[..., Any], tx: Any, value: Any) -> Any:
         """At a jump Dynamo takes the variable that stands for the truth of a view for the truth itself, which is never no."""
         found = plain(tx, value)
