@@ -274,7 +274,7 @@ def test_random_changes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(1000, 1120, 20))
+@pytest.mark.parametrize("start", range(1000, 1120, 8))
 def test_many_random_changes(start: int) -> None:
-    for seed in range(start, start + 20):
+    for seed in range(start, start + 8):
         go_through(seed)
