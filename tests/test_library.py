@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lanes import assert_same, numbers
+from lanes import OLD_TORCH, assert_same, numbers
 from torch import Tensor, nn
 
 from partitioner import partition
@@ -87,7 +87,7 @@ def texts(model: Model, x: Tensor) -> Any:
 
 
 def others(model: Model, x: Tensor) -> Any:
-    copied = copy.copy(model.bounds)
+    copied = model.bounds[:] if OLD_TORCH else copy.copy(model.bounds)  # torch 2.11 does not look into that
     copied.append(4)
     return x * model.width, copied, zlib.crc32(b"a"), cmath.exp(1j), [*map(str.upper, "ab")], b"a,b".split(b",")
 

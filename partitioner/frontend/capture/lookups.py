@@ -11,6 +11,7 @@ an object is in a list that holds it, whatever the ``__eq__`` of its class says 
 from __future__ import annotations
 
 from abc import ABCMeta
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from enum import EnumType
@@ -227,7 +228,15 @@ for _kind in (ConstDictVariable, *(getattr(user_defined, f"{name}DictVariable", 
         amends(_kind, "repr_impl")(_text_of_all)
 
 
-if hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11 has none
+if not hasattr(user_defined, "OrderedDictVariable"):  # torch 2.11, where their text was a plain dictionary's
+
+    @amends(ConstDictVariable, "as_python_constant")
+    def _constant(plain: Callable[..., Any], self: Any) -> Any:
+        if self.user_cls not in (dict, OrderedDict):
+            raise NotImplementedError(f"a constant {self.user_cls.__name__}")
+        return self.user_cls(plain(self))
+
+else:
 
     @amends(user_defined.OrderedDictVariable, "call_method")
     def _move(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
