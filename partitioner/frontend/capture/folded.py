@@ -10,8 +10,11 @@ Dynamo ends a graph at each, for it is written in C or makes classes on its way.
 from __future__ import annotations
 
 import bisect
+import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
+from sysconfig import get_path
 from types import FunctionType, MethodDescriptorType
 from typing import Any, cast
 
@@ -28,6 +31,7 @@ from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.model.library import IN_PYTHON, least, most
+from partitioner.model.source import is_installed
 
 _MODULES = frozenset(
     """ast base64 binascii cmath colorsys fnmatch html json shlex statistics string textwrap typing unicodedata
@@ -99,9 +103,18 @@ def _is_known(function: Any) -> bool:
     return isinstance(getattr(function, "__module__", None), str) and isinstance(getattr(function, "__name__", None), str)
 
 
+@cache
+def _is_python_s(module: str) -> bool:
+    """Whether a module is one of these, and none of the user's with its name."""
+    if module not in _MODULES or module not in sys.modules:
+        return False
+    file = getattr(sys.modules[module], "__file__", None)
+    return file is None or (not is_installed(file) and Path(file).is_relative_to(get_path("stdlib")))
+
+
 def _folded(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
     """What one of these functions gives for constants; otherwise nothing."""
-    is_pure = _is_known(function) and (function.__module__ in _MODULES or function in _FUNCTIONS)
+    is_pure = _is_known(function) and (_is_python_s(function.__module__) or function in _FUNCTIONS)
     return _evaluated(tx, function, args, kwargs) if is_pure else None
 
 
