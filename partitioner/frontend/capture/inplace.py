@@ -21,21 +21,21 @@ _PLAIN = (TensorVariable,)
 
 
 @amends(TensorVariable, GETATTR)
-def _attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     _look_again(self, tx)
-    return plain(self, tx, *arguments)
+    return plain(self, tx, *arguments, **options)
 
 
 @amends(TensorVariable, "call_method")
-def _call_method(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+def _call_method(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     _look_again(self, tx)
-    return plain(self, tx, *arguments)
+    return plain(self, tx, *arguments, **options)
 
 
 @amends(TensorVariable, "unpack_var_sequence")
-def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
+def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     _look_again(self, tx)
-    return plain(self, tx, *arguments)
+    return plain(self, tx, *arguments, **options)
 
 
 def _look_again(tensor: Any, tx: Any) -> None:
