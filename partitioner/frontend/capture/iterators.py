@@ -30,9 +30,16 @@ DEEPEST = 3
 def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
     if self.stack:
         for value in _given(self.stack[-1].realize(), DEEPEST):
-            if type(value) in _OTHERS and value.source is None:
-                raise Unsupported("an iterator is returned")
+            if value.source is None and (type(value) in _OTHERS or _is_polyfill(value)):
+                error = Unsupported("an iterator is returned")
+                error.skip_frame = True  # or the graph would end at an earlier line, and give the iterator to what is left
+                raise error
     plain(self, instruction)
+
+
+def _is_polyfill(value: Any) -> bool:
+    """Whether its class stands for one of Python's own, as of what ``iter`` gives of a function and a last value."""
+    return isinstance(value, UserDefinedObjectVariable) and value.python_type().__module__.startswith("torch._dynamo.")
 
 
 @amends(LocalGeneratorObjectVariable, "next_variable")
