@@ -271,6 +271,26 @@ held(lambda v, _: (v.__class__, operator.ior(v, {7})), *map(Numbers, ({1}, {1, 2
 held(lambda v, _: operator.isub(v, {1}), *map(Numbers, ({1}, {1, 2}, {3})))
 # an iterator was one over a tuple where the graph had something to end at before
 held(lambda v, _: (iter(v), reversed(v), iter(v.__len__, 9), (each for each in v)), *LISTS)
+held(lambda v, _: v.append(iter([1])), *LISTS)
+# a function that is given a range was given what it is made of: where it begins and ends, and its step
+held(
+    lambda v, n: (dict(enumerate(v)), max(*v), [*map(int, v)], max(*range(n)), torch.zeros(*range(1, n))),
+    range(3),
+    range(2, 9, 3),
+)
+
+
+def caught(error: Exception) -> tuple[str, bool]:
+    try:
+        raise error
+    except (ValueError, LookupError) as found:
+        return repr(found), found is error
+    except Exception as found:
+        return repr(found), False
+
+
+# an exception that the model holds was none, so that forward caught a TypeError
+held(lambda v, _: caught(v[0]), *([each] for each in (ValueError("a"), KeyError(1), OSError("b"))))
 
 
 class GivesIterator(Two):
