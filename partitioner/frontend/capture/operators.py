@@ -12,18 +12,20 @@ The graph ends at each, and Python does what it does.
 from __future__ import annotations
 
 import operator
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
-from torch._dynamo import variables
+from torch._dynamo import symbolic_convert, variables
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says so of SetVariable
     BuiltinVariable,
     ConstantVariable,
     ConstDictVariable,
+    GetAttrVariable,
+    MethodWrapperVariable,
     SetVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
@@ -39,6 +41,8 @@ _NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{eac
     f"__{name}__" for name in "eq ne lt le gt ge neg pos abs invert bool int float index".split()
 }
 
+_EQUALS = ("__eq__", "__ne__")
+_KEYS: type = type({}.keys())
 _PROTOCOL = getattr(variables, "object_protocol", None)
 _MADE = frozenset({"__init__", "__setattr__", "__delattr__", "__getattribute__", "__call__", "__get__"})
 _ITEMS = ("__contains__", "__setitem__", "__delitem__")
@@ -48,8 +52,8 @@ _TRACED = (object, type, dict, list, set, tuple, OrderedDict)
 def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
     kind = self.as_python_constant() if name not in _MADE else None
     method = getattr(kind, name, None) if isinstance(kind, type) else None
-    if isinstance(method, MethodDescriptorType) and method.__objclass__ is OrderedDict:
-        raise Unsupported(f"{name} is called on the class OrderedDict")
+    if isinstance(method, MethodDescriptorType) and method.__objclass__ in (OrderedDict, defaultdict):
+        raise Unsupported(f"{name} is called on the class {method.__objclass__.__name__}")
     if isinstance(method, WrapperDescriptorType):
         giver = method.__objclass__
         if (
@@ -68,6 +72,21 @@ _KNOWN = (ConstantVariable, BaseListVariable, ConstDictVariable, SetVariable)
 for _kind in (UserDefinedClassVariable, *(each for name, each in vars(builtin).items() if name.endswith("BuiltinVariable"))):
     if "call_method" in vars(_kind):
         amends(_kind, "call_method")(_by_name)
+
+
+@amends(GetAttrVariable, "call_function")
+def _by_name_of_object(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """``items.__iadd__([1])``: as it is called on the class, but that objects are asked whether they are equal."""
+    kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES and self.name not in _EQUALS else None
+    if isinstance(getattr(kind, self.name, None), WrapperDescriptorType):
+        raise Unsupported(f"{self.name} is called by its name")
+    return plain(self, *arguments)
+
+
+@amends(SetVariable, "call_method")
+def _call_method_of_set(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
+    found = plain(self, tx, name, args, *named)
+    return ConstantVariable.create(None) if name == "update" and not args else found  # it was the set
 
 
 if hasattr(_PROTOCOL, "binop_type_error"):  # older ones have none
@@ -97,6 +116,44 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     return found
 
 
+@amends(MethodWrapperVariable, "call_function")
+def _by_name_of_users(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """The same, where the object is of a class that is derived from one of Python's."""
+    name = self.method_wrapper.__name__
+    if name in _NAMES and name not in _EQUALS:
+        raise Unsupported(f"{name} is called by its name")
+    return plain(self, *arguments)
+
+
+def _is(plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:
+    if _kinds(operands) == {int} and any(map(_is_open, operands)):
+        raise Unsupported("whether a number that differs from call to call is another one")
+    return plain(tx, operands, *named)
+
+
+for _name in ("is", "is not"):
+    amends(symbolic_convert.compare_op_handlers, _name)(_is)
+
+
+if hasattr(symbolic_convert, "generic_contains"):  # torch 2.12 and before have none
+
+    @amends(symbolic_convert, "generic_contains")
+    def _contains(plain: Callable[..., Any], tx: Any, held: Any, wanted: Any) -> Any:
+        if _is_asked_first(held, wanted):
+            raise Unsupported("what equals not even itself is looked for")
+        return plain(tx, held, wanted)
+
+
+def _is_asked_first(held: Any, wanted: Any) -> bool:
+    """Whether Python finds it by being it, past what equality says, in what Dynamo looks through by equality alone."""
+    wanted = wanted.realize()
+    own = isinstance(wanted, UserDefinedObjectVariable) and any(
+        "__eq__" in vars(each) for each in wanted.python_type().__mro__[:-1]
+    )
+    nan = wanted.is_python_constant() and isinstance(value := wanted.as_python_constant(), float) and value != value
+    return (own or nan) and not _kinds([held]) & {list, tuple, dict, set, frozenset, _KEYS, deque}
+
+
 def _is_open(variable: Any) -> bool:
     return isinstance(variable.realize(), SymNodeVariable)
 
@@ -109,8 +166,10 @@ def _kinds(operands: Any) -> set[Any]:
 
 if "sq_repeat_impl" in vars(UserDefinedObjectVariable):
 
+    @amends(UserDefinedObjectVariable, "sq_inplace_repeat_impl")
     @amends(UserDefinedObjectVariable, "sq_repeat_impl")
     def _repeat(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
         """A named tuple once is a tuple, and was the named one."""
         found = plain(self, *arguments)
-        return type(found)(list(found.items)) if found is self._base_vt else found
+        is_base = found is self._base_vt and issubclass(self.python_type(), tuple)
+        return type(found)(list(found.items)) if is_base else found
