@@ -119,7 +119,7 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
 @amends(MethodWrapperVariable, "call_function")
 def _by_name_of_users(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """The same, where the object is of a class that is derived from one of Python's."""
-    name = self.method_wrapper.__name__
+    name = getattr(getattr(self, "descriptor", getattr(self, "method_wrapper", None)), "__name__", "")
     if name in _NAMES and name not in _EQUALS:
         raise Unsupported(f"{name} is called by its name")
     return plain(self, *arguments)
