@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, rand
+from hostile.program import Program, Run, Steps, Two, raised, rand
 from torch import Tensor
 
 NAMED: dict[str, Program] = {}
@@ -74,6 +74,8 @@ held(lambda v, _: v.update(), {1}, {2})
 held(lambda v, _: (v in {1: v}.values(), v in iter([v]), v in (each for each in [v])), Unequal(), float("nan"), 1.0)
 # a number that is open was never another one
 held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1, 2, 0)  # type: ignore[misc]
+# the text of an open size was no number
+held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
 
 
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])

@@ -110,6 +110,8 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
         raise Unsupported("what a Counter and a dictionary give is a dictionary, and to the tracer a Counter")
     if {int, float} & (kinds := _kinds(arguments[1])) and complex in kinds and any(map(_is_open, arguments[1])):
         raise Unsupported("a complex number meets one that differs from call to call")
+    if self.fn in (int, float, complex) and str in kinds and not all(each.is_python_constant() for each in arguments[1]):
+        raise Unsupported("a number is made of the text of one that differs from call to call")
     found = plain(self, *arguments)
     if found.is_constant_match(NotImplemented) and getattr(self.fn, "__module__", None) == operator.add.__module__:
         raise Unsupported(f"operator.{self.fn.__name__} of what the tracer does not know")
