@@ -9,9 +9,9 @@ import copy
 import ctypes
 import functools
 import operator
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -201,6 +201,15 @@ def held(read: Callable[[Any, int], Any], *values: Any) -> None:
     TOGETHER[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
 
 
+class Point3(NamedTuple):
+    x: int
+    y: int
+
+
+class Numbers(set[int]):
+    pass
+
+
 EMPTY_AND_NOT = {"a": 1}, {}, {"b": 1, "a": 2}, {}, {"q": 3}
 KINDS: list[Callable[[dict[str, int]], Any]] = [dict, OrderedDict, lambda items: defaultdict(int, items)]
 
@@ -226,6 +235,79 @@ for row in (list, tuple):
     held(lambda tensors, _: raised(lambda: tensors.count(tensors[0])), *pairs)
 # the larger one of a size and a fraction was always a fraction
 held(lambda _, n: (max(n, 1.5), min(n, 3.5), max(n, -0.0), max(2.0, n), min(n, float("inf"))), [], [], [])
+
+# -- operators -----------------------------------------------------------------------------------------------------------------
+
+NUMBERS = 5, 0, True, -3
+LISTS = [1, 2], [], [2.0, True]
+
+# what an operator gives that is called on its class was NotImplemented, or an error, and nothing was written
+held(lambda v, n: (int.__sub__(v, 2), int.__rlshift__(v, 0), bool.__rdivmod__(True, n), complex.__rsub__(1j, 2)), *NUMBERS)
+held(
+    lambda v, n: (list.__iadd__(v, [n]), list.__imul__(v, n), raised(lambda: list.__le__(v, v)), list.__contains__(v, 1)),
+    *LISTS,
+)
+held(lambda v, _: (raised(lambda: list.__setitem__(v, 0, 7)), raised(lambda: list.__delitem__(v, 0))), *LISTS)
+held(lambda v, n: raised(lambda: deque.__gt__(deque(v), v)), *LISTS)
+held(lambda v, n: (Point3.__contains__(v, n), Point3.__eq__(v, (1, n))), *(Point3(1, each) for each in (3, 4, 3)))
+held(lambda v, _: OrderedDict.popitem(v, False), *(OrderedDict(a=each, b=2) for each in (1, 2, 3)))
+held(lambda v, _: OrderedDict.__repr__(v), *(OrderedDict(a=each) for each in (1, 2, 3)))
+held(lambda v, n: (v + b"b", bytearray(b"a") + v), bytearray(b"a"), bytearray(), bytearray(b"b"))
+held(lambda v, _: v | {"a": 1}, *(Counter(each) for each in ("ab", "", "b")))
+# a size that is open has a quotient and a rest, meets complex numbers, and equals one
+held(
+    lambda v, n: (raised(lambda: divmod(n, 2)), raised(lambda: v * n), raised(lambda: n - v), n == v),
+    3 + 0j,
+    1j,
+    4 + 0j,
+    3 + 0j,
+)
+held(lambda v, n: (raised(lambda: divmod(v, 2)), raised(lambda: v / 1j)), 1, 2, 3, 4)
+held(lambda v, _: raised(lambda: operator.mod("text", v)), *(defaultdict(int, {"a": each}) for each in (1, 2)))
+# once the named tuple was that one, and not a tuple
+held(lambda v, _: (v * 1, 1 * v, v[:]), *(Point3(each, 2) for each in (1, 2, 3)))
+# an operator in place made another set, and a plain one
+held(lambda v, _: (v.__class__, operator.ior(v, {7})), *map(Numbers, ({1}, {1, 2}, {3})))
+held(lambda v, _: operator.isub(v, {1}), *map(Numbers, ({1}, {1, 2}, {3})))
+# an iterator was one over a tuple where the graph had something to end at before
+held(lambda v, _: (iter(v), reversed(v), iter(v.__len__, 9), (each for each in v)), *LISTS)
+held(lambda v, _: v.append(iter([1])), *LISTS)
+# a function that is given a range was given what it is made of: where it begins and ends, and its step
+held(
+    lambda v, n: (dict(enumerate(v)), max(*v), [*map(int, v)], max(*range(n)), torch.zeros(*range(1, n))),
+    range(3),
+    range(2, 9, 3),
+)
+
+
+def caught(error: Exception) -> tuple[str, bool]:
+    try:
+        raise error
+    except (ValueError, LookupError) as found:
+        return repr(found), found is error
+    except Exception as found:
+        return repr(found), False
+
+
+# an exception that the model holds was none, so that forward caught a TypeError
+held(lambda v, _: caught(v[0]), *([each] for each in (ValueError("a"), KeyError(1), OSError("b"))))
+
+
+class GivesIterator(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        y = self.left(x)
+        rows = x.shape[0]
+        found = iter(self.held)
+        return y * rows, found
+
+    held: ClassVar[list[int]] = [1, 2]
+
+
+@together(GivesIterator)
+def iterator_that_is_returned(run: Run) -> Steps:
+    """It was one over a tuple where sizes were open, for the graph ended at the line before."""
+    for rows in (3, 2, 4):
+        yield type(run(rand(rows, 4))[1])
 
 
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])

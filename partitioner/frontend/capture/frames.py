@@ -42,6 +42,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     midway,
     numbers,
     numpys,
+    operators,
     sharing,
     values,
     written,

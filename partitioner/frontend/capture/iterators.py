@@ -2,13 +2,15 @@
 
 Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
 list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
-it. So a frame goes on as it is where it returns one. And ``yield from`` would give ``None``: where a generator returns
+it. So a frame goes on as it is where it returns one, or
+puts one into a list or a dictionary. And ``yield from`` would give ``None``: where a generator returns
 something, the graph ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch._dynamo.exc import ObservedException, ObservedUserStopIteration, Unsupported
@@ -29,10 +31,23 @@ DEEPEST = 3
 @amends(InstructionTranslator, "_return")
 def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
     if self.stack:
-        for value in _given(self.stack[-1].realize(), DEEPEST):
-            if type(value) in _OTHERS and value.source is None:
-                raise Unsupported("an iterator is returned")
+        effects = self.output.side_effects
+        written = [each for each in effects.id_to_variable.values() if _is_held(each) and effects.is_modified(each)]
+        for value in chain.from_iterable(_given(each, DEEPEST) for each in (self.stack[-1].realize(), *written)):
+            if value.source is None and (type(value) in _OTHERS or _is_polyfill(value)):
+                error = Unsupported("an iterator is returned")
+                error.skip_frame = True  # or the graph would end at an earlier line, and give the iterator to what is left
+                raise error
     plain(self, instruction)
+
+
+def _is_held(value: Any) -> bool:
+    return value.source is not None and isinstance(value, BaseListVariable | ConstDictVariable)
+
+
+def _is_polyfill(value: Any) -> bool:
+    """Whether its class stands for one of Python's own, as of what ``iter`` gives of a function and a last value."""
+    return isinstance(value, UserDefinedObjectVariable) and value.python_type().__module__.startswith("torch._dynamo.")
 
 
 @amends(LocalGeneratorObjectVariable, "next_variable")

@@ -5,8 +5,9 @@
     scaled(y, **{"y": 2})               Dynamo counts the second one among the options
     scaled(y, **{"a": 1}, **{"a": 2})   and takes the second one for the first
     scaled(y, **{1: 2})                 or a number for a name
+    y.view(*range(1, 4))                is no error, and what Dynamo gives is not the range's numbers, but what it is made of
 
-The error is Python's, so the call runs as it is, or, where it must be one graph, is asked what it raises.
+An error is Python's, so the call runs as it is, or, where it must be one graph, is asked what it raises.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from dis import opmap
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import UserFunctionVariable
+from torch._dynamo.symbolic_convert import (
+    InliningGeneratorInstructionTranslator,
+    InliningInstructionTranslator,
+    InstructionTranslator,
+)
+from torch._dynamo.variables import RangeVariable, TupleVariable, UserFunctionVariable
 
 from partitioner.frontend.capture.amended import amends
 
@@ -45,5 +50,14 @@ def _merge(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
     keywords.update(merged)
 
 
-for _kind in (InstructionTranslator, InliningInstructionTranslator):
+def _spread(plain: Callable[..., Any], self: Any, instruction: Any) -> Any:
+    """``f(*range(5))`` is given the numbers, and was given 0, 5 and 1: what the range is made of."""
+    for place in range(max(len(self.stack) - 2, 0), len(self.stack)):
+        if isinstance(given := self.stack[place].realize(), RangeVariable):
+            self.stack[place] = TupleVariable(given.unpack_var_sequence(self))
+    return plain(self, instruction)
+
+
+for _kind in (InstructionTranslator, InliningInstructionTranslator, InliningGeneratorInstructionTranslator):
     amends(_kind.dispatch_table, opmap["DICT_MERGE"])(_merge)
+    amends(_kind.dispatch_table, opmap["CALL_FUNCTION_EX"])(_spread)

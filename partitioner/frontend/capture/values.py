@@ -8,7 +8,7 @@ so do those of `random.random`, a method of C that it forgets. Of a method such 
 which one it is. A range of which a number has changed it cannot take in: here each range is one constant. A tensor of a class
 that says itself what functions do with it, it would give as a plain one, unless the class was made to be traced. Tuples, texts
 and numbers of a user's class may have attributes, of which torch does not ask as long as the object is the same: they are
-noted, to be asked for here.
+noted, to be asked for here. An exception that the model holds is none to it when it is raised.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.functions import SkipFunctionVariable
@@ -60,6 +61,14 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if type(value) is MethodDescriptorType:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
     return plain(self, value)
+
+
+@amends(InstructionTranslatorBase, "_raise_exception_variable")
+def _raise(plain: Callable[..., Any], self: Any, value: Any, *arguments: Any, **named: Any) -> Any:
+    found = value.realize()
+    if found.source is not None and isinstance(getattr(found, "value", None), BaseException):
+        raise Unsupported(f"a {type(found.value).__name__} is raised that was made before")
+    return plain(self, value, *arguments, **named)
 
 
 @amends(SkipFunctionVariable, "call_function")

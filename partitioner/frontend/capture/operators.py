@@ -1,0 +1,177 @@
+"""Operators that Dynamo does not know, of which it says that Python does not know them either.
+
+    int.__sub__(5, n), list.__iadd__(items, [n])      called on the class: NotImplemented, and nothing is written
+    deque.__gt__(first, second)                       a TypeError, which forward may catch
+    self.buffer + b"end"                              NotImplemented, as what a bytearray and bytes give
+
+    complex(3) * n, divmod(n, 2), "text" % counter    a TypeError, where a size is open or a class is not Python's own
+
+The graph ends at each, and Python does what it does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from types import MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+from torch._dynamo import symbolic_convert, variables
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says so of SetVariable
+    BuiltinVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    GetAttrVariable,
+    MethodWrapperVariable,
+    SetVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    builtin,
+)
+from torch._dynamo.variables.lists import BaseListVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
+
+from partitioner.frontend.capture.amended import amends
+
+_NUMBERS = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift".split()
+_NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{each}", f"i{each}")) | {
+    f"__{name}__" for name in "eq ne lt le gt ge neg pos abs invert bool int float index".split()
+}
+
+_EQUALS = ("__eq__", "__ne__")
+_KEYS: type = type({}.keys())
+_PROTOCOL = getattr(variables, "object_protocol", None)
+_MADE = frozenset({"__init__", "__setattr__", "__delattr__", "__getattribute__", "__call__", "__get__"})
+_ITEMS = ("__contains__", "__setitem__", "__delitem__")
+_TRACED = (object, type, dict, list, set, tuple, OrderedDict)
+
+
+def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+    kind = self.as_python_constant() if name not in _MADE else None
+    method = getattr(kind, name, None) if isinstance(kind, type) else None
+    if isinstance(method, MethodDescriptorType) and method.__objclass__ in (OrderedDict, defaultdict):
+        raise Unsupported(f"{name} is called on the class {method.__objclass__.__name__}")
+    if isinstance(method, WrapperDescriptorType):
+        giver = method.__objclass__
+        if (
+            name in _NAMES
+            or giver not in _TRACED
+            or (giver in (list, tuple) and name in _ITEMS)
+            or (name, giver) == ("__repr__", OrderedDict)
+        ):
+            raise Unsupported(f"{name} is called on the class {giver.__name__}")
+    return plain(self, tx, name, *arguments)
+
+
+_KNOWN = (ConstantVariable, BaseListVariable, ConstDictVariable, SetVariable)
+"""Of what Python makes of their kinds, Dynamo knows all."""
+
+for _kind in (UserDefinedClassVariable, *(each for name, each in vars(builtin).items() if name.endswith("BuiltinVariable"))):
+    if "call_method" in vars(_kind):
+        amends(_kind, "call_method")(_by_name)
+
+
+@amends(GetAttrVariable, "call_function")
+def _by_name_of_object(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """``items.__iadd__([1])``: as it is called on the class, but that objects are asked whether they are equal."""
+    kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES and self.name not in _EQUALS else None
+    if isinstance(getattr(kind, self.name, None), WrapperDescriptorType):
+        raise Unsupported(f"{self.name} is called by its name")
+    return plain(self, *arguments)
+
+
+@amends(SetVariable, "call_method")
+def _call_method_of_set(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
+    found = plain(self, tx, name, args, *named)
+    return ConstantVariable.create(None) if name == "update" and not args else found  # it was the set
+
+
+if hasattr(_PROTOCOL, "binop_type_error"):  # older ones have none
+
+    @amends(_PROTOCOL, "binop_type_error")
+    def _no_operator(plain: Callable[..., Any], tx: Any, left: Any, right: Any, symbol: str) -> Any:
+        known = all(isinstance(each, _KNOWN) and not isinstance(each, SymNodeVariable) for each in (left, right))
+        if not known or symbol.startswith("%"):
+            raise Unsupported(f"{symbol} of what the tracer does not know")
+        return plain(tx, left, right, symbol)
+
+
+_OF_SETS = (operator.ior, operator.isub, operator.iand, operator.ixor)
+
+
+@amends(BuiltinVariable, "call_function")
+def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if self.fn in _OF_SETS and isinstance(getattr(arguments[1][0], "_base_vt", None), SetVariable):
+        raise Unsupported("a set of the user's own class is written by an operator, and would stay as it was")
+    if self.fn in (operator.or_, operator.ior) and _kinds(arguments[1]) == {Counter, dict}:
+        raise Unsupported("what a Counter and a dictionary give is a dictionary, and to the tracer a Counter")
+    if {int, float} & (kinds := _kinds(arguments[1])) and complex in kinds and any(map(_is_open, arguments[1])):
+        raise Unsupported("a complex number meets one that differs from call to call")
+    if self.fn in (int, float, complex) and str in kinds and not all(each.is_python_constant() for each in arguments[1]):
+        raise Unsupported("a number is made of the text of one that differs from call to call")
+    found = plain(self, *arguments)
+    if found.is_constant_match(NotImplemented) and getattr(self.fn, "__module__", None) == operator.add.__module__:
+        raise Unsupported(f"operator.{self.fn.__name__} of what the tracer does not know")
+    return found
+
+
+@amends(MethodWrapperVariable, "call_function")
+def _by_name_of_users(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """The same, where the object is of a class that is derived from one of Python's."""
+    name = getattr(getattr(self, "descriptor", getattr(self, "method_wrapper", None)), "__name__", "")
+    if name in _NAMES and name not in _EQUALS:
+        raise Unsupported(f"{name} is called by its name")
+    return plain(self, *arguments)
+
+
+def _is(plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:
+    if _kinds(operands) == {int} and any(map(_is_open, operands)):
+        raise Unsupported("whether a number that differs from call to call is another one")
+    return plain(tx, operands, *named)
+
+
+for _name in ("is", "is not"):
+    amends(symbolic_convert.compare_op_handlers, _name)(_is)
+
+
+if hasattr(symbolic_convert, "generic_contains"):  # torch 2.12 and before have none
+
+    @amends(symbolic_convert, "generic_contains")
+    def _contains(plain: Callable[..., Any], tx: Any, held: Any, wanted: Any) -> Any:
+        if _is_asked_first(held, wanted):
+            raise Unsupported("what equals not even itself is looked for")
+        return plain(tx, held, wanted)
+
+
+def _is_asked_first(held: Any, wanted: Any) -> bool:
+    """Whether Python finds it by being it, past what equality says, in what Dynamo looks through by equality alone."""
+    wanted = wanted.realize()
+    own = isinstance(wanted, UserDefinedObjectVariable) and any(
+        "__eq__" in vars(each) for each in wanted.python_type().__mro__[:-1]
+    )
+    nan = wanted.is_python_constant() and isinstance(value := wanted.as_python_constant(), float) and value != value
+    return (own or nan) and not _kinds([held]) & {list, tuple, dict, set, frozenset, _KEYS, deque}
+
+
+def _is_open(variable: Any) -> bool:
+    return isinstance(variable.realize(), SymNodeVariable)
+
+
+def _kinds(operands: Any) -> set[Any]:
+    with suppress(NotImplementedError):
+        return {each.python_type() for each in operands}
+    return set()
+
+
+if "sq_repeat_impl" in vars(UserDefinedObjectVariable):
+
+    @amends(UserDefinedObjectVariable, "sq_inplace_repeat_impl")
+    @amends(UserDefinedObjectVariable, "sq_repeat_impl")
+    def _repeat(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+        """A named tuple once is a tuple, and was the named one."""
+        found = plain(self, *arguments)
+        is_base = found is self._base_vt and issubclass(self.python_type(), tuple)
+        return type(found)(list(found.items)) if is_base else found

@@ -1,0 +1,84 @@
+"""Operators and methods that are called by their names, on what a model holds: another one in each call.
+
+Each is judged as the programs of `hostile` are: it does what the plain model does. It tells what went wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+import pytest
+from hostile.judge import Variant, assert_equal
+from hostile.program import Program, Run, Steps, Two, raised, rand
+from torch import Tensor
+
+NAMED: dict[str, Program] = {}
+
+pytestmark = pytest.mark.usefixtures("scattering")
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+class Rights(IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+class Unequal:
+    """Equals nothing, and not itself."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+
+def held(read: Callable[[Any, int], Any], *values: Any) -> None:
+    """Registers a model that reads or changes what it holds."""
+
+    class Reads(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Any, bool]:
+            found = read(self.held, x.shape[0])
+            return self.left(x) + self.right(x), found, found is self.held
+
+        held = copy.deepcopy(values[0])
+
+    def script(run: Run) -> Steps:
+        for number, value in enumerate(values):
+            run.module.held = copy.deepcopy(value)
+            yield run(rand(3 + number % 2, 4)), run.module.held
+
+    name = f"named_{len(NAMED)}"
+    NAMED[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+
+
+# nothing was written, another object or one of another class was given, or NotImplemented
+held(lambda v, _: v.__iadd__([1, 2]), deque([1]), deque([2, 3]), deque([3]))
+held(lambda v, _: v.__ior__([("q", 1)]), OrderedDict(a=1), OrderedDict(b=1))
+held(lambda v, _: v.__ror__({"a": 3}), OrderedDict(a=1), OrderedDict(b=1))
+held(lambda v, _: v.__add__(b"b"), b"a", b"c")
+held(lambda v, n: (v.__le__(n), v.__and__(1)), Rights.READ, Rights(0), Rights.WRITE)
+held(lambda v, _: (v.__mul__(1), v.__rmul__(1)), Pair(1, 2), Pair(2, 3))
+held(lambda v, _: v.__ror__(Counter("ab")), Counter("a"), Counter("b"))
+held(lambda v, _: defaultdict.copy(v), *(defaultdict(int, {key: 1}) for key in "ab"))
+# it gave the set
+held(lambda v, _: v.update(), {1}, {2})
+# what equals not even itself was not found
+held(lambda v, _: (v in {1: v}.values(), v in iter([v]), v in (each for each in [v])), Unequal(), float("nan"), 1.0)
+# a number that is open was never another one
+held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1, 2, 0)  # type: ignore[misc]
+# the text of an open size was no number
+held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+@pytest.mark.parametrize("name", NAMED)
+def test_equal(name: str, example: bool) -> None:
+    assert_equal(NAMED[name], Variant(not example, example))
