@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, raised, rand
+from lanes import OLD_TORCH
 from torch import Tensor
 
 NAMED: dict[str, Program] = {}
@@ -71,7 +72,8 @@ held(lambda v, _: defaultdict.copy(v), *(defaultdict(int, {key: 1}) for key in "
 # it gave the set
 held(lambda v, _: v.update(), {1}, {2})
 # what equals not even itself was not found
-held(lambda v, _: (v in {1: v}.values(), v in iter([v]), v in (each for each in [v])), Unequal(), float("nan"), 1.0)
+if not OLD_TORCH:
+    held(lambda v, _: (v in {1: v}.values(), v in iter([v]), v in (each for each in [v])), Unequal(), float("nan"), 1.0)
 # a number that is open was never another one
 held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1, 2, 0)  # type: ignore[misc]
 # the text of an open size was no number

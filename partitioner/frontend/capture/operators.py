@@ -42,6 +42,7 @@ _NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{eac
 }
 
 _EQUALS = ("__eq__", "__ne__")
+_ORDERS = ("__lt__", "__le__", "__gt__", "__ge__")  # of lists and tuples torch 2.11 calls them by name itself
 _KEYS: type = type({}.keys())
 _PROTOCOL = getattr(variables, "object_protocol", None)
 _MADE = frozenset({"__init__", "__setattr__", "__delattr__", "__getattribute__", "__call__", "__get__"})
@@ -78,7 +79,8 @@ for _kind in (UserDefinedClassVariable, *(each for name, each in vars(builtin).i
 def _by_name_of_object(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """``items.__iadd__([1])``: as it is called on the class, but that objects are asked whether they are equal."""
     kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES and self.name not in _EQUALS else None
-    if isinstance(getattr(kind, self.name, None), WrapperDescriptorType):
+    known = kind in (list, tuple) and self.name in _ORDERS
+    if isinstance(getattr(kind, self.name, None), WrapperDescriptorType) and not known:
         raise Unsupported(f"{self.name} is called by its name")
     return plain(self, *arguments)
 
@@ -99,12 +101,13 @@ if hasattr(_PROTOCOL, "binop_type_error"):  # older ones have none
         return plain(tx, left, right, symbol)
 
 
+_BASES = ("_base_vt", "_set_vt")  # in torch 2.11 the latter
 _OF_SETS = (operator.ior, operator.isub, operator.iand, operator.ixor)
 
 
 @amends(BuiltinVariable, "call_function")
 def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
-    if self.fn in _OF_SETS and isinstance(getattr(arguments[1][0], "_base_vt", None), SetVariable):
+    if self.fn in _OF_SETS and any(isinstance(getattr(arguments[1][0], each, None), SetVariable) for each in _BASES):
         raise Unsupported("a set of the user's own class is written by an operator, and would stay as it was")
     if self.fn in (operator.or_, operator.ior) and _kinds(arguments[1]) == {Counter, dict}:
         raise Unsupported("what a Counter and a dictionary give is a dictionary, and to the tracer a Counter")
@@ -137,9 +140,9 @@ for _name in ("is", "is not"):
     amends(symbolic_convert.compare_op_handlers, _name)(_is)
 
 
-if hasattr(symbolic_convert, "generic_contains"):  # torch 2.12 and before have none
+for _name in {"generic_contains", "pysequence_contains"} & vars(symbolic_convert).keys():  # torch 2.12 and before have none
 
-    @amends(symbolic_convert, "generic_contains")
+    @amends(symbolic_convert, _name)
     def _contains(plain: Callable[..., Any], tx: Any, held: Any, wanted: Any) -> Any:
         if _is_asked_first(held, wanted):
             raise Unsupported("what equals not even itself is looked for")

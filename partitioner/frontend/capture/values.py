@@ -63,10 +63,14 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     return plain(self, value)
 
 
-@amends(InstructionTranslatorBase, "_raise_exception_variable")
+_RAISE = "do_raise" if hasattr(InstructionTranslatorBase, "do_raise") else "_raise_exception_variable"
+"""What raises an exception; torch 2.14 names it after CPython's."""
+
+
+@amends(InstructionTranslatorBase, _RAISE)
 def _raise(plain: Callable[..., Any], self: Any, value: Any, *arguments: Any, **named: Any) -> Any:
-    found = value.realize()
-    if found.source is not None and isinstance(getattr(found, "value", None), BaseException):
+    found = None if value is None else value.realize()
+    if found is not None and found.source is not None and isinstance(getattr(found, "value", None), BaseException):
         raise Unsupported(f"a {type(found.value).__name__} is raised that was made before")
     return plain(self, value, *arguments, **named)
 
