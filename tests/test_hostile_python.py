@@ -91,7 +91,7 @@ def _adds_in_place(self: Any, x: Tensor) -> Any:
     return self.right(x), made, made is other, names, self.items, self.names
 
 
-@python(two(_adds_in_place, items=Items(), names=Names()), limit=OLDER)
+@python(two(_adds_in_place, items=Items(), names=Names()))
 def operators_in_place(run: Run) -> Steps:
     """They gave a plain list, and the model's own list, or dictionary, stayed as it was."""
     for _ in range(2):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand, two
+from lanes import OLD_TORCH
 from lanes import spread as on_lanes
 from pretend import World, spread
 from torch import Tensor, nn
@@ -33,6 +34,11 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("name", TEXTS)
 def test_equal(name: str) -> None:
     assert_equal(TEXTS[name], Variant(True, True))
+
+
+OLDER = pytest.mark.xfail(
+    OLD_TORCH, reason="torch 2.11 traces no text of a check that is made of what forward knows: docs/limits.md"
+)
 
 
 # -- names of arguments --------------------------------------------------------------------------------------------------------
@@ -145,7 +151,7 @@ class Cache(Two):
         torch._check(rows + self.used <= 10, lambda: f"{rows} of {x.shape}")
 
 
-@pytest.mark.parametrize("how", range(7))
+@pytest.mark.parametrize("how", [*range(6), pytest.param(6, marks=OLDER)])
 def test_a_text_that_the_tracer_cannot_make_is_the_models(how: int, world: World) -> None:
     """On several devices there must be one graph, so what stood there in place of the error was a page about the tracer."""
     model = Cache()
@@ -197,6 +203,7 @@ class Sized(Two):
         return y * self.right(x)
 
 
+@OLDER
 def test_a_check_that_holds_needs_no_text(world: World) -> None:
     """Its text names what forward computes, which ended the graph in each call that was in order."""
     model = Sized()
