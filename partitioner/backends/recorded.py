@@ -11,6 +11,7 @@ that no worker can take over, go through the whole graph at once (`through`), as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,12 +71,17 @@ class Form:
     def __init__(self, plan: Plan, backwards: Sequence[Backward]) -> None:
         self.plan, self.backwards, self.checked = plan, backwards, False
         gradients = [gradient for backward in backwards for gradient in backward.gradients]
-        self.code, self.reference = generate(plan, gradients=gradients), Reference(plan)
+        self.code = generate(plan, gradients=gradients)
         self.reversed = [reversed_code(plan, one.program, one.steps) if one.program else None for one in backwards]
         position = {name: number for number, name in enumerate(plan.graph.arguments)}
         self.read = {gradient.term(part): gradient.value for gradient in gradients for part in gradient.parts}
         self.results = {number: gradient.name for gradient in gradients for number in gradient.results}
         self.apart = [position[name] for backward in backwards for name in backward.apart]
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What looks at results once more."""
+        return Reference(self.plan)
 
     def is_watched(self, arguments: Sequence[Any]) -> bool:
         """Whether somebody would hear of it that an argument has no gradient from a loss: hooks, or functions that made it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from partitioner.errors import PartitionerError
 from partitioner.ir.program import Program
@@ -106,12 +107,12 @@ class Backward:
     apart: frozenset[str] = frozenset()
     views: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The tensors whose gradients it begins with, by name."""
         return tuple(gradient.name for gradient in self.gradients if gradient.results)
 
-    @property
+    @cached_property
     def terms(self) -> tuple[str, ...]:
         """What it adds to gradients of arguments, by name."""
         return tuple(one.term(part) for one in self.gradients if not one.maker for part in one.parts)

@@ -185,12 +185,10 @@ class _View:
             looks: the ops that make those which the caller gets as views of other ones.
         """
         owner = dict.fromkeys(self.arguments, "the arguments")
-        for gradient in self.gradients:
-            if gradient.results and gradient.leaf is not None:
+        for gradient in (each for each in self.gradients if each.results):
+            if gradient.leaf is not None:
                 raise BackwardError(f"the result {gradient.value} holds several tensors")
-            for storage in (
-                self.plan.graph.by_name[gradient.value].storages if gradient.results and gradient.maker not in looks else ()
-            ):
+            for storage in self.plan.graph.by_name[gradient.value].storages if gradient.maker not in looks else ():
                 if storage in owner:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.gradient import BackwardError, Gradient
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import Graph
 
 
 def sections(graph: Graph, gradients: Sequence[Gradient]) -> Mapping[str, int]:
@@ -35,11 +35,13 @@ def sections(graph: Graph, gradients: Sequence[Gradient]) -> Mapping[str, int]:
     found, first, number = dict[str, int](), set[str](), 0
     for result in sorted((one for one in gradients if one.results), key=lambda one: graph.position[one.maker]):
         ops, is_made_of_others = _back(result, reads)
-        number += is_made_of_others
-        if is_made_of_others and any(op in found for op in ops):
+        if not is_made_of_others:
+            first |= ops
+            continue
+        if ops & found.keys():
             raise BackwardError(f"the result {result.name} and another one are made of other results together")
-        first |= set() if is_made_of_others else ops
-        found |= dict.fromkeys(ops if is_made_of_others else (), number)
+        number += 1
+        found |= dict.fromkeys(ops, number)
     if first & found.keys():
         raise BackwardError("a result is made of other results, and of what these are made of")
     for gradient in gradients:
@@ -59,22 +61,20 @@ def inside(gradient: Gradient, number: int, sections: Mapping[str, int]) -> Grad
 
 
 def views(graph: Graph, number: int, sections: Mapping[str, int]) -> tuple[str, ...]:
-    """The ops of a section, if all that they do is to give another view of one result; otherwise none."""
+    """The ops of a section, if all that they do is to give another view of one result; otherwise none.
+
+    Each takes what the one before it makes and nothing else, and writes nothing.
+    """
     ops = [op for op in graph.ops if sections.get(op.name, 0) == number] if number else []
-    seen = [{*op.storages} == {*graph.by_name[op.inputs[0]].storages} for op in ops if _is_chained(op, ops, graph)]
-    return tuple(op.name for op in ops) if ops and len(seen) == len(ops) and all(seen) else ()
-
-
-def _is_chained(op: Op, ops: Sequence[Op], graph: Graph) -> bool:
-    """Whether an op writes nothing, and takes what the one before it makes and nothing else."""
-    before = ops[ops.index(op) - 1].name if op is not ops[0] else op.inputs[0] if op.inputs else ""
-    return (
-        op.inputs == (before,)
-        and before in graph.by_name
-        and not op.state
-        and op.mode is None
-        and not any(access.write for access in op.accesses)
-    )
+    last = ops[0].inputs[:1] if ops else ()
+    for op in ops:
+        source = graph.by_name.get(last[0]) if last and op.inputs == last else None
+        if source is None or {*op.storages} != {*source.storages} or op.state or op.mode is not None:
+            return ()
+        if any(access.write for access in op.accesses):
+            return ()
+        last = (op.name,)
+    return tuple(op.name for op in ops)
 
 
 def _back(result: Gradient, reads: Mapping[str, Sequence[Gradient]]) -> tuple[set[str], bool]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -72,26 +73,22 @@ IN_PYTHON: dict[Any, Callable[..., Any]] = {
 
 def most(*given: Any, key: Any = None, **default: Any) -> Any:
     """`max` with a key or a default."""
-    values = list(given[0] if len(given) == 1 else given)
-    if not values:
-        return _nothing("max", **default)
-    best, rank = values[0], _rank(values[0], key)
-    for value in values[1:]:
-        other = _rank(value, key)
-        if other > rank:
-            best, rank = value, other
-    return best
+    return _first("max", operator.gt, given, key, **default)
 
 
 def least(*given: Any, key: Any = None, **default: Any) -> Any:
     """`min` with a key or a default."""
+    return _first("min", operator.lt, given, key, **default)
+
+
+def _first(name: str, before: Callable[[Any, Any], Any], given: Any, key: Any, **default: Any) -> Any:
     values = list(given[0] if len(given) == 1 else given)
     if not values:
-        return _nothing("min", **default)
+        return _nothing(name, **default)
     best, rank = values[0], _rank(values[0], key)
     for value in values[1:]:
         other = _rank(value, key)
-        if other < rank:
+        if before(other, rank):
             best, rank = value, other
     return best
 

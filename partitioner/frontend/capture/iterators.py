@@ -2,9 +2,8 @@
 
 Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
 list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
-it. So a frame goes on as it is where it returns one, or
-puts one into a list or a dictionary. And ``yield from`` would give ``None``: where a generator returns
-something, the graph ends.
+it. So a frame goes on as it is where it returns one, or puts one into a list or a dictionary. And ``yield from`` would give
+``None``: where a generator returns something, the graph ends.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ Scientific Computing 20(1), 1998 (heavy-edge matching, and refinement level by l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
@@ -49,12 +50,28 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
     if rules.problem.crowded:
         raise PlacementError("clusters are placed where memory suffices")
     levels = levels_of(park)
-    load, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
+    _, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
+    return refined(levels, tasks, bound, until, lambda level: MOVES if level is levels[-1] else 0)
+
+
+def refined(
+    levels: Sequence[Park], tasks: list[int], bound: float, until: float, moves: Callable[[Park], int]
+) -> tuple[float, list[int]]:
+    """The largest load, and the processor of each task, when units have settled, level by level from the coarsest one.
+
+    Args:
+        levels: the finest one first.
+        tasks: the processor of each task, to begin with.
+        bound: seconds that no placement beats.
+        until: moment, by the monotonic clock, at which to stop.
+        moves: how many of each round a level is annealed with.
+    """
+    load = inf
     for level in reversed(levels):
         load, homes = settled(level, level.units.of_tasks(tasks), until)
-        if level is levels[-1]:
+        if steps := moves(level):
             search = Annealing(level, homes)
-            search.run(until, ROUNDS, MOVES, bound)
+            search.run(until, ROUNDS, steps, bound)
             load, homes = search.least, search.best
         tasks = level.units.spread_over(homes)
     return load, tasks

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from math import inf
 
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.first import SPARING, evened
-from partitioner.planner.throughput.levels import ROUNDS, levels_of
+from partitioner.planner.throughput.levels import ROUNDS, levels_of, refined
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
@@ -63,7 +62,7 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     if not found:
         return None
     _, number, tasks = min(found)
-    return _refined(known[number], tasks, bound, until)
+    return refined(known[number], tasks, bound, until, _moves)
 
 
 def _placed(top: Park, rules: Homes, bound: float, price: Sequence[float], until: float, seed: int) -> list[int] | None:
@@ -75,14 +74,5 @@ def _placed(top: Park, rules: Homes, bound: float, price: Sequence[float], until
     return None if tight is None else settled(top, tight, until)[1]
 
 
-def _refined(levels: Sequence[Park], tasks: list[int], bound: float, until: float) -> tuple[float, list[int]]:
-    """The largest load, and the processor of each task, when units have moved, level by level from the coarsest one."""
-    load = inf
-    for level in reversed(levels):
-        load, homes = settled(level, level.units.of_tasks(tasks), until)
-        if level.units.count <= FEW:
-            search = Annealing(level, homes)
-            search.run(until, ROUNDS, STEPS * search.units.count // 2, bound)
-            load, homes = search.least, search.best
-        tasks = level.units.spread_over(homes)
-    return load, tasks
+def _moves(level: Park) -> int:
+    return STEPS * level.units.count // 2 if level.units.count <= FEW else 0
