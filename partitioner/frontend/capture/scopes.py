@@ -1,0 +1,38 @@
+"""Globals of functions whose module is not the one that `sys.modules` has under its name, as Dynamo takes for granted.
+
+    spec_from_file_location("model", path), not registered      there is no module of that name: no graph
+    two files loaded as "model", one after the other            the first one's functions read the second one's globals
+
+So do functions that were made by ``exec`` or `runpy`, or whose module was loaded anew. Their globals are attributes of an object
+that stands for their module, which Dynamo reads, guards and writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.source import AttrSource, GlobalSource
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables.builder import VariableBuilder
+
+from partitioner.frontend.capture.amended import amends
+
+
+class _Scope:
+    """A module in all but name."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
+
+
+@amends(InliningInstructionTranslator, "get_globals_source_and_value")
+def _globals_of(plain: Callable[..., Any], self: Any, name: str) -> Any:
+    module = self.f_globals.get("__name__", "")
+    if "torch_package" in module or getattr(sys.modules.get(module), "__dict__", None) is self.f_globals:
+        return plain(self, name)
+    scopes: dict[int, _Scope] = vars(self.output).setdefault("scopes", {})
+    scope = scopes.setdefault(id(self.f_globals), _Scope(self.f_globals))
+    source = GlobalSource(self.output.install_global_by_id("___scope", scope))
+    return scope, VariableBuilder(self, source)(scope), AttrSource(source, name)
