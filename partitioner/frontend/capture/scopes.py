@@ -3,8 +3,8 @@
     spec_from_file_location("model", path), not registered      there is no module of that name: no graph
     two files loaded as "model", one after the other            the first one's functions read the second one's globals
 
-So do functions that were made by ``exec`` or `runpy`, or whose module was loaded anew. Their globals are attributes of an object
-that stands for their module, which Dynamo reads, guards and writes.
+So do functions that were made by ``exec`` or `runpy`, or whose module was loaded anew. Their globals are attributes of an
+object that stands for their module, which Dynamo reads, guards and writes.
 """
 
 from __future__ import annotations
