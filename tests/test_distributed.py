@@ -114,6 +114,7 @@ PAIRS = {
     "gpipe": case("tied", "gpipe"),
     "interleaved_zero_bubble": case("tied", "interleaved_zero_bubble", **SEVERAL),
     "zbv_zero_bubble": case("shared", "zbv_zero_bubble", **SEVERAL),
+    "what a loss keeps, zbv": case("beside", "zbv_zero_bubble", **SEVERAL),
     "gates and frozen stages": case("routed", "zbv_zero_bubble", clip=0.1, **SEVERAL),
     "data, ddp": case("tied", "gpipe", data=2, pipeline=1),
     "data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, wrap="fsdp2", order=math.inf, clip=0.02),

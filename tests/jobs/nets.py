@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jobs.nets_of_layers import Aside, Averaging, Hinted
+from jobs.nets_of_layers import Aside, Averaging, Beside, Hinted
 from torch import Tensor, nn
 
 ROWS = 16
@@ -308,6 +308,7 @@ TRAININGS = {
     "repeated": Training(Repeated, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "aside": Training(Aside, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "in part": Training(Aside, _in_part, _left_out),
+    "beside": Training(Beside, _joined, _features),
     "averaging": Training(Averaging, lambda output, target: F.cross_entropy(output["logits"], target), _features, train=True),
     "hinted": Training(Hinted, _next_word, _ids, train=True),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),

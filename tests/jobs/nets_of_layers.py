@@ -51,3 +51,18 @@ class Hinted(nn.Module):
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
         mask = torch.triu(torch.full((ids.shape[1], ids.shape[1]), float("-inf")), 1)
         return {"logits": self.head(self.encoder(self.embed(ids), mask=mask))}
+
+
+class Beside(nn.Module):
+    """A result of the last stage that no other stage leads to, and which the loss keeps for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(nn.Linear(16, 16) for _ in range(8)), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        first = x.masked_fill(mask, 0.0)
+        x = first.softmax(-1)
+        for layer in self.layers:
+            x = torch.relu(layer(x)) * 1.5
+        return {"logits": x, "aside": self.last(first)}

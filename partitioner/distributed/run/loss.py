@@ -113,7 +113,7 @@ class Loss:
         Raises:
             InputError: it is no scalar, or has no gradient.
         """
-        flat = (results,) if isinstance(results, torch.Tensor) else tuple(results)
+        flat = tuple(map(_for_the_loss, (results,) if isinstance(results, torch.Tensor) else results))
         place = int(number)
         output, target = self.batches.example.output(flat, self.batches(place)), self.batches.targets[place]
         found = self.function(output, target) if self.takes_target else self.function(output)
@@ -131,6 +131,11 @@ class Loss:
         self._see_what_is_reached(found, flat)
         part = found / self.batches.count
         return part if self.scaler is None else self.scaler.scale(part)
+
+
+def _for_the_loss(result: torch.Tensor) -> torch.Tensor:
+    """A result that the loss may keep: torch's last stage detaches its own in place, between the two halves of a backward."""
+    return torch.ops.aten._unsafe_view(result, result.shape)
 
 
 def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:
