@@ -135,7 +135,8 @@ class Loss:
 
 def _for_the_loss(result: torch.Tensor) -> torch.Tensor:
     """A result that the loss may keep: torch's last stage detaches its own in place, between the two halves of a backward."""
-    return torch.ops.aten._unsafe_view(result, result.shape)
+    kept: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+    return kept
 
 
 def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:
