@@ -181,6 +181,9 @@ def test_a_tracer_that_is_turned_off_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     with pytest.raises(TraceError, match=r"TORCHDYNAMO_DISABLE=1 .* unset it"):
         partition(Calls(torch.relu), ["cpu"], example_inputs=torch.ones(2))
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    with torch._dynamo.config.patch(disable=True), pytest.raises(TraceError, match=r"TORCH_COMPILE_DISABLE=1 .* unset it"):
+        partition(Calls(torch.relu), ["cpu"], example_inputs=torch.ones(2))
 
 
 def test_the_recursion_limit_is_the_users_after_an_interrupt_and_whoever_puts_options_back() -> None:

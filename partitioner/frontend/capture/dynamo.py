@@ -40,7 +40,7 @@ from partitioner.frontend.capture.frames import ASKED, Callback, Convert
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.owner import AsItIs, Owner, Untraceable
-from partitioner.frontend.capture.refusal import own_error, refusal
+from partitioner.frontend.capture.refusal import own_error, refusal, refuse_no_tracer
 from partitioner.frontend.capture.sameness import these_modules, watched
 from partitioner.model.functions import names_in
 from partitioner.model.source import is_installed
@@ -165,10 +165,7 @@ class Compiled(Owner):
 
     def _new_backend(self) -> _Backend:
         """A backend for the process as it is now."""
-        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
-            raise TraceError(
-                "TORCHDYNAMO_DISABLE=1 in the environment turns torch's tracer off, with which models are seen; unset it"
-            )
+        refuse_no_tracer()
         backend = _Backend(self)
         with amended(eval_frame.TorchPatcher, patch=_patched):
             context: Any = torch._dynamo.optimize(backend, nopython=self.whole)

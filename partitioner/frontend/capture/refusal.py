@@ -6,12 +6,14 @@ the op. So what a trace ends with is the model's own error only if the model rai
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch._dynamo import config
 from torch._dynamo.exc import TorchRuntimeError, Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -52,6 +54,20 @@ ADVICE = (
     "Move that out of forward, give fullgraph=False, with which Python may stand between graphs, or partition onto lanes of "
     "one device"
 )
+
+
+def refuse_no_tracer() -> None:
+    """Refuse to begin where torch's tracer is turned off: every call would run as it is, and nothing would say so.
+
+    Raises:
+        TraceError: says what turns it off.
+    """
+    for name, off in (
+        ("TORCHDYNAMO_DISABLE=1 in the environment", os.environ.get("TORCHDYNAMO_DISABLE") == "1"),
+        ("torch._dynamo.config.disable (TORCH_COMPILE_DISABLE=1 in the environment)", config.disable),
+    ):
+        if off:
+            raise TraceError(f"{name} turns torch's tracer off, with which models are seen; unset it")
 
 
 def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
