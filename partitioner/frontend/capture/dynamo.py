@@ -32,7 +32,6 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch.distributions import Distribution
 
-from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
