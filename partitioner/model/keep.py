@@ -185,6 +185,7 @@ class _Kept:
         """What lies in a value, and where."""
         yield from ((((), "function"), item) for item in wrapped(value))
         if isinstance(value, _CODE):
+            yield (path, "__self__"), getattr(value, "__self__", None)  # whose method it is
             if function := users_function(value):
                 self.spoken.update(names_in(function.__code__))
                 self._take(function)
