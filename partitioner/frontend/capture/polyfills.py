@@ -7,7 +7,7 @@
     table[Index(1):]                 takes no object that says which number it is
     dict(having_keys)                takes mappings and pairs, but not what has ``keys``
     case Base(a):                    goes by the ``__match_args__`` of the object's class
-    Kind(number)                     an open number is no member's, and ``_missing_`` is not asked
+    Kind(number)                     the member that an open number names is initialised with that number
     next([1])                        gives 1
     del self.state                   is no error where there is no such attribute
 
