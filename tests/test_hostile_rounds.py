@@ -6,10 +6,12 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, IntEnum
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -99,6 +101,26 @@ class Base:
         self.a, self.b = 1, 2
 
 
+class Holds:
+    """Says how often something is in it, and Python whether."""
+
+    def __contains__(self, item: object) -> Any:
+        return 2
+
+
+class Asked:
+    """Counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self.times += 1
+        return self.times
+
+
 class Heir(Base):
     __match_args__ = ("b",)
 
@@ -186,6 +208,11 @@ def _matched(v: Any, _: int) -> Any:
 # the attributes were those of the object's class, and not of the class that is named
 held(lambda v, n: raised(lambda: _matched(v, n)), Base(), Heir(), 3, Plain(), True)
 
+# what ``__contains__`` gives was the answer
+held(lambda v, _: (1 in v, 2 not in v), Holds(), [1], Holds())
+# an object was asked again by the guards, and counted that
+held(lambda v, _: (getattr(v, "one", 5), hasattr(v, "other"), v.times), Asked(), Asked(), Asked())
+
 
 class Slotted:
     __slots__ = ("state",)
@@ -242,20 +269,43 @@ class Counts:
         return x * self.calls
 
 
+def _counted() -> int:
+    _counted.log.append(1)  # type: ignore[attr-defined]
+    return len(_counted.log)  # type: ignore[attr-defined]
+
+
+@functools.lru_cache
+def _cached(_: int) -> int:
+    LOG.append(1)
+    return len(LOG)
+
+
+LOG: list[int] = []
+
+
 class Asks(Two):
-    """Holds a method of an object that nothing else holds."""
+    """Holds what something else holds alone: a method its object, a function its attributes, a view of a mapping."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scaled = Counts().scaled
+        self.options = MappingProxyType({"seen": list[int]()})
+        self.error = ValueError(0)
+        LOG.clear()
+        _cached.cache_clear()
+        _counted.log = []  # type: ignore[attr-defined]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scaled(self.left(x)) + self.right(x)
+    def forward(self, x: Tensor) -> Any:
+        seen = self.options["seen"]
+        seen.append(len(seen))
+        self.error.args = (self.error.args[0] + 1,)
+        told = _counted(), _cached(len(seen)), len(seen), self.error.args
+        return self.scaled(self.left(x)) + self.right(x), told
 
 
 @another(Asks)
-def methods_of_objects_that_nothing_else_holds(run: Run) -> Steps:
-    """The object had counted all the calls that `partition` had made to look at the model."""
+def what_is_held_by_what_is_called(run: Run) -> Steps:
+    """It had counted all the calls that `partition` had made to look at the model."""
     for _ in range(3):
         yield run(rand()), run.module.scaled.__self__.calls, list(run.module.scaled.__self__.log)
 

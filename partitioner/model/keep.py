@@ -135,6 +135,7 @@ class _Kept:
             if facts.stateful:
                 if self._has_room(path, value):
                     self.undo.append(state_undo(value))
+                waiting.extend((((), "function"), each) for each in wrapped(value))
                 continue
             self._keep(path, value)
             if type(value) in CONTAINERS and not value and not _attributes(value):
@@ -166,6 +167,8 @@ class _Kept:
         if held is not None:
             self.containers.append((path, held, dict(held)))
             self.kinds[id(held)] = type(value)
+        if isinstance(value, BaseException):
+            self.undo.append(partial(setattr, value, "args", value.args))
         if slots := self._slots_of(value):
             self.undo.append(slots_undo(value, slots))
         for _, live, then in self.containers[before:]:
@@ -191,6 +194,7 @@ class _Kept:
                 self._take(function)
                 self.undo.extend(bindings(function))
                 self.containers.append((path, vars(function), dict(vars(function))))
+                yield from (((path, name), item) for name, item in vars(function).items())
                 yield from ((((), name), item) for name, item in reached(function))
                 for name, item in used_globals(function, _OF_GLOBALS):
                     self.of_globals.add(id(item))

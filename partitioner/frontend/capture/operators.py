@@ -147,7 +147,7 @@ for _name in {"generic_contains", "pysequence_contains"} & vars(symbolic_convert
     def _contains(plain: Callable[..., Any], tx: Any, held: Any, wanted: Any) -> Any:
         if _is_asked_first(held, wanted):
             raise Unsupported("what equals not even itself is looked for")
-        return plain(tx, held, wanted)
+        return BuiltinVariable(bool).call_function(tx, [plain(tx, held, wanted)], {})  # a ``__contains__`` may give anything
 
 
 def _is_asked_first(held: Any, wanted: Any) -> bool:
