@@ -188,7 +188,8 @@ class _Kept:
         """What lies in a value, and where."""
         yield from ((((), "function"), item) for item in wrapped(value))
         if isinstance(value, _CODE):
-            yield (path, "__self__"), getattr(value, "__self__", None)  # whose method it is
+            # whose method it is: no part of the model, or found before
+            yield (None, "__self__"), getattr(value, "__self__", None)
             if function := users_function(value):
                 self.spoken.update(names_in(function.__code__))
                 self._take(function)

@@ -54,11 +54,15 @@ from partitioner.frontend.capture.amended import amends
 _MATCHES_ITSELF = 1 << 22
 """The flag of a class of Python's own that ``case int(number)`` gives as it is."""
 
+_OF_ITEMS = ("add", "discard", "remove", "__contains__")
+"""Methods of sets that are given an item; all others are given items."""
+
 
 @amends(SetVariable, "call_method")
 def _of_set(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
-    given = [TupleVariable(each.force_unpack_var_sequence(tx)) if _is_iterator(each) else each for each in args]
-    return plain(self, tx, name, given, *named)
+    if name not in _OF_ITEMS:
+        args = [TupleVariable(each.force_unpack_var_sequence(tx)) if _is_iterator(each) else each for each in args]
+    return plain(self, tx, name, args, *named)
 
 
 def _is_iterator(value: Any) -> bool:
