@@ -6,8 +6,8 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dis import opmap
-from functools import cached_property, partial, partialmethod
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from functools import cache, cached_property, partial, partialmethod
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from torch._library.custom_ops import CustomOpDef
@@ -16,6 +16,9 @@ _OTHERS = sys.stdlib_module_names | {"torch", "numpy", "partitioner"}
 """Packages whose classes, functions and modules are not the user's."""
 
 _BINDS = frozenset(opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"))
+
+CACHE = type(cache(len))
+"""A function with a cache."""
 
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 
@@ -60,6 +63,10 @@ def wrapped(value: Any) -> tuple[Any, ...]:
             return value.func, value.args, value.keywords
         case CustomOpDef():
             return (value._init_fn,)
+        case MappingProxyType():
+            return tuple(value.values())
+        case CACHE():
+            return (value.__wrapped__,)
     return ()
 
 

@@ -135,6 +135,7 @@ class _Kept:
             if facts.stateful:
                 if self._has_room(path, value):
                     self.undo.append(state_undo(value))
+                waiting.extend((((), "function"), each) for each in wrapped(value))
                 continue
             self._keep(path, value)
             if type(value) in CONTAINERS and not value and not _attributes(value):
@@ -166,6 +167,8 @@ class _Kept:
         if held is not None:
             self.containers.append((path, held, dict(held)))
             self.kinds[id(held)] = type(value)
+        if isinstance(value, BaseException):
+            self.undo.append(partial(setattr, value, "args", value.args))
         if slots := self._slots_of(value):
             self.undo.append(slots_undo(value, slots))
         for _, live, then in self.containers[before:]:
@@ -185,11 +188,14 @@ class _Kept:
         """What lies in a value, and where."""
         yield from ((((), "function"), item) for item in wrapped(value))
         if isinstance(value, _CODE):
+            # whose method it is: no part of the model, or found before
+            yield (None, "__self__"), getattr(value, "__self__", None)
             if function := users_function(value):
                 self.spoken.update(names_in(function.__code__))
                 self._take(function)
                 self.undo.extend(bindings(function))
                 self.containers.append((path, vars(function), dict(vars(function))))
+                yield from (((path, name), item) for name, item in vars(function).items())
                 yield from ((((), name), item) for name, item in reached(function))
                 for name, item in used_globals(function, _OF_GLOBALS):
                     self.of_globals.add(id(item))

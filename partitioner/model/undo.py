@@ -6,21 +6,19 @@ import ctypes
 import random
 from array import array
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from io import BytesIO, StringIO
 from typing import Any
 
 import numpy as np
 import torch
 
+from partitioner.model.functions import CACHE
 from partitioner.model.storage import parts, set_version, storage_key, version_of
-
-_CACHE = type(cache(len))
-"""A function with a cache."""
 
 STATEFUL = (
     *(random.Random, np.random.Generator, np.random.RandomState, torch.Generator),
-    *(np.ndarray, bytearray, array, BytesIO, StringIO, _CACHE),
+    *(np.ndarray, bytearray, array, BytesIO, StringIO, CACHE),
     *(ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData),
 )
 """What has a state that lies neither in items nor in attributes."""
@@ -45,7 +43,7 @@ def state_undo(value: Any) -> Callable[[], object]:
             return partial(ctypes.memmove, ctypes.addressof(value), bytes(value), ctypes.sizeof(value))
         case BytesIO() | StringIO() if not value.closed:
             return stream_undo(value)
-        case _CACHE() if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too
+        case CACHE() if not any(value.cache_info()[:2]):  # one that was asked before keeps what is new, too
             return value.cache_clear
     return lambda: None
 

@@ -146,7 +146,10 @@ def draws(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
 def draws_nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an op that can draw random numbers draws none: dropout of probability 0, or not in training."""
     defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    return drops_nothing(defaults | dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs)
+    values = defaults | dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    if op.overloadpacket is torch.ops.aten.native_dropout or "train" not in values:
+        values.pop("p", None)  # which draws whatever it is, as that of `bernoulli` does
+    return drops_nothing(values)
 
 
 def drops_nothing(values: Mapping[str, Any]) -> bool:

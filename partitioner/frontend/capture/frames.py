@@ -43,6 +43,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     numbers,
     numpys,
     operators,
+    polyfills,
     scopes,
     sharing,
     values,

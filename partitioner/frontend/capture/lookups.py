@@ -14,6 +14,7 @@ from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from dis import opmap
 from enum import EnumType
 from functools import partial
 from inspect import getattr_static
@@ -264,6 +265,17 @@ def _is_made_up(owner: Any, name: str) -> bool:
     if not isinstance(method, FunctionType) or method is nn.Module.__getattr__:
         return False
     return name not in getattr(owner, "__dict__", {name}) and not hasattr(type(owner), name)
+
+
+_WRITES = frozenset(opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL"))
+
+
+@amends(UserDefinedObjectVariable, "call_obj_hasattr")
+def _has(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    """Whether an object has an attribute is asked again before each call, which its ``__getattr__`` may count."""
+    if _is_made_up(self.value, name) and not _WRITES.isdisjoint(type(self.value).__getattr__.__code__.co_code[::2]):
+        raise Unsupported(f"its class {type(self.value).__name__} writes where it is asked for attributes")
+    return plain(self, tx, name)
 
 
 @amends(UserDefinedClassVariable, "call_function")

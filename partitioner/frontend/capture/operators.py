@@ -43,6 +43,7 @@ _NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{eac
 
 _EQUALS = ("__eq__", "__ne__")
 _ORDERS = ("__lt__", "__le__", "__gt__", "__ge__")  # of lists and tuples torch 2.11 calls them by name itself
+_LITERALS = (int, float, bool, complex, str, bytes)  # of which Dynamo says what == says, and not ``NotImplemented``
 _KEYS: type = type({}.keys())
 _PROTOCOL = getattr(variables, "object_protocol", None)
 _MADE = frozenset({"__init__", "__setattr__", "__delattr__", "__getattribute__", "__call__", "__get__"})
@@ -78,8 +79,8 @@ for _kind in (UserDefinedClassVariable, *(each for name, each in vars(builtin).i
 @amends(GetAttrVariable, "call_function")
 def _by_name_of_object(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """``items.__iadd__([1])``: as it is called on the class, but that objects are asked whether they are equal."""
-    kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES and self.name not in _EQUALS else None
-    known = kind in (list, tuple) and self.name in _ORDERS
+    kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES else None
+    known = (kind in (list, tuple) and self.name in _ORDERS) or (kind not in _LITERALS and self.name in _EQUALS)
     if isinstance(getattr(kind, self.name, None), WrapperDescriptorType) and not known:
         raise Unsupported(f"{self.name} is called by its name")
     return plain(self, *arguments)
@@ -146,7 +147,7 @@ for _name in {"generic_contains", "pysequence_contains"} & vars(symbolic_convert
     def _contains(plain: Callable[..., Any], tx: Any, held: Any, wanted: Any) -> Any:
         if _is_asked_first(held, wanted):
             raise Unsupported("what equals not even itself is looked for")
-        return plain(tx, held, wanted)
+        return BuiltinVariable(bool).call_function(tx, [plain(tx, held, wanted)], {})  # a ``__contains__`` may give anything
 
 
 def _is_asked_first(held: Any, wanted: Any) -> bool:
