@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from math import inf
 from pathlib import Path
 from random import Random
@@ -206,3 +206,36 @@ def test_schedules_begin_at_the_least_load_and_are_proven_by_it() -> None:
     answer = Exact(time_limit=4.0)(problem)
     assert makespan_bound(problem) <= answer.bound <= answer.cost
     assert answer.gap <= 0.02
+
+
+def butterfly(seed: int) -> Problem:
+    """Three ranks of four tasks on three linked processors of two kinds, with 2% more memory than tasks hold, and 2 bytes."""
+    draw = Random(seed)
+    edges = [
+        (4 * rank + one, 4 * (rank + 1) + other, 4 * rank + one)
+        for rank in range(2)
+        for one in range(4)
+        for other in (one, one ^ (1 << rank))
+    ]
+    kinds = tuple(Kind(f"k{kind}", {1: [float(draw.randint(4, 60)) for _ in range(12)]}) for kind in range(2))
+    held, ways = [float(draw.randint(5, 60)) for _ in range(12)], list(permutations(range(3), 2))
+    return Problem(
+        "butterfly",
+        tuple(map(str, range(12))),
+        kinds,
+        tuple(Processor(f"p{number}", number % 2, memory=1.02 * sum(held) / 3 + 2) for number in range(3)),
+        edges,
+        [(task, float(draw.randint(4, 40))) for task in range(8)],
+        tuple(Channel(f"{one} to {other}", 1.0, 1.0, (one, other)) for one, other in ways),
+        {way: (number,) for number, way in enumerate(ways)},
+        memory=held,
+    )
+
+
+def test_several_groups_go_back_in_exchange() -> None:
+    """Exchanges of one for one do not lead from one packing to the next: they left the last one 14% above."""
+    for seed, least in ((2, 179.0), (12, 152.0), (19, 138.0)):  # proven by `exact`
+        problem = butterfly(seed)
+        answer = List()(problem)
+        assert keeps(problem, [problem.lanes[lane] for lane in answer.lanes])
+        assert answer.bound <= answer.cost == least

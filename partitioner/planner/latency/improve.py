@@ -25,8 +25,8 @@ from partitioner.planner.latency.walk import Walk
 from partitioner.planner.timing import timed
 
 MOVED_IN_ALL, MOST_MOVED = 60_000, 200
-"""Tasks that a few moves for one problem time together, as many again where beams have a third of their looks, and twice where
-memory is scarce and most moves find no room; and the largest problem that gets any."""
+"""Tasks that a few moves for one problem time together, as many again where beams have a third of their looks, two times more
+where values travel beside tasks, five where memory is scarce and most find no room; and the largest problem that gets any."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
@@ -79,5 +79,6 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float) -> Fou
     count = max(1, len(problem.tasks))
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
-    times = 1 + problem.stands + 2 * problem.crowded
+    travels = problem.overlap and not problem.fetched and bool(problem.values) and any(problem.routes.values())
+    times = 1 + 2 * travels + problem.stands + 5 * problem.crowded
     return improved(problem, known, least, inf, seed=0, most=times * MOVED_IN_ALL // count)

@@ -20,6 +20,13 @@ from partitioner.planner.assigned import keeps
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.prices import waste
 
+NEAR = 0.4
+"""Part of the moves between processors that lead to a neighbour of the task, where memory is scarce and values travel."""
+
+DRAWN = (0, 0, 1, 2)
+"""Groups that go back where a piece has come from and memory is full, one of these numbers at a time, beside one that makes it
+fit: where there is next to no room, exchanges of one for one do not lead from one packing to the next."""
+
 ALONE = 0.4
 """Part of the moves between processors with a task alone, where values travel or parts are contiguous."""
 
@@ -56,6 +63,7 @@ class Moves:
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
         self.travel = any(problem.routes.values()) and bool(problem.values)
+        self.near = [[*sources, *after] for sources, after in zip(self.sources, problem.after, strict=True)]
         self.made: list[list[int]] = [[] for _ in problem.tasks]
         for value, (maker, _) in enumerate(problem.values):
             self.made[maker].append(value)
@@ -160,55 +168,62 @@ class Moves:
             piece = self.piece(lanes, task)
             if any(there not in problem.able[each] for each in piece):
                 return False
-            exchanged = self.sends and self.random.random() < EXCHANGED and self.swap(lanes, there, here, len(piece))
+            if self.sends and self.random.random() < EXCHANGED:
+                self.swap(lanes, there, here, len(piece))
             for each in piece:
                 self.send(lanes, each, there)
-            if problem.crowded and not self.emptied(lanes, there, piece):
+            if problem.crowded and not self.emptied(lanes, here, there, piece):
                 return False
-            if (problem.contiguous or (exchanged and problem.crowded)) and not self.allowed(lanes):
+            if problem.contiguous and not keeps(problem, [home[each] for each in lanes]):
                 return False
         lanes[task] = lane
         return True
 
-    def swap(self, lanes: list[int], there: int, here: int, most: int) -> bool:
-        """Send groups from there to here; whether they may have that. Whether they fit is not asked."""
+    def swap(self, lanes: list[int], there: int, here: int, most: int) -> None:
+        """Send groups from there to here, if they may have that. Whether they fit is not asked."""
         away = [task for task, lane in enumerate(lanes) if self.problem.lanes[lane] == there]
         found = self.connected(lanes, self.random.choice(away), (self.problem.after, self.sources), most) if away else ()
         piece = {self.problem.group_of[each] for each in found}
         able = all(here in self.problem.able[each] for each in piece)
         for each in sorted(piece) if able else ():
             self.send(lanes, each, here)
-        return able and bool(piece)
 
     def lane(self, lanes: Sequence[int], task: int) -> int:
         """A lane of another pool for a task, rather where little time is wasted; -1 if there is none."""
         problem = self.problem
         able, pool_of, own = problem.able[problem.group_of[task]], self.pool_of, self.pool_of[lanes[task]]
         ways = [lane for processor in able for lane in self.lanes_of[processor] if pool_of[lane] != own]
+        if self.travel and problem.crowded and self.random.random() < NEAR:
+            near = {lanes[each] for each in self.near[task]}
+            ways = [lane for lane in ways if lane in near] or ways
         if len(ways) < 2 or self.waste is None or self.random.random() > THRIFTY:
             return self.random.choice(ways) if ways else -1
         lost = self.waste[task]
         return min(self.random.choices(ways, k=2), key=lambda each: lost[problem.lanes[each]])
 
-    def emptied(self, lanes: list[int], there: int, piece: Sequence[int]) -> bool:
-        """Whether memory suffices ``there``, if need be when another group has gone from there to wherever it fits."""
-        problem, home = self.problem, self.problem.lanes
-        room = list(problem.caps)
+    def emptied(self, lanes: list[int], here: int, there: int, piece: Sequence[int]) -> bool:
+        """Whether memory suffices ``there``, if need be when others have gone: some back ``here``, one to wherever it fits."""
+        problem, home, random = self.problem, self.problem.lanes, self.random
+        demand, room, left = problem.demand, list(problem.caps), list[int]()
         for group, tasks in problem.members.items():
-            room[home[lanes[tasks[0]]]] -= problem.demand[group]
+            at = home[lanes[tasks[0]]]
+            room[at] -= demand[group]
+            if at == there and group not in piece:
+                left.append(group)
+        for group in random.sample(left, min(len(left), random.choice(DRAWN))) if room[there] < 0 else ():
+            if here not in problem.able[group]:
+                return False
+            left.remove(group)
+            self.send(lanes, group, here)
+            room[there] += demand[group]
+            room[here] -= demand[group]
         if room[there] >= 0:
-            return True
-        ways = [
-            (group, away)
-            for group, tasks in problem.members.items()
-            if home[lanes[tasks[0]]] == there and group not in piece and problem.demand[group] >= -room[there]
-            for away in problem.able[group]
-            if away != there and problem.demand[group] <= room[away]
-        ]
-        if not ways:
+            return room[here] >= 0
+        big = [group for group in left if demand[group] >= -room[there]]
+        ways = [(one, away) for one in big for away in problem.able[one] if away != there and demand[one] <= room[away]]
+        if not ways or room[here] < 0:
             return False
-        chosen = self.random.choices(ways, k=2)
-        group, away = min(chosen, key=lambda way: self.lost(*way))
+        group, away = min(random.choices(ways, k=2), key=lambda way: self.lost(*way))
         self.send(lanes, group, away)
         return True
 
@@ -248,7 +263,3 @@ class Moves:
         """Send a group to a processor, each task to any of its lanes."""
         for member in self.problem.members[group]:
             lanes[member] = self.random.choice(self.lanes_of[processor])
-
-    def allowed(self, lanes: Sequence[int]) -> bool:
-        """Whether memory caps and contiguity are kept."""
-        return keeps(self.problem, [self.problem.lanes[lane] for lane in lanes])
