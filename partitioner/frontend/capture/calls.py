@@ -2,7 +2,8 @@
 
 - Functions with a cache, `functools.lru_cache`: the user's, and those of packages that give tensors, draw random numbers, or
   write something. Dynamo traces them as if there were no cache: a second call would give other objects than the first, other
-  random numbers, write once more, and follow what they read besides their arguments.
+  random numbers, write once more, and follow what they read besides their arguments. What a function of the user's gives for
+  constants is looked up instead, as an attribute is: the function is called before each call, which its cache answers.
 - Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave;
   here such a function is traced like any other, under guards on what it reads.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
@@ -24,13 +25,16 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import CallFunctionNoArgsSource, GlobalSource
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -45,6 +49,7 @@ from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVa
 from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
 from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.random import fork_rng
 
 from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
@@ -54,16 +59,22 @@ from partitioner.model.modes import device_types
 
 @amends(WrapperUserFunctionVariable, "call_function")
 def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
-    """A call of a function with a cache ends the graph if the cache can be told; where one graph is needed, it is traced.
+    """A call of a function with a cache, of which more is not known than what it gives for constants.
 
-    What a package's does is only known once it has been traced. Tracing then begins again, and comes no farther than the call.
+    It ends the graph if the cache can be told; where one graph is needed, it is traced. What a package's does is only known
+    once it has been traced. Tracing then begins again, and comes no farther than the call.
     """
     function, found, allowed = self.wrapper_obj, list[Any](), SideEffects.check_allowed_side_effect
     if isinstance(function, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
         raise Unsupported(f"{function.name} is TorchScript's, which casts in its own way under autocast")
-    if HERE.whole or not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
+    if not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
         return plain(self, tx, *arguments)
-    if is_users(function.__module__):
+    users = is_users(function.__module__)
+    if users and not self.self_args() and (answer := _asked(tx, function, *arguments)) is not None:
+        return answer
+    if HERE.whole:
+        return plain(self, tx, *arguments)
+    if users:
         raise Unsupported(f"{function.__qualname__} has a cache")
 
     def writes(effects: Any, item: Any) -> Any:
@@ -78,6 +89,32 @@ def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any
     if found or len(tx.output.random_calls) > drawn:
         raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
     return result
+
+
+def _asked(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """What a function with a cache gives for constants. It is called for them before each call, as forward would call it.
+
+    Nothing is known of one that is called with other things, or that raises an error. One that draws random numbers has to draw
+    them where forward calls it, and so its cache is emptied again if it was empty.
+    """
+    if not all(each.is_python_constant() for each in (*args, *kwargs.values())):
+        return None
+    named = {name: each.as_python_constant() for name, each in kwargs.items()}
+    ask, empty = partial(function, *(each.as_python_constant() for each in args), **named), not any(function.cache_info()[:2])
+    with fork_rng(devices=[]):
+        before = torch.get_rng_state(), random.getstate()
+        try:
+            found = ask()
+        except Exception:
+            return None
+        drawn = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
+    if drawn:
+        random.setstate(before[1])
+        if empty:
+            function.cache_clear()
+        raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
+    name = tx.output.install_global("___asked", ask)  # a number, in whose order guards ask
+    return VariableTracker.build(tx, found, CallFunctionNoArgsSource(GlobalSource(name)))
 
 
 @amends(UserFunctionVariable, "__init__")

@@ -1,0 +1,120 @@
+"""Functions with a cache in one graph: what they give is what the cache holds, in each call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pretend
+import pytest
+import torch
+from lanes import spec
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from partitioner import partition
+from partitioner.errors import TraceError
+
+CALLS: list[int] = []
+
+
+@functools.lru_cache
+def mask(rows: int) -> Tensor:
+    return torch.tril(torch.ones(rows, rows))
+
+
+@functools.cache
+def zeros(count: int) -> list[float]:
+    return [0.0] * count
+
+
+@functools.cache
+def counted(name: str) -> int:
+    CALLS.append(1)
+    return len(CALLS)
+
+
+@functools.cache
+def drawn(count: int) -> Tensor:
+    return torch.randn(count)
+
+
+def written(x: Tensor) -> Tensor:
+    """A tensor that the cache holds is written."""
+    mask(4)[0, 0] += 1
+    return mask(4) @ x
+
+
+def kept(x: Tensor) -> tuple[Tensor, list[float]]:
+    zeros(2)[0] += 1
+    return x * zeros(2)[0], zeros(2)
+
+
+def told(x: Tensor) -> Tensor:
+    return x * counted("a") + counted(name="b")
+
+
+class Net(nn.Module):
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.left, self.right, self.what = nn.Linear(4, 4), nn.Linear(4, 4), what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self.left(x) + self.right(x).cos())
+
+
+def _fresh(what: Callable[[Tensor], Any]) -> Net:
+    CALLS.clear()
+    for function in (mask, zeros, counted, drawn):
+        function.cache_clear()
+    torch.manual_seed(0)
+    return Net(what)
+
+
+def _seen(call: Callable[[Tensor], Any]) -> list[Any]:
+    """What three calls give and leave behind, the cache emptied before the last."""
+    found: list[Any] = []
+    for number in range(3):
+        if number == 2:
+            zeros.cache_clear()
+        first, *rest = tree_leaves(call(torch.full((4, 4), number + 1.0)))
+        first.sum().backward()
+        found += [first.detach().cpu().clone(), *rest, mask(4).clone(), len(CALLS), zeros.cache_info().currsize]
+    return found
+
+
+@pytest.mark.parametrize("what", [written, kept, told])
+@pytest.mark.parametrize("where", ["one graph", "lanes", "devices"])
+def test_a_cache_is_asked_in_each_call(what: Callable[[Tensor], Any], where: str, request: pytest.FixtureRequest) -> None:
+    """In one graph each call got a list and a tensor of its own, and the functions counted once more."""
+    model = _fresh(what)
+    wanted = _seen(model)
+    model = _fresh(what)
+    options: dict[str, Any] = {"check": False, "example_inputs": torch.ones(4, 4)}
+    if where == "devices":
+        request.getfixturevalue("world")
+        parallel = partition(model, spec=pretend.spec({"lazy:0": 1, "lazy:1": 1}), **options)
+    else:
+        parallel = partition(model, spec=spec(2), fullgraph=where == "one graph", **options)
+    assert not CALLS, "what was called to trace is put back"
+    found = _seen(parallel)
+    assert len(parallel._partitioner_programs.latest.pieces) == 1
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0)
+
+
+def test_a_cache_of_random_numbers_ends_the_graph() -> None:
+    """Where it had to be one graph, each call drew anew."""
+    noisy = _fresh(lambda x: x + drawn(4))
+    with pytest.raises(TraceError, match="drawn has a cache, and draws random numbers"):
+        partition(noisy, ["cpu"], example_inputs=torch.ones(2, 4), fullgraph=True)
+    parallel = partition(noisy, spec=spec(2), example_inputs=torch.ones(2, 4))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        first = parallel(torch.ones(2, 4)), parallel(torch.ones(2, 4)), torch.rand(1)
+    drawn.cache_clear()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        wanted = noisy(torch.ones(2, 4)), noisy(torch.ones(2, 4)), torch.rand(1)
+    assert all(map(torch.equal, first, wanted))
