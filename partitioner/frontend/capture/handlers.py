@@ -13,6 +13,7 @@ from torch._dynamo.bytecode_analysis import TERMINAL_OPCODES
 from torch._dynamo.output_graph import SubgraphTracer
 from torch._dynamo.variables import WithExitFunctionVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+from torch._ops import OperatorBase, OpOverloadPacket
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
@@ -25,17 +26,38 @@ _ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD")
 def _create_proxy(plain: Callable[..., Any], self: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
     """Note who would handle what an op raises."""
     if kind.startswith("call_"):
+        torchs = not isinstance(kwargs.get("target", args[0] if args else None), OperatorBase | OpOverloadPacket)
         for tx in frames(self.output_graph.current_tx):
             if tx.current_instruction.exn_tab_entry is not None:
-                HERE.handled.update(_is_except(tx, start) for start in handlers(tx))
+                HERE.handled.update(_is_except(tx, start, torchs) for start in handlers(tx))
     return plain(self, kind, *args, **kwargs)
 
 
-def _is_except(tx: Any, start: int) -> bool:
-    """Whether a handler asks which error it is, or goes on; a ``finally`` does neither."""
-    body = tx.instructions[start:]
-    asked = next((each.opname for each in body if each.opname.startswith(("CHECK_EXC_MATCH", "POP_JUMP", "RERAISE"))), "")
-    return body[1].opname != "WITH_EXCEPT_START" and (asked == "CHECK_EXC_MATCH" or leaves(tx, start))
+def _is_except(tx: Any, start: int, torchs: bool) -> bool:
+    """Whether a handler asks which error it is, or goes on; a ``finally`` does neither.
+
+    ``except`` of an error of the user's own, or of a package's, is for none that an op of torch raises.
+    """
+    code = tx.instructions
+    if code[start + 1].opname == "WITH_EXCEPT_START":
+        return False
+    while code[asked := _next(tx, start, "CHECK_EXC_MATCH", "POP_JUMP", "RERAISE")].opname == "CHECK_EXC_MATCH":
+        if not torchs or not _is_own_error(tx, code[asked - 1]):
+            return True
+        start = tx.indexof[code[_next(tx, asked, "POP_JUMP")].target]
+    return leaves(tx, start)
+
+
+def _next(tx: Any, start: int, *names: str) -> int:
+    """Where one of some instructions comes next; the last one of all, if none does."""
+    rest = range(start, len(tx.instructions))
+    return next((place for place in rest if tx.instructions[place].opname.startswith(names)), len(tx.instructions) - 1)
+
+
+def _is_own_error(tx: Any, instruction: Any) -> bool:
+    """Whether an instruction loads a class of errors that is neither Python's nor torch's."""
+    kind = tx.f_globals.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
+    return isinstance(kind, type) and kind.__module__.partition(".")[0] not in ("builtins", "torch")
 
 
 def frames(tx: Any) -> Iterator[Any]:
