@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dis import opmap
 from functools import cache, cached_property, partial, partialmethod
@@ -12,6 +11,8 @@ from typing import Any
 
 from torch._library.custom_ops import CustomOpDef
 
+from partitioner.model.source import is_installed
+
 _OTHERS = sys.stdlib_module_names | {"torch", "numpy", "partitioner"}
 """Packages whose classes, functions and modules are not the user's."""
 
@@ -19,8 +20,6 @@ _BINDS = frozenset(opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "ST
 
 CACHE = type(cache(len))
 """A function with a cache."""
-
-_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 
 
 def is_users(module: str | None) -> bool:
@@ -32,9 +31,10 @@ def is_users(module: str | None) -> bool:
         >>> is_users("my_layers.blocks"), is_users("torch.nn"), is_users("collections")
         (True, False, False)
     """
-    package = (module or "builtins").partition(".")[0]
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return package not in _OTHERS and not file.startswith(_INSTALLED)
+    name = module or "builtins"
+    package = name.partition(".")[0]
+    known = (getattr(sys.modules.get(each), "__file__", None) for each in (package, name))  # a namespace has no file
+    return package not in _OTHERS and not is_installed(next(filter(None, known), ""))
 
 
 def users_function(code: Any) -> FunctionType | None:

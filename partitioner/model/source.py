@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
@@ -9,6 +10,7 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 _GENERATED = ("<eval_with_key>", "<partitioner", "<frozen")
 
 
@@ -17,9 +19,15 @@ def is_user_code(file: str) -> bool:
     return not file.startswith((_TORCH, _HERE, "torch/", *_GENERATED))
 
 
+@lru_cache(maxsize=4096)
 def is_installed(file: str) -> bool:
-    """Whether a source file is of a package that somebody installed."""
-    return "site-packages" in Path(file).parts
+    """Whether a source file is of a package that somebody installed: for all, for one user, or by the system.
+
+    Example:
+        >>> is_installed("/usr/lib/python3/dist-packages/einops/einops.py"), is_installed("/home/me/site-packages.py")
+        (True, False)
+    """
+    return not _PACKAGES.isdisjoint(Path(file).parts)
 
 
 def model_line(frame: FrameType | None) -> str:
