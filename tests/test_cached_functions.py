@@ -51,6 +51,16 @@ def kept(x: Tensor) -> tuple[Tensor, list[float]]:
     return x * zeros(2)[0], zeros(2)
 
 
+@functools.lru_cache(maxsize=1)
+def scales(number: int) -> Tensor:
+    return torch.full((4,), float(number), requires_grad=True)
+
+
+def forgotten(x: Tensor) -> Tensor:
+    """A cache that is too small: the function itself is called, which no tracer takes."""
+    return x * scales(2) + scales(3)
+
+
 def told(x: Tensor) -> Tensor:
     return x * counted("a") + counted(name="b")
 
@@ -66,7 +76,7 @@ class Net(nn.Module):
 
 def _fresh(what: Callable[[Tensor], Any]) -> Net:
     CALLS.clear()
-    for function in (mask, zeros, counted, drawn):
+    for function in (mask, zeros, counted, drawn, scales):
         function.cache_clear()
     torch.manual_seed(0)
     return Net(what)
@@ -84,7 +94,7 @@ def _seen(call: Callable[[Tensor], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("what", [written, kept, told])
+@pytest.mark.parametrize("what", [written, kept, told, forgotten])
 @pytest.mark.parametrize("where", ["one graph", "lanes", "devices"])
 def test_a_cache_is_asked_in_each_call(what: Callable[[Tensor], Any], where: str, request: pytest.FixtureRequest) -> None:
     """In one graph each call got a list and a tensor of its own, and the functions counted once more."""

@@ -100,7 +100,8 @@ def _asked(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
     if not all(each.is_python_constant() for each in (*args, *kwargs.values())):
         return None
     named = {name: each.as_python_constant() for name, each in kwargs.items()}
-    ask, empty = partial(function, *(each.as_python_constant() for each in args), **named), not any(function.cache_info()[:2])
+    plainly: Any = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]  # a small cache may have lost the answer when it is asked again
+    ask, empty = partial(plainly, *(each.as_python_constant() for each in args), **named), not any(function.cache_info()[:2])
     with fork_rng(devices=[]):
         before = torch.get_rng_state(), random.getstate()
         try:
