@@ -25,7 +25,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,59 +57,62 @@ from partitioner.model.modes import device_types
 
 
 @amends(WrapperUserFunctionVariable, "call_function")
-def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
-    """A call of a function with a cache, of which more is not known than what it gives for constants.
-
-    It ends the graph if the cache can be told; where one graph is needed, it is traced. What a package's does is only known
-    once it has been traced. Tracing then begins again, and comes no farther than the call.
-    """
-    function, found, allowed = self.wrapper_obj, list[Any](), SideEffects.check_allowed_side_effect
+def _call_wrapped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a function with a cache ends the graph if the cache can be told; where one graph is needed, it is traced."""
+    function = self.wrapper_obj
     if isinstance(function, torch.jit.ScriptFunction) and any(map(torch.is_autocast_enabled, device_types())):
         raise Unsupported(f"{function.name} is TorchScript's, which casts in its own way under autocast")
     if not hasattr(function, "cache_info") or (function.__module__ or "").startswith("torch."):
-        return plain(self, tx, *arguments)
+        return plain(self, tx, args, kwargs)
     users = is_users(function.__module__)
-    if users and not self.self_args() and (answer := _asked(tx, function, *arguments)) is not None:
-        return answer
+    if users and not self.self_args() and all(each.is_python_constant() for each in (*args, *kwargs.values())):
+        return _of_user(partial(plain, self), tx, function, args, kwargs)
     if HERE.whole:
-        return plain(self, tx, *arguments)
+        return plain(self, tx, args, kwargs)
     if users:
         raise Unsupported(f"{function.__qualname__} has a cache")
+    return _of_package(partial(plain, self), tx, function, args, kwargs)
+
+
+def _of_package(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """What it does is only known once it has been traced. Tracing then begins again, and comes no farther than the call."""
+    found, drawn, allowed = list[Any](), len(tx.output.random_calls), SideEffects.check_allowed_side_effect
 
     def writes(effects: Any, item: Any) -> Any:
         if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew):
             found.append(item)
         return allowed(effects, item)
 
-    drawn = len(tx.output.random_calls)
     with amended(SideEffects, check_allowed_side_effect=writes):
-        result = plain(self, tx, *arguments)
+        result = plain(tx, args, kwargs)
     VariableTracker.visit(lambda value: found.append(value) if isinstance(value, TensorVariable) else None, result)
     if found or len(tx.output.random_calls) > drawn:
         raise Unsupported(f"{function.__qualname__} keeps in a cache what it does")
     return result
 
 
-def _asked(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """What a function with a cache gives for constants. It is called for them before each call, as forward would call it.
+def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """What one that writes nothing gives for constants: it is called before each call, as forward would call it.
 
-    Nothing is known of one that is called with other things, or that raises an error. One that draws random numbers has to draw
-    them where forward calls it, and so its cache is emptied again if it was empty.
+    That it writes nothing is known once it has been traced, apart from the graph. One that draws has to draw where forward
+    calls it, and so its cache is emptied again if it was empty.
     """
-    if not all(each.is_python_constant() for each in (*args, *kwargs.values())):
-        return None
+    drawn = len(tx.output.random_calls)
+    try:
+        with tx.output.subtracer(None, None):
+            plain(tx, args, kwargs)
+    except Unsupported as error:
+        raise Unsupported(f"{function.__qualname__} has a cache, and writes something, or cannot be traced") from error
+    if len(tx.output.random_calls) > drawn:
+        raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     named = {name: each.as_python_constant() for name, each in kwargs.items()}
-    plainly: Any = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]  # a small cache may have lost the answer when it is asked again
+    plainly: Any = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]  # a small cache may have lost the answer
     ask, empty = partial(plainly, *(each.as_python_constant() for each in args), **named), not any(function.cache_info()[:2])
     with fork_rng(devices=[]):
-        before = torch.get_rng_state(), random.getstate()
-        try:
-            found = ask()
-        except Exception:
-            return None
-        drawn = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
-    if drawn:
-        random.setstate(before[1])
+        before = torch.get_rng_state()
+        found = ask()
+        same = torch.equal(before, torch.get_rng_state())
+    if not same:
         if empty:
             function.cache_clear()
         raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
