@@ -30,6 +30,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     builtin,
+    misc,
 )
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
@@ -76,14 +77,18 @@ for _kind in (UserDefinedClassVariable, *(each for name, each in vars(builtin).i
         amends(_kind, "call_method")(_by_name)
 
 
-@amends(GetAttrVariable, "call_function")
 def _by_name_of_object(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """``items.__iadd__([1])``: as it is called on the class, but that objects are asked whether they are equal."""
-    kind = next(iter(_kinds([self.obj])), None) if self.name in _NAMES else None
-    known = (kind in (list, tuple) and self.name in _ORDERS) or (kind not in _LITERALS and self.name in _EQUALS)
-    if isinstance(getattr(kind, self.name, None), WrapperDescriptorType) and not known:
-        raise Unsupported(f"{self.name} is called by its name")
+    name = self.name if isinstance(self, GetAttrVariable) else self.method_name
+    kind = next(iter(_kinds([self.obj])), None) if name in _NAMES else None
+    known = (kind in (list, tuple) and name in _ORDERS) or (kind not in _LITERALS and name in _EQUALS)
+    if isinstance(getattr(kind, name, None), WrapperDescriptorType) and not known:
+        raise Unsupported(f"{name} is called by its name")
     return plain(self, *arguments)
+
+
+for _kind in {GetAttrVariable, getattr(misc, "CallMethodVariable", GetAttrVariable)}:  # torch 2.14 has one for methods
+    amends(_kind, "call_function")(_by_name_of_object)
 
 
 @amends(SetVariable, "call_method")
