@@ -18,6 +18,7 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from lanes import OLD_TORCH
 from torch import Tensor
 
 ROUNDS: dict[str, Program] = {}
@@ -129,7 +130,7 @@ class Plain:
     pass
 
 
-def held(read: Callable[[Any, int], Any], *values: Any) -> None:
+def held(read: Callable[[Any, int], Any], *values: Any, limit: str = "") -> None:
     """Registers a model that reads or changes what it holds, which is another one in each call."""
 
     class Reads(Two):
@@ -144,7 +145,7 @@ def held(read: Callable[[Any, int], Any], *values: Any) -> None:
             yield run(rand(3 + number % 2, 4)), run.module.held
 
     name = f"held_{len(ROUNDS)}"
-    ROUNDS[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+    ROUNDS[name] = Program(name, Reads, script, lambda: ((rand(),), {}), limit=limit)
 
 
 LISTS = [1, 3], [], [2, 1]
@@ -209,7 +210,8 @@ def _matched(v: Any, _: int) -> Any:
 held(lambda v, n: raised(lambda: _matched(v, n)), Base(), Heir(), 3, Plain(), True)
 
 # what ``__contains__`` gives was the answer
-held(lambda v, _: (1 in v, 2 not in v), Holds(), [1], Holds())
+ASKS_ITSELF = "its tracer asks for no bool" if OLD_TORCH else ""
+held(lambda v, _: (1 in v, 2 not in v), Holds(), [1], Holds(), limit=ASKS_ITSELF)
 # an object was asked again by the guards, and counted that
 held(lambda v, _: (getattr(v, "one", 5), hasattr(v, "other"), v.times), Asked(), Asked(), Asked())
 

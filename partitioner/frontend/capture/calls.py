@@ -99,7 +99,7 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
     """
     drawn = len(tx.output.random_calls)
     try:
-        with tx.output.subtracer(None, None):
+        with tx.output.subtracer("cached", None):
             plain(tx, args, kwargs)
     except Unsupported as error:
         raise Unsupported(f"{function.__qualname__} has a cache, and writes something, or cannot be traced") from error
