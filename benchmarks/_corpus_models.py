@@ -1,5 +1,5 @@
-"""The corpus: every model that `corpus.py` runs, by name. The test suite's zoo, more of torchvision, `user_models.py`,
-and timm where it is installed.
+"""The corpus: every model that `corpus.py` runs, by name. The test suite's zoo, more of torchvision, `user_models.py`, and,
+where they are installed, timm and the packages of `_library_models.py`.
 
 A name is ``<family>/<model>``. Building needs no network: weights are random, the same every time.
 """
@@ -21,6 +21,7 @@ from torch import nn
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # zoo.py serves the tests and the benchmarks
 
+from _library_models import library_models  # noqa: E402
 from user_models import USER_MODELS  # noqa: E402
 
 import zoo  # noqa: E402
@@ -178,7 +179,12 @@ def _user() -> Iterator[Entry]:
         yield Entry(f"user/{name}", "user", "torch", model.build, model.inputs)
 
 
-CORPUS: dict[str, Entry] = {entry.name: entry for entry in (*_user(), *_zoo(), *_torchvision(), *_timm())}
+def _libraries() -> Iterator[Entry]:
+    for name, package, build, inputs in library_models():
+        yield Entry(name, "library", package, functools.partial(_built, lambda _models, build=build: build()), inputs)
+
+
+CORPUS: dict[str, Entry] = {entry.name: entry for entry in (*_user(), *_zoo(), *_torchvision(), *_timm(), *_libraries())}
 
 SAMPLE = """user/unet user/dlrm user/nano_gpt user/ensemble user/graph_convolution user/triplet_network user/step_counter
 user/in_place_editing torchvision/squeezenet1_1 transformers/distilbert""".split()
