@@ -5,17 +5,14 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, raised, rand
+from hostile.program import Program, holding_in, raised
 from lanes import OLD_TORCH
-from torch import Tensor
 
 NAMED: dict[str, Program] = {}
 
@@ -41,23 +38,7 @@ class Unequal:
     __hash__ = object.__hash__
 
 
-def held(read: Callable[[Any, int], Any], *values: Any) -> None:
-    """Registers a model that reads or changes what it holds."""
-
-    class Reads(Two):
-        def forward(self, x: Tensor) -> tuple[Tensor, Any, bool]:
-            found = read(self.held, x.shape[0])
-            return self.left(x) + self.right(x), found, found is self.held
-
-        held = copy.deepcopy(values[0])
-
-    def script(run: Run) -> Steps:
-        for number, value in enumerate(values):
-            run.module.held = copy.deepcopy(value)
-            yield run(rand(3 + number % 2, 4)), run.module.held
-
-    name = f"named_{len(NAMED)}"
-    NAMED[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+held = holding_in(NAMED, identity=True)
 
 
 # nothing was written, another object or one of another class was given, or NotImplemented

@@ -5,7 +5,6 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from hostile.program import Program, Run, Steps, Two, holding_in, kept_in, raised, rand
 from lanes import OLD_TORCH
 from torch import Tensor
 
@@ -130,22 +129,7 @@ class Plain:
     pass
 
 
-def held(read: Callable[[Any, int], Any], *values: Any, limit: str = "") -> None:
-    """Registers a model that reads or changes what it holds, which is another one in each call."""
-
-    class Reads(Two):
-        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-            return self.left(x) + self.right(x), read(self.held, x.shape[0])
-
-        held = copy.deepcopy(values[0])
-
-    def script(run: Run) -> Steps:
-        for number, value in enumerate(values):
-            run.module.held = copy.deepcopy(value)
-            yield run(rand(3 + number % 2, 4)), run.module.held
-
-    name = f"held_{len(ROUNDS)}"
-    ROUNDS[name] = Program(name, Reads, script, lambda: ((rand(),), {}), limit=limit)
+held = holding_in(ROUNDS)
 
 
 LISTS = [1, 3], [], [2, 1]

@@ -5,7 +5,6 @@ Each is judged as those of `hostile` are: it does what the plain model does. It 
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import operator
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
+from hostile.program import Program, Run, Steps, Two, holding_in, kept_in, raised, rand
 from torch import Tensor, nn
 
 TOGETHER: dict[str, Program] = {}
@@ -183,22 +182,7 @@ def list_that_says_how_long_it_is(run: Run) -> Steps:
 # -- dictionaries, sets and numbers --------------------------------------------------------------------------------------------
 
 
-def held(read: Callable[[Any, int], Any], *values: Any) -> None:
-    """Registers a model that reads or changes what it holds, which is another one in each call."""
-
-    class Reads(Two):
-        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-            return self.left(x) + self.right(x), read(self.held, x.shape[0])
-
-        held = copy.deepcopy(values[0])
-
-    def script(run: Run) -> Steps:
-        for number, value in enumerate(values):
-            run.module.held = copy.deepcopy(value)
-            yield run(rand(3 + number % 2, 4)), run.module.held, list(run.module.held)
-
-    name = f"held_{len(TOGETHER)}"
-    TOGETHER[name] = Program(name, Reads, script, lambda: ((rand(),), {}))
+held = holding_in(TOGETHER, also=list)
 
 
 class Point3(NamedTuple):

@@ -104,6 +104,40 @@ def kept_in(programs: dict[str, Program]) -> Callable[..., Callable[[Script], Sc
     return program_here
 
 
+def holding_in(
+    programs: dict[str, Program], also: Callable[[Any], Any] = lambda held: None, *, identity: bool = False
+) -> Callable[..., None]:
+    """Registers models that read or change what they hold, which is another one in each call, in a dictionary of a test file.
+
+    Args:
+        programs: the dictionary.
+        also: what is compared of what was held beside it.
+        identity: whether forward also gives whether what it read is what the module holds.
+
+    Returns:
+        A function of how what is held is read, given it and the rows of the call, of the values that are held, one after the
+        other, and of why the program is known to be different, if it is.
+    """
+
+    def held(read: Callable[[Any, int], Any], *values: Any, limit: str = "") -> None:
+        class Reads(Two):
+            def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+                found = read(self.held, x.shape[0])
+                return self.left(x) + self.right(x), (found, found is self.held) if identity else found
+
+            held = copy.deepcopy(values[0])
+
+        def script(run: Run) -> Steps:
+            for number, value in enumerate(values):
+                run.module.held = copy.deepcopy(value)
+                yield run(rand(3 + number % 2, 4)), run.module.held, also(run.module.held)
+
+        name = f"held_{len(programs)}"
+        programs[name] = Program(name, Reads, script, lambda: ((rand(),), {}), limit=limit)
+
+    return held
+
+
 def program(
     build: Callable[[], nn.Module],
     *args: Callable[[], Any],
