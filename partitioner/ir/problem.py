@@ -233,7 +233,12 @@ class Problem:
     @cached_property
     def stands(self) -> bool:
         """Whether they do, for there are values that travel between them."""
-        return self.waits and bool(self.values) and any(self.routes.values())
+        return self.waits and self.travels
+
+    @cached_property
+    def travels(self) -> bool:
+        """Whether there are values, and channels over which they may have to pass."""
+        return bool(self.values) and any(self.routes.values())
 
     # Groups -----------------------------------------------------------------------------------------------------------
 

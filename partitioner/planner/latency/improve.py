@@ -79,6 +79,6 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float) -> Fou
     count = max(1, len(problem.tasks))
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
-    travels = problem.overlap and not problem.fetched and bool(problem.values) and any(problem.routes.values())
-    times = 1 + 2 * travels + problem.stands + 5 * problem.crowded
+    beside = problem.overlap and not problem.fetched and problem.travels
+    times = 1 + 2 * beside + problem.stands + 5 * problem.crowded
     return improved(problem, known, least, inf, seed=0, most=times * MOVED_IN_ALL // count)

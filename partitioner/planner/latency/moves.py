@@ -62,7 +62,6 @@ class Moves:
         self.lanes_of = [
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
-        self.travel = any(problem.routes.values()) and bool(problem.values)
         self.near = [[*sources, *after] for sources, after in zip(self.sources, problem.after, strict=True)]
         self.made: list[list[int]] = [[] for _ in problem.tasks]
         for value, (maker, _) in enumerate(problem.values):
@@ -193,7 +192,7 @@ class Moves:
         problem = self.problem
         able, pool_of, own = problem.able[problem.group_of[task]], self.pool_of, self.pool_of[lanes[task]]
         ways = [lane for processor in able for lane in self.lanes_of[processor] if pool_of[lane] != own]
-        if self.travel and problem.crowded and self.random.random() < NEAR:
+        if problem.travels and problem.crowded and self.random.random() < NEAR:
             near = {lanes[each] for each in self.near[task]}
             ways = [lane for lane in ways if lane in near] or ways
         if len(ways) < 2 or self.waste is None or self.random.random() > THRIFTY:
@@ -239,7 +238,7 @@ class Moves:
         what travels.
         """
         problem, random = self.problem, self.random
-        if not (problem.contiguous or self.travel) or random.random() < ALONE:
+        if not (problem.contiguous or problem.travels) or random.random() < ALONE:
             return [problem.group_of[task]]
         if not problem.contiguous:
             found = self.connected(lanes, task, (problem.after, self.sources), random.choice(SIZES))

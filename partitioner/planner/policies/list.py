@@ -54,8 +54,7 @@ class List:
         """
         ruled, tries = closed(problem), tries_for(problem, self.tries)
         if problem.objective == "throughput":
-            moved = bool(problem.values) and any(problem.routes.values())
-            even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or moved)
+            even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or problem.travels)
             if self.tries > 1:
                 even, bound = soon_balanced(ruled, even, bound)
             return placed(problem, "list", even, bound=bound)
