@@ -51,6 +51,18 @@ def storage_bytes(tensor: torch.Tensor) -> int:
         return tensor_bytes(tensor)
 
 
+def no_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor over the same memory, which autograd takes for no view of the first.
+
+    Example:
+        >>> x = torch.zeros(2, requires_grad=True) * 1
+        >>> no_view(x)._is_view(), no_view(x) is x
+        (False, False)
+    """
+    made: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    return made
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor's memory was written; -1 for one that was made under inference mode, which does not know.
 

@@ -20,6 +20,7 @@ from partitioner.distributed.traced.example import meta_of
 from partitioner.errors import InputError, VerifyError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import Graph, TensorMeta
+from partitioner.model.storage import no_view
 
 Run = Callable[[Sequence[Any]], list[Any]]
 """Runs a graph on the values of its placeholders."""
@@ -179,7 +180,7 @@ def _sendable(value: torch.Tensor, copied: bool) -> torch.Tensor:
     A layer of the same stage that keeps it for its weight's gradient would find it detached under a zero-bubble schedule.
     """
     dense = value.contiguous()
-    return dense.clone() if copied else torch.ops.aten._unsafe_view(dense, dense.shape)  # the same memory, as no view
+    return dense.clone() if copied else no_view(dense)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from partitioner.distributed.ranks import first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.errors import InputError
+from partitioner.model.storage import no_view
 
 
 class Scaler(Protocol):
@@ -113,7 +114,8 @@ class Loss:
         Raises:
             InputError: it is no scalar, or has no gradient.
         """
-        flat = tuple(map(_for_the_loss, (results,) if isinstance(results, torch.Tensor) else results))
+        given = (results,) if isinstance(results, torch.Tensor) else results
+        flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
         output, target = self.batches.example.output(flat, self.batches(place)), self.batches.targets[place]
         found = self.function(output, target) if self.takes_target else self.function(output)
@@ -131,12 +133,6 @@ class Loss:
         self._see_what_is_reached(found, flat)
         part = found / self.batches.count
         return part if self.scaler is None else self.scaler.scale(part)
-
-
-def _for_the_loss(result: torch.Tensor) -> torch.Tensor:
-    """A result that the loss may keep: torch's last stage detaches its own in place, between the two halves of a backward."""
-    kept: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)
-    return kept
 
 
 def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
 from partitioner.ir.sharding import Placement
+from partitioner.model.storage import no_view
 
 OPS = torch.ops._c10d_functional
 
@@ -68,7 +69,7 @@ def part_of_total(x: Tensor, dim: int, blocks: int, ranks: int, group: str) -> T
 
 def _own(x: Tensor) -> Tensor:
     """The same, as no view: autograd lets nobody write into a view that a function of ours gives."""
-    return torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x
+    return no_view(x) if x._is_view() else x
 
 
 class _Total(torch.autograd.Function):
