@@ -54,6 +54,7 @@ from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
+from partitioner.model.undo import state_undo
 
 
 @amends(WrapperUserFunctionVariable, "call_function")
@@ -107,15 +108,13 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
         raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     named = {name: each.as_python_constant() for name, each in kwargs.items()}
     plainly: Any = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]  # a small cache may have lost the answer
-    ask, empty = partial(plainly, *(each.as_python_constant() for each in args), **named), not any(function.cache_info()[:2])
+    ask, undo = partial(plainly, *(each.as_python_constant() for each in args), **named), state_undo(function)
     with fork_rng(devices=[]):
         before = torch.get_rng_state()
         found = ask()
-        same = torch.equal(before, torch.get_rng_state())
-    if not same:
-        if empty:
-            function.cache_clear()
-        raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
+        if not torch.equal(before, torch.get_rng_state()):
+            undo()
+            raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     name = tx.output.install_global("___asked", ask)  # a number, in whose order guards ask
     return VariableTracker.build(tx, found, CallFunctionNoArgsSource(GlobalSource(name)))
 
