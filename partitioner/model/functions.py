@@ -124,11 +124,16 @@ def _is_users_own(item: Any) -> bool:
 def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
     """Each puts back what a name stands for, if for anything: one of a function's closure, or a global that it may bind."""
     yield from (partial(setattr, cell, "cell_contents", cell.cell_contents) for _, cell in _cells(function))
-    if any(not _BINDS.isdisjoint(code.co_code[::2]) for code in _codes_in(function.__code__)):
+    if any(has_any(code, _BINDS) for code in _codes_in(function.__code__)):
         names = dict.fromkeys(names_in(function.__code__))
         for held in _scopes(function, names):
             for name in names:
                 yield partial(held.__setitem__, name, held[name]) if name in held else partial(_unbind, held, name)
+
+
+def has_any(code: CodeType, instructions: frozenset[int]) -> bool:
+    """Whether a code has one of some instructions."""
+    return not instructions.isdisjoint(code.co_code[::2])
 
 
 def _unbind(held: dict[str, Any], name: str) -> None:

@@ -45,7 +45,7 @@ from torch._dynamo.variables.base import VariableTracker
 from partitioner.frontend.capture.absent import has_guard
 from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
-from partitioner.model.functions import is_users
+from partitioner.model.functions import has_any, is_users
 from partitioner.model.source import is_user_code
 
 _OF_TENSORS = {
@@ -273,7 +273,7 @@ _WRITES = frozenset(opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR", "STOR
 @amends(UserDefinedObjectVariable, "call_obj_hasattr")
 def _has(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     """Whether an object has an attribute is asked again before each call, which its ``__getattr__`` may count."""
-    if _is_made_up(self.value, name) and not _WRITES.isdisjoint(type(self.value).__getattr__.__code__.co_code[::2]):
+    if _is_made_up(self.value, name) and has_any(type(self.value).__getattr__.__code__, _WRITES):
         raise Unsupported(f"its class {type(self.value).__name__} writes where it is asked for attributes")
     return plain(self, tx, name)
 
