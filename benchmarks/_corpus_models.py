@@ -21,7 +21,7 @@ from torch import nn
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # zoo.py serves the tests and the benchmarks
 
-from _library_models import library_models  # noqa: E402
+from _library_models import called, library_models, normal  # noqa: E402
 from user_models import USER_MODELS  # noqa: E402
 
 import zoo  # noqa: E402
@@ -43,11 +43,6 @@ class Entry:
     @property
     def installed(self) -> bool:
         return importlib.util.find_spec(self.library) is not None
-
-
-def _images(*shape: int, count: int = 1, batch: int = 2, seed: int = 1) -> Inputs:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(batch, *shape, generator=generator) for _ in range(count)), {}
 
 
 def _built(make: Callable[[Any], nn.Module]) -> nn.Module:
@@ -113,14 +108,14 @@ def _torchvision() -> Iterator[Entry]:
 
 
 def _entry(kind: str, name: str, make: Callable[[Any], nn.Module], shape: tuple[int, ...], images: int = 1) -> Entry:
-    inputs = functools.partial(_images, *shape, count=images)
+    inputs = called(*(normal(*shape),) * images)
     return Entry(f"torchvision/{kind}/{name}", kind, "torchvision", functools.partial(_built, make), inputs)
 
 
 def _zoo() -> Iterator[Entry]:
     for name, model in zoo.ZOO.items():
         # At the size that the zoo chose, inception's auxiliary head has nothing left to pool in train mode.
-        inputs = functools.partial(_images, 3, 299, 299) if name == "torchvision/inception_v3" else model.inputs
+        inputs = called(normal(3, 299, 299)) if name == "torchvision/inception_v3" else model.inputs
         yield Entry(name, model.family, model.family, model.build, inputs, "large" in model.tags)
 
 
@@ -165,7 +160,7 @@ def _timm() -> Iterator[Entry]:
     for options, names in TIMM:
         for name in names.split():
             build = functools.partial(_built, functools.partial(_timm_model, name, options))
-            yield Entry(f"timm/{name}", "timm", "timm", build, functools.partial(_images, 3, 64, 64))
+            yield Entry(f"timm/{name}", "timm", "timm", build, called(normal(3, 64, 64)))
 
 
 def _timm_model(name: str, options: dict[str, Any], _models: Any) -> nn.Module:
