@@ -123,11 +123,12 @@ class Programs:
         """Call a method of the model through its programs."""
         if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
-        if _is_traced() or (self.on_one and (_is_transformed() or any(map(has_own_rules, args)))):
+        transformed = peek_interpreter_stack() is not None
+        if _is_traced() or (self.on_one and (transformed or _has_modes() or any(map(has_own_rules, args)))):
             if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
-        if peek_interpreter_stack() is not None:
+        if transformed:
             raise TraceError(_under_a_transform(type(self.original).__name__))
         if self.place is not None:
             self.settle(args, kwargs)
@@ -284,13 +285,8 @@ def elements(values: Iterable[Any]) -> float:
     return total
 
 
-def _is_transformed() -> bool:
-    """Whether the caller goes on alone, because Dynamo cannot enter what it is in, or does not guard it.
-
-    That is a functorch transform, or a function mode of the caller's own; ``with torch.device(...)`` is none of those.
-    """
-    if peek_interpreter_stack() is not None:
-        return True
+def _has_modes() -> bool:
+    """Whether the caller is in a function mode of its own, which Dynamo does not guard; ``with torch.device(...)`` is none."""
     modes = _len_torch_function_stack()
     return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
 

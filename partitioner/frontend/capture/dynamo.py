@@ -37,6 +37,7 @@ from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import ASKED, Callback, Convert
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
+from partitioner.frontend.capture.leaner import untraced
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.owner import AsItIs, Owner, Untraceable
 from partitioner.frontend.capture.refusal import own_error, refusal, refuse_no_tracer
@@ -187,7 +188,10 @@ class Compiled(Owner):
             backend = self.backend = next((one for one in list(self.callbacks) if one.fits()), None) or self._new_backend()
         for layer in self.layers:
             set_code_exec_strategy(layer, ASKED)  # Dynamo notes for the whole process that it leaves them out
-        callback, depth = self._under_stance(self.callbacks[backend]), get_dynamic_layer_stack_depth()
+        callback, depth = self.callbacks[backend], get_dynamic_layer_stack_depth()
+        stance = eval_frame._stance
+        if stance.stance != "default" or stance.backend is not None:
+            callback = self._under_stance(callback)
         before = set_eval_frame(None)
         try:
             set_eval_frame(callback)
@@ -262,7 +266,7 @@ class _Backend:
         caught = bool(HERE.handled or module.graph.find_nodes(op="call_function", target=checked))
         numbers, given = as_numbers(module, inputs)
         found = Found(module, given, code, HERE.paths, reason, HERE.first, caught, bool(output.random_calls), _sets(output))
-        return given_numbers(owner.receive(found), numbers)
+        return untraced(given_numbers(owner.receive(found), numbers))
 
 
 def _sets(output: OutputGraph) -> bool:

@@ -75,6 +75,7 @@ SETTINGS: Mapping[str, Any] = {
     "skip_guards_on_constant_func_defaults": False,
     "skip_tensor_guards_with_matching_dict_tags": False,  # so does it here: a tensor changes and its dictionary does not
     "skip_no_tensor_aliasing_guards_on_parameters": False,  # weights that are tied later are seen
+    "use_lamba_guard_for_object_aliasing": False,  # that two are one is asked in C++, as torch 2.14 does, and not in Python
     "record_runtime_overhead": False,
     "suppress_errors": False,
     "optimize_ddp": False,

@@ -6,6 +6,8 @@
 
 Nor does it depend on what torch logs of them: how long new ones take, for which it empties the processor's caches, 25 ms a
 program; and which line of the user's asked for each, for which it formats a frame. Who switches the log on has the lines.
+
+What Dynamo puts around a program asks more than has to be known there, too.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._C._dynamo.guards import GuardManager
-from torch._dynamo import guards
+from torch._dynamo import decorators, guards
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.guards import GuardBuilder
 from torch._logging._internal import log_state
 
@@ -44,3 +48,28 @@ if hasattr(GuardManager, "add_dimension_marking_guard"):  # not in torch 2.11
     @amends(GuardManager, "add_dimension_marking_guard")
     def _no_mark(*_: Any) -> None:
         pass
+
+
+def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a graph's inputs that is run without the tracer, as what `torch._dynamo.disable` gives, in half its time.
+
+    That one also asks which stance is taken, and whether somebody exports: here both have been asked before the call.
+    """
+
+    def call(*inputs: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return run(*inputs)
+        finally:
+            set_eval_frame(before)
+
+    return call
+
+
+_UNTRACED = untraced(print).__code__
+skip_code(_UNTRACED)
+
+
+@amends(decorators, "disable")
+def _disabled(plain: Callable[..., Any], function: Any = None, *rest: Any, **named: Any) -> Any:
+    return function if getattr(function, "__code__", None) is _UNTRACED else plain(function, *rest, **named)
