@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch.compiler import is_dynamo_compiling
 
 from partitioner.errors import TraceError
 
@@ -32,7 +33,7 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
+        if is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)
             return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
