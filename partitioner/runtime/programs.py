@@ -124,7 +124,8 @@ class Programs:
         if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
         transformed = peek_interpreter_stack() is not None
-        if _is_traced() or (self.on_one and (transformed or _has_modes() or any(map(has_own_rules, args)))):
+        traced = is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()  # by others: they see the model
+        if traced or (self.on_one and (transformed or _has_modes() or any(map(has_own_rules, args)))):
             if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
@@ -304,8 +305,3 @@ def _under_a_transform(name: str) -> str:
         f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...), which the tracer cannot enter, and with "
         "state on several devices nothing runs without it. For such calls partition the model on one device."
     )
-
-
-def _is_traced() -> bool:
-    """Whether this thread traces for somebody else, who is to see the model itself: torch.fx, torch.jit, torch.export."""
-    return is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()
