@@ -128,6 +128,14 @@ def test_an_error_says_where_it_comes_from(lane: int) -> None:
         assert parallel(*indices()).shape == (2, 18)
 
 
+def test_an_error_says_so_on_one_lane_under_a_profiler_too() -> None:
+    """Each task is a range there, in code of its own, and the op was looked for in the other one."""
+    parallel = partition(Later(), ["cpu"], example_inputs=tuple(indices()), policy="single")
+    with torch.profiler.profile(), pytest.raises(IndexError) as raised:
+        parallel(*indices(bad=1))
+    assert [note.partition(" = ")[0] for note in raised.value.__notes__] == ["in op tables_1_0_embedding"]
+
+
 def test_errors_in_all_lanes_at_once() -> None:
     """One of them is raised; the others must neither hang nor kill a worker. Again and again, because that is a race."""
     parallel = spread(Lookups(), *indices())

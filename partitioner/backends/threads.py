@@ -137,8 +137,7 @@ class Threads:
         self.plan, self.compiled = plan, compiled or {}
         self.parallel = generate(plan, compiled=self.compiled)
         self.hosts = len(self.parallel.hosts)
-        simple = self.hosts == 1 and not self.accelerated and not self.parallel.modes and self.parallel.narrow == 1
-        self.alone = self.parallel.hosts[0] if simple else None
+        self.alone = self.hosts == 1 and not self.accelerated and not self.parallel.modes and self.parallel.narrow == 1
         self.casts = any(enabled for mode in self.parallel.modes for _, enabled, _ in mode.autocast)
 
     @property
@@ -164,8 +163,13 @@ class Threads:
             in_order: whether the caller's thread issues all of it.
         """
         profiled = profiler._is_profiler_enabled
-        if self.alone is not None:
-            result: list[Any] = explained(self.parallel, self.profiled.hosts[0] if profiled else self.alone, arguments, None)
+        if self.alone:
+            code = self.profiled if profiled else self.parallel
+            try:
+                result: list[Any] = code.hosts[0](arguments, None)
+            except Exception as error:
+                name_op(code, error)
+                raise
             return result
         hosts = 1 if in_order or (self.hosts > 1 and has_hidden_modes()) else self.hosts
         code = self.serial if hosts < self.hosts else self.profiled if profiled else self.parallel
@@ -193,9 +197,10 @@ def issue(code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
     try:
         call.enter()
         _start_workers(done, code, call, arguments)
-        result = explained(code, code.hosts[0], arguments, call)
+        result = code.hosts[0](arguments, call)
         call.leave(result)
     except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
+        name_op(code, error)
         call.fail(error)
     _finish(call, done)
     del held
@@ -230,7 +235,7 @@ def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: A
 
     def run() -> None:
         try:
-            explained(code, code.hosts[host], arguments, call)
+            code.hosts[host](arguments, call)
         finally:
             if code.modes:
                 call.mode(-1)
@@ -239,6 +244,7 @@ def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: A
         try:
             run_under(modes, run)
         except BaseException as error:
+            name_op(code, error)
             call.fail(error)
         finally:
             done.release()
@@ -282,17 +288,13 @@ def _finish(call: Launch, done: list[threading.Lock]) -> None:
             call.fail(error)
 
 
-def explained(code: Code, run: Callable[..., Any], *arguments: Any) -> Any:
-    """Launch ``run``; if it raises in generated code, add a note that names the op's module and source line."""
-    try:
-        return run(*arguments)
-    except Exception as error:
-        traceback, line = error.__traceback__, None
-        while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename == code.file:
-                line = traceback.tb_lineno
-            traceback = traceback.tb_next
-        op = code.ops.get(line) if line is not None else None
-        if op is not None:
-            error.add_note(f"in op {op.shown}")
-        raise
+def name_op(code: Code, error: BaseException) -> None:
+    """Add a note that names the op's module and source line to an error that was raised in generated code."""
+    traceback, line = error.__traceback__, None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == code.file:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    op = code.ops.get(line) if line is not None else None
+    if op is not None:
+        error.add_note(f"in op {op.shown}")

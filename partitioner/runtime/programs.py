@@ -123,9 +123,9 @@ class Programs:
         """Call a method of the model through its programs."""
         if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
-        transformed = peek_interpreter_stack() is not None
+        transformed, modes = peek_interpreter_stack() is not None, _len_torch_function_stack()
         traced = is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()  # by others: they see the model
-        if traced or (self.on_one and (transformed or _has_modes() or any(map(has_own_rules, args)))):
+        if traced or (self.on_one and (transformed or (modes and _are_own(modes)) or any(map(has_own_rules, args)))):
             if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
@@ -286,10 +286,9 @@ def elements(values: Iterable[Any]) -> float:
     return total
 
 
-def _has_modes() -> bool:
-    """Whether the caller is in a function mode of its own, which Dynamo does not guard; ``with torch.device(...)`` is none."""
-    modes = _len_torch_function_stack()
-    return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
+def _are_own(modes: int) -> bool:
+    """Whether some function modes are the caller's own, which Dynamo does not guard; ``with torch.device(...)`` is none."""
+    return any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
 
 
 def _as_it_lies(name: str, error: Exception) -> str:
