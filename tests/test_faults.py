@@ -131,7 +131,7 @@ def test_an_error_says_where_it_comes_from(lane: int) -> None:
 def test_an_error_says_so_on_one_lane_under_a_profiler_too() -> None:
     """Each task is a range there, in code of its own, and the op was looked for in the other one."""
     parallel = partition(Later(), ["cpu"], example_inputs=tuple(indices()), policy="single")
-    with torch.profiler.profile(), pytest.raises(IndexError) as raised:
+    with torch.profiler.profile(acc_events=True), pytest.raises(IndexError) as raised:
         parallel(*indices(bad=1))
     assert [note.partition(" = ")[0] for note in raised.value.__notes__] == ["in op tables_1_0_embedding"]
 
