@@ -127,7 +127,7 @@ class Programs:
             if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
-        if peek_interpreter_stack() is not None:
+        if _is_transformed():
             raise TraceError(_under_a_transform(type(self.original).__name__))
         if self.place is not None:
             self.settle(args, kwargs)
@@ -174,12 +174,16 @@ class Programs:
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
             again = raised.again and self.on_one
-            if not again and not raised.other:
+            caught = raised.caught and not self.on_one and not isinstance(error, CheckFailed)
+            if not again and not raised.other and not caught:
                 del raised  # it holds the error, and that this frame
                 raise
         try:  # what is raised now has no cause but its own
             if not again:
-                raise method.own_error(*args, **kwargs) or raised.error
+                own = method.own_error(*args, **kwargs)
+                if own is None and caught:
+                    raise TraceError(_caught(type(self.original).__name__, raised.error))
+                raise own or raised.error
             if numbers is not None:
                 random.setstate(numbers)
             result = self.plain(name)(*args, **kwargs)
@@ -303,10 +307,18 @@ def _as_it_lies(name: str, error: Exception) -> str:
     )
 
 
+def _caught(name: str, error: Exception) -> str:
+    """Why a call cannot go on as the model does."""
+    return (
+        f"{name} goes on after what an op raises on the data of this call, and a program on several devices cannot: "
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}. Check for it before the op, or partition the model on one device."
+    )
+
+
 def _under_a_transform(name: str) -> str:
     return (
-        f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...), which the tracer cannot enter, and with "
-        "state on several devices nothing runs without it. For such calls partition the model on one device."
+        f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...) or a function mode, which the tracer cannot "
+        "enter, and with state on several devices nothing runs without it. For such calls partition the model on one device."
     )
 
 
