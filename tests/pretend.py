@@ -339,7 +339,7 @@ def place_at(tensor: Tensor) -> str | None:
 
 
 def place_of(tree: Any) -> str:
-    """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere, and a gradient of the engine's."""
+    """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere, and what the engine makes."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     places = [place_at(leaf) for leaf in tensors if isinstance(leaf, Placed) or leaf.dim()]
     found = {place for place in places if place is not None}

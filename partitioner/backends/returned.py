@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partitioner.backends.nodes import move
-from partitioner.model.storage import is_dense, set_version, storage_key, version_of
+from partitioner.model.storage import is_dense, overlaps, set_version, storage_key, version_of
 
 Mark = tuple[Any, int]
 """What writing changes of a tensor: the node that autograd has for it, and how often it was written; -1 if nobody counts."""
@@ -30,15 +30,21 @@ def _mark(tensor: torch.Tensor) -> Mark:
 
 
 def brought(value: Any, device: str) -> Any:
-    """An argument on a device, in the same layout: a copy of a view would have no gaps, and its rows would lie closer.
+    """An argument on a device, in the same layout, but where a gradient would be shared out: a copy of a view has no gaps.
 
     Example:
         >>> brought(torch.ones(3, 8)[:, ::2], "meta").stride()
         (8, 2)
     """
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or str(value.device) == device:
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.is_nested
+        or value.layout is not torch.strided
+        or str(value.device) == device
+    ):
         return move(value, device)
-    if value.is_contiguous() or value.numel() == 0 or value.is_nested or is_dense(value):
+    repeats = value.requires_grad and (0 in value.stride() or overlaps(value))
+    if value.is_contiguous() or value.numel() == 0 or repeats or is_dense(value):
         there = move(value, device)
     else:
         span = 1 + sum(stride * (size - 1) for stride, size in zip(value.stride(), value.size(), strict=True))

@@ -309,9 +309,10 @@ def _as_it_lies(name: str, error: Exception) -> str:
 
 def _caught(name: str, error: Exception) -> str:
     """Why a call cannot go on as the model does."""
+    first = str(error).partition("\n")[0]
     return (
-        f"{name} goes on after what an op raises on the data of this call, and a program on several devices cannot: "
-        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}. Check for it before the op, or partition the model on one device."
+        f"{name} goes on after what an op raises on the data of this call, {type(error).__name__}: {first}, and a program on "
+        "several devices cannot. Look at the data before the op, or partition the model on one device."
     )
 
 
