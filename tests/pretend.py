@@ -24,7 +24,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -43,6 +43,7 @@ from partitioner.backends.streams import StreamLaunch, Streams
 from partitioner.frontend.capture import dynamo, refusal
 from partitioner.frontend.capture.here import Watched
 from partitioner.ir.plan import Plan
+from partitioner.model.call import Call
 from partitioner.model.state import all_state
 from partitioner.runtime import module, moving
 from partitioner.runtime.module import Parallel
@@ -570,6 +571,16 @@ def taken(tensor: Tensor, world: World) -> Tensor:
     return given
 
 
+def _call_on(call: Call, device: str) -> Call:
+    """Stands for `Call.on`."""
+    away = {id(leaf): leaf for leaf in call.leaves if isinstance(leaf, Tensor) and str(leaf.device) != device}
+    moved = {number: put(leaf, device) for number, leaf in away.items()} if device != "meta" else {}
+    return _real_call_on(replace(call, leaves=tuple(moved.get(id(leaf), leaf) for leaf in call.leaves)), device)
+
+
+_real_call_on = Call.on
+
+
 def _move_together(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Stands for `runtime.moving._move_together`."""
     for tensor in tensors:
@@ -650,6 +661,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
     monkeypatch.setattr(module, "_destination", _destination)
+    monkeypatch.setattr(Call, "on", _call_on)
     monkeypatch.setattr(dynamo, "watched", _watched_in_places)
     monkeypatch.setattr(refusal, "Together", nullcontext)  # out of programs, ops take what they are given
     monkeypatch.setattr(torch, "lazy", torch.cpu, raising=False)  # torch's word for what a device type can do

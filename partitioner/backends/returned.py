@@ -49,7 +49,8 @@ def brought(value: Any, device: str) -> Any:
     else:
         span = 1 + sum(stride * (size - 1) for stride, size in zip(value.stride(), value.size(), strict=True))
         there = move(value.as_strided((span,), (1,)), device).as_strided(value.size(), value.stride(), 0)
-    set_version(there, version_of(value))  # which forward may ask for
+    if not there.is_inference():
+        set_version(there, version_of(value))  # which forward may ask for
     return there
 
 
@@ -71,10 +72,17 @@ def as_given(given: Sequence[Any], moved: Sequence[Any], results: list[Any], num
         here, there = owners.get(storage_key(result), (None, None)) if isinstance(result, torch.Tensor) else (None, None)
         if result is there:
             results[number] = here
-        elif here is not None and there is not None and (result.dtype, result.is_conj()) == (here.dtype, here.is_conj()):
+        elif here is not None and there is not None and _form(here) == _form(there) and _form(result)[0] == _form(here)[0]:
             start = here.storage_offset() + result.storage_offset() - there.storage_offset()
             view = here.as_strided(result.size(), result.stride(), start)
             results[number] = view if view.requires_grad == result.requires_grad else view.detach()
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    """How a tensor's memory is read: kinds of its elements, and strides; no two are alike of those that have none."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return (object(),)
+    return (tensor.dtype, tensor.is_conj(), tensor.is_neg()), tensor.stride()
 
 
 def marked(given: Sequence[Any], moved: Sequence[Any], written: Sequence[int]) -> dict[int, Mark]:

@@ -59,7 +59,7 @@ def constrain(
         PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
     """
     groups: UnionFind[str] = UnionFind(op.name for op in graph.ops)
-    for names in [*_sharing_state(graph, state), *_before_last_write(graph), *_leading_to_results(graph)]:
+    for names in [*_sharing_state(graph, state), *_before_last_write(graph), *_in_one_memory(graph)]:
         groups.union(*names)
     for patterns in colocate:
         groups.union(*(op.name for pattern in patterns for op in _matching(graph, pattern)))
@@ -135,14 +135,15 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
             yield [name for name, _ in uses[: last + 1]]
 
 
-def _leading_to_results(graph: Graph) -> Iterable[set[str]]:
+def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
     """For each storage that results lie in: the ops that took views of it to them, and write it. Views of a copy share nothing.
+
+    Likewise for what is taken by strides, which a copy of a view has not.
 
     What is brought together behind a graph comes from where it was made.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
-    results = (graph.by_name[name] for name in graph.outputs if name in graph.by_name)
-    waiting = [(op, storage) for op in results if op.target != LANDED for storage in op.storages]
+    waiting = [(op, storage) for op in graph.by_memory if op.target != LANDED for storage in op.storages]
     for op, storage in waiting:
         if op.name not in found[storage]:
             found[storage].add(op.name)
