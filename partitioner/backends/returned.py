@@ -10,6 +10,7 @@ It is left as eager leaves it. What no op that autograd records has written keep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,22 +37,24 @@ def brought(value: Any, device: str) -> Any:
         >>> brought(torch.ones(3, 8)[:, ::2], "meta").stride()
         (8, 2)
     """
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.is_nested
-        or value.layout is not torch.strided
-        or str(value.device) == device
-    ):
+    if not isinstance(value, torch.Tensor) or str(value.device) == device:
         return move(value, device)
-    repeats = value.requires_grad and (0 in value.stride() or overlaps(value))
-    if value.is_contiguous() or value.numel() == 0 or repeats or is_dense(value):
-        there = move(value, device)
-    else:
-        span = 1 + sum(stride * (size - 1) for stride, size in zip(value.stride(), value.size(), strict=True))
-        there = move(value.as_strided((span,), (1,)), device).as_strided(value.size(), value.stride(), 0)
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # where it would lose its version
+        there = _in_its_layout(value, device)
     if not there.is_inference():
         set_version(there, version_of(value))  # which forward may ask for
     return there
+
+
+def _in_its_layout(value: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy with the strides of a tensor, made of all that lies between its elements."""
+    plain = value.is_nested or value.layout is not torch.strided or value.is_contiguous() or value.numel() == 0
+    if plain or (value.requires_grad and (0 in value.stride() or overlaps(value))) or is_dense(value):
+        moved: torch.Tensor = move(value, device)
+        return moved
+    span = 1 + sum(stride * (size - 1) for stride, size in zip(value.stride(), value.size(), strict=True))
+    whole: torch.Tensor = move(value.as_strided((span,), (1,)), device)
+    return whole.as_strided(value.size(), value.stride(), 0)
 
 
 def as_given(given: Sequence[Any], moved: Sequence[Any], results: list[Any], numbers: Sequence[int]) -> None:

@@ -30,8 +30,8 @@ from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
-from partitioner.model.source import user_line
 from partitioner.model.tracing import cannot_be_traced
+from partitioner.runtime.cannot import as_it_lies, caught_by_the_model, under_a_transform
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
 from partitioner.runtime.summary import summary
 
@@ -128,7 +128,7 @@ class Programs:
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
         if _is_transformed():
-            raise TraceError(_under_a_transform(type(self.original).__name__))
+            raise TraceError(under_a_transform(type(self.original).__name__))
         if self.place is not None:
             self.settle(args, kwargs)
         return self.run(name, args, kwargs)
@@ -170,7 +170,7 @@ class Programs:
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
             if not self.on_one and not method.whole and "same device" in str(error):
-                raise TraceError(_as_it_lies(type(self.original).__name__, error)) from error
+                raise TraceError(as_it_lies(type(self.original).__name__, error)) from error
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
             again = raised.again and self.on_one
@@ -182,7 +182,7 @@ class Programs:
             if not again:
                 own = method.own_error(*args, **kwargs)
                 if own is None and caught:
-                    raise TraceError(_caught(type(self.original).__name__, raised.error))
+                    raise TraceError(caught_by_the_model(type(self.original).__name__, raised.error))
                 raise own or raised.error
             if numbers is not None:
                 random.setstate(numbers)
@@ -297,30 +297,6 @@ def _is_transformed() -> bool:
         return True
     modes = _len_torch_function_stack()
     return modes > 0 and any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
-
-
-def _as_it_lies(name: str, error: Exception) -> str:
-    """Why code between graphs cannot go on: it runs as it is, and takes what programs have on another device."""
-    return (
-        f"{name} runs in part as it is, between graphs, and there, at {user_line(error)}, takes what lies on several devices: "
-        f"{error}. Pin the modules whose weights it takes to the first device, on which it finds all else."
-    )
-
-
-def _caught(name: str, error: Exception) -> str:
-    """Why a call cannot go on as the model does."""
-    first = str(error).partition("\n")[0]
-    return (
-        f"{name} goes on after what an op raises on the data of this call, {type(error).__name__}: {first}, and a program on "
-        "several devices cannot. Look at the data before the op, or partition the model on one device."
-    )
-
-
-def _under_a_transform(name: str) -> str:
-    return (
-        f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...) or a function mode, which the tracer cannot "
-        "enter, and with state on several devices nothing runs without it. For such calls partition the model on one device."
-    )
 
 
 def _is_traced() -> bool:
