@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -325,7 +325,7 @@ class Placed(Tensor):
 def put_at(tensor: Tensor, place: str) -> None:
     """Let a tensor lie somewhere, with its memory: autograd gives back what it has saved as another tensor over that."""
     tensor.place = place  # type: ignore[attr-defined]
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), suppress(NotImplementedError):  # as functorch's have none
         if tensor.layout is torch.strided and not tensor.is_nested:
             tensor.untyped_storage().place = place  # type: ignore[attr-defined]
 
