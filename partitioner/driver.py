@@ -298,9 +298,10 @@ def _hold(programs: Programs, call: Call) -> None:
 
 
 def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
-    """Plan for a call where state lies at the moment, and move it to where the plan wants it."""
+    """Plan for a call where state lies at the moment, wherever its arguments do, and move it to where the plan wants it."""
     model, first = programs.original, programs.machine.lanes[0].torch_device
-    plans = make_plans(model, call, programs.machine, spec, check=check)
+    lies = only_device(model)
+    plans = make_plans(model, call if lies is None else call.on(lies), programs.machine, spec, check=check)
     programs.provisional, programs.homes = plans.shown, plans.homes
     with torch.inference_mode(False):
         move_state({**plans.state, **all_state(model)}, plans.homes, first)

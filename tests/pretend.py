@@ -23,8 +23,8 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -43,8 +43,9 @@ from partitioner.backends.streams import StreamLaunch, Streams
 from partitioner.frontend.capture import dynamo, refusal
 from partitioner.frontend.capture.here import Watched
 from partitioner.ir.plan import Plan
+from partitioner.model.call import Call
 from partitioner.model.state import all_state
-from partitioner.runtime import moving
+from partitioner.runtime import module, moving
 from partitioner.runtime.module import Parallel
 from partitioner.spec import devices
 
@@ -227,6 +228,8 @@ class World:
                 self.note(self.current(str(tensor.device)), who, [tensor], written)
 
     def storage(self, tensor: Tensor) -> Storage:
+        if key(tensor) not in self.alive:  # somebody has given it another one's memory (`tensor.data = other`)
+            self.adopt(tensor, place_at(tensor) or "cpu")
         return self.alive[key(tensor)]
 
     def adopt(self, tensor: Tensor, device: str) -> None:
@@ -279,6 +282,9 @@ def key(tensor: Tensor) -> int:
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
+THERE = 4
+"""How many accelerators there are."""
+
 WORLD: list[World] = []
 """The world in which tensors live now, if there is one."""
 
@@ -316,10 +322,29 @@ class Placed(Tensor):
         return _issue(lambda: _plain(func, *args, **kwargs), func, args, kwargs)
 
 
+def put_at(tensor: Tensor, place: str) -> None:
+    """Let a tensor lie somewhere, with its memory: autograd gives back what it has saved as another tensor over that."""
+    tensor.place = place  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunctionSubclass(), suppress(NotImplementedError):  # as functorch's have none
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            tensor.untyped_storage().place = place  # type: ignore[attr-defined]
+
+
+def place_at(tensor: Tensor) -> str | None:
+    """Where a tensor lies, if anybody has put it there; in backward, where its memory was put."""
+    place: str | None = getattr(tensor, "place", None)
+    if place is not None or torch._C._current_graph_task_id() < 0 or type(tensor) is not Tensor:
+        return place
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return getattr(tensor.untyped_storage(), "place", None) if strided else None
+
+
 def place_of(tree: Any) -> str:
-    """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere."""
-    found = {leaf.place for leaf in tree_leaves(tree) if isinstance(leaf, Placed)}
-    if not found or any(isinstance(leaf, Tensor) and not isinstance(leaf, Placed) and leaf.dim() for leaf in tree_leaves(tree)):
+    """The one device of all tensors in a structure; a number in a CPU tensor may go anywhere, and what the engine makes."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    places = [place_at(leaf) for leaf in tensors if isinstance(leaf, Placed) or leaf.dim()]
+    found = {place for place in places if place is not None}
+    if not found or (None in places and torch._C._current_graph_task_id() < 0):
         found.add("cpu")
     if len(found) != 1:
         raise RuntimeError(f"an op mixes tensors of {', '.join(sorted(found))}")
@@ -364,7 +389,7 @@ def _tagged(result: Any, where: str, world: World | None) -> Any:
 
     def tag(tensor: Tensor) -> Tensor:
         placed = tensor if isinstance(tensor, Placed) else tensor.as_subclass(Placed)
-        placed.place = where
+        put_at(placed, where)
         if world is not None:
             _watch(world, [placed], where)
         return placed
@@ -375,7 +400,7 @@ def _tagged(result: Any, where: str, world: World | None) -> Any:
 def _move(tensor: Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> Tensor:
     """`Tensor.to`: a copy between devices runs where CUDA runs it; anything else is an op like any other."""
     target = next((str(arg) for arg in args if isinstance(arg, str | torch.device)), str(kwargs.get("device", "")))
-    source = getattr(tensor, "place", "cpu")
+    source = place_at(tensor) or "cpu"
     if target in ("", source):
         args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
         kwargs.pop("device", None)
@@ -437,7 +462,7 @@ class Factories(TorchFunctionMode):
 def put(tensor: Tensor, where: str) -> Tensor:
     """A copy of a tensor on a device, as a caller holds it."""
     placed = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    placed.place = where  # type: ignore[attr-defined]
+    put_at(placed, where)
     return placed
 
 
@@ -510,7 +535,11 @@ class WatchedStreams(Streams):
         self.world.call("the caller", writes=inputs)
         with Factories() if any(map(_makes, self.plan.graph.fx.nodes)) else nullcontext():
             results = super().__call__(given, in_order=in_order)
-        return [taken(value, self.world) if isinstance(value, Tensor) else value for value in results]
+        own = {id(alias): value for alias, value in zip(given, arguments, strict=True) if isinstance(value, Tensor)}
+        return [
+            own[id(value)] if id(value) in own else taken(value, self.world) if isinstance(value, Tensor) else value
+            for value in results
+        ]
 
 
 def _makes(node: torch.fx.Node) -> bool:
@@ -537,20 +566,49 @@ def taken(tensor: Tensor, world: World) -> Tensor:
     """A program's tensor as callers see it."""
     with torch._C.DisableTorchFunctionSubclass(), history_kept(tensor):
         given = tensor.as_subclass(Tensor)
-    given.place = str(tensor.device)  # type: ignore[attr-defined]
-    _watch(world, [given], given.place)  # type: ignore[attr-defined]
+    put_at(given, str(tensor.device))
+    _watch(world, [given], str(tensor.device))
     return given
+
+
+def _call_on(call: Call, device: str) -> Call:
+    """Stands for `Call.on`."""
+    away = {id(leaf): leaf for leaf in call.leaves if isinstance(leaf, Tensor) and str(leaf.device) != device}
+    moved = {number: put(leaf, device) for number, leaf in away.items()} if device != "meta" else {}
+    return _real_call_on(replace(call, leaves=tuple(moved.get(id(leaf), leaf) for leaf in call.leaves)), device)
+
+
+_real_call_on = Call.on
 
 
 def _move_together(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Stands for `runtime.moving._move_together`."""
     for tensor in tensors:
-        tensor.place = str(device)  # type: ignore[attr-defined]
+        put_at(tensor, str(device))
+
+
+def _empty(size: Sequence[int], *strides: Sequence[int], device: torch.device, **options: Any) -> Tensor:
+    """Stands for the two kernels of a device of which all that make tensors there are composed."""
+    kinds = {key: value for key, value in options.items() if key in ("dtype", "memory_format") and value is not None}
+    if device.index is None or device.index >= THERE:
+        raise RuntimeError(f"there is no {device}")
+    made = torch.empty_strided(size, *strides, **kinds) if strides else torch.empty(size, **kinds)
+    put_at(made, str(device))
+    return made
+
+
+def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device | str:
+    """Stands for `runtime.module._destination`: who moves nothing leaves what lies nowhere where it is, too."""
+    nowhere = torch.device("meta")
+    return device if _destined(fn, nowhere) == nowhere else _destined(fn, device)
+
+
+_destined = module._destination
 
 
 def _device(tensor: Tensor) -> torch.device:
     """Stands for `torch.Tensor.device`, as far as Python asks for it."""
-    place = None if _REAL.wanted else getattr(tensor, "place", None)
+    place = None if _REAL.wanted else place_at(tensor)
     return _real_device(tensor) if place is None else torch.device(place)  # type: ignore[no-any-return]
 
 
@@ -569,7 +627,7 @@ _from_real = FakeTensorConverter.from_real_tensor
 
 def _from_pretended(self: Any, mode: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Stands for `FakeTensorConverter.from_real_tensor`, which knows no places: a fake lies where its tensor does."""
-    place, _REAL.wanted = getattr(tensor, "place", None), True
+    place, _REAL.wanted = place_at(tensor), True
     try:
         fake = _from_real(self, mode, tensor, *args, **kwargs)
     finally:
@@ -602,12 +660,18 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(Tensor, "device", property(_device), raising=False)
     monkeypatch.setattr(devices, "_ACCELERATORS", (*devices._ACCELERATORS, "lazy"))
     monkeypatch.setattr(moving, "_move_together", _move_together)
+    monkeypatch.setattr(module, "_destination", _destination)
+    monkeypatch.setattr(Call, "on", _call_on)
     monkeypatch.setattr(dynamo, "watched", _watched_in_places)
     monkeypatch.setattr(refusal, "Together", nullcontext)  # out of programs, ops take what they are given
     monkeypatch.setattr(torch, "lazy", torch.cpu, raising=False)  # torch's word for what a device type can do
     monkeypatch.setattr(driver, "refuse_missing", lambda machine: None)
     monkeypatch.setitem(BACKENDS, "streams", lambda plan: WatchedStreams(plan, WORLD[-1]))
+    kernels = torch.library.Library("aten", "IMPL")
+    for name in ("empty.memory_format", "empty_strided"):
+        kernels.impl(name, _empty, "Lazy")
     try:
         yield WORLD[-1]
     finally:
         WORLD.pop()
+        kernels._destroy()

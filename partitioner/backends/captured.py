@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.capturing import NEXT, CaptureError, Cuda, Pool, explained
-from partitioner.backends.copies import Copies, is_dense, packed
+from partitioner.backends.copies import Copies
 from partitioner.ir.plan import Plan
+from partitioner.model.storage import is_dense, packed
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Issues a program."""

@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_leaves
 from partitioner.backends import Executable
 from partitioner.backends.captured import Capture, addresses, state_positions
 from partitioner.backends.capturing import CUDA, NEXT, CaptureError, Cuda, Pool
-from partitioner.backends.copies import overlaps
 from partitioner.backends.nodes import op_devices
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.errors import SpecError
 from partitioner.ir.access import ANY, LATER, SENT
 from partitioner.ir.plan import Plan
 from partitioner.model.call import sharing
+from partitioner.model.storage import overlaps
 
 MOST = 16
 """Captures of one program, and kinds of its calls: each capture has memory of its own."""

@@ -18,7 +18,7 @@ waits for an event behind the copy, because the hazard rule says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code
-from partitioner.backends.nodes import move
+from partitioner.backends.nodes import move, results
 from partitioner.backends.probe import pair_works
-from partitioner.backends.returned import marked, write_back
+from partitioner.backends.returned import as_given, brought, marked, write_back
 from partitioner.backends.threads import Launch, Threads
+from partitioner.ir.graph import LANDED, Graph
 from partitioner.ir.plan import Plan
 from partitioner.model.modes import in_mode
 
@@ -251,17 +252,20 @@ class Streams(Threads):
             (number, name, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values
         )
         self.homes = tuple((number, home, plan.graph.recorded.get(name)) for number, name, home in homes if home)
+        self.in_arguments = tuple(_in_arguments(plan.graph))
 
     def __call__(self, arguments: Sequence[Any], *, in_order: bool = False) -> list[Any]:
         """Run the program; the graph's results. Inputs may lie anywhere."""
         moved = list(arguments)
         for position, home, mode in self.homes:
             with in_mode(mode):
-                moved[position] = move(arguments[position], home)
+                moved[position] = brought(arguments[position], home)
         marks = marked(arguments, moved, self.plan.graph.written_arguments)
-        result = super().__call__(moved, in_order=in_order)
+        found = super().__call__(moved, in_order=in_order)
         write_back(arguments, moved, marks)
-        return result
+        if self.in_arguments:
+            as_given(arguments, moved, found, self.in_arguments)
+        return found
 
     def with_tasks(self, plan: Plan, compiled: Mapping[str, Body]) -> Streams:
         """The same of another plan, with functions for its tasks."""
@@ -270,3 +274,12 @@ class Streams(Threads):
     def begin(self, code: Code, hosts: int) -> Launch:
         """What one call needs."""
         return StreamLaunch(code, hosts, self.plan, self.hardware)
+
+
+def _in_arguments(graph: Graph) -> Iterator[int]:
+    """Positions of the results that may lie in the memory of an argument of the call, and are not brought elsewhere."""
+    arguments = {*graph.arguments}.difference(graph.states)
+    for number, result in enumerate(results(graph)):
+        op = graph.by_name.get(getattr(result, "name", ""))
+        if getattr(result, "name", "") in arguments or (op and op.target != LANDED and arguments.intersection(op.storages)):
+            yield number

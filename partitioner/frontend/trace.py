@@ -40,7 +40,7 @@ def graph_of(model: nn.Module, found: Found, *, between: bool = False, **options
     If Python goes on ``between`` graphs of several devices, its results are brought together.
     """
     if between:
-        land(found.module)
+        land(found.module, ends=not found.reason)
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)

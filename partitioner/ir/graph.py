@@ -214,6 +214,12 @@ class Graph:
         return tuple(position for position, resource in enumerate(self.given) if resource in self.written)
 
     @cached_property
+    def by_memory(self) -> tuple[Op, ...]:
+        """The ops for which it matters in which memory a tensor lies: those that give results, and that take it by strides."""
+        results = {*self.outputs}
+        return tuple(op for op in self.ops if op.name in results or op.target == "as_strided")
+
+    @cached_property
     def recorded(self) -> dict[str, Mode]:
         """By value, the mode of an op that makes or reads it and records gradients, as the call may not. So are copies."""
         modes = ((name, op.mode) for op in self.ops for name in (op.name, *op.inputs))

@@ -43,8 +43,9 @@ class Call:
         return args, kwargs
 
     def on(self, device: str) -> Call:
-        """The same call with its tensors on a device."""
-        return Call(self.spec, tuple(leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves))
+        """The same call with its tensors on a device, each once."""
+        moved = {id(leaf): leaf.to(device) for leaf in self.leaves if isinstance(leaf, torch.Tensor)}
+        return Call(self.spec, tuple(moved.get(id(leaf), leaf) for leaf in self.leaves))
 
     def names(self, forward: Callable[..., Any]) -> list[str]:
         """A readable Python identifier for each tensor leaf, from the parameters of ``forward``."""

@@ -51,6 +51,47 @@ def storage_bytes(tensor: torch.Tensor) -> int:
         return tensor_bytes(tensor)
 
 
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the elements that it repeats: what a copy of it has to write.
+
+    Example:
+        >>> packed(torch.ones(3, 1).expand(3, 4)).shape
+        torch.Size([3, 1])
+    """
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [min(size, 1) if stride == 0 else size for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may lie at one address, those that `packed` leaves out aside.
+
+    Example:
+        >>> overlaps(torch.ones(3, 1).expand(3, 4)), overlaps(torch.ones(6).unfold(0, 3, 1))
+        (False, True)
+    """
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if stride == 0 or size <= 1:
+            continue
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie side by side, in whatever order, each once.
+
+    Example:
+        >>> is_dense(torch.ones(2, 3).t()), is_dense(torch.ones(2, 6)[:, ::2]), is_dense(torch.ones(1).expand(3))
+        (True, False, False)
+    """
+    span = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.size(), strict=True) if size > 1) + 1
+    return not overlaps(tensor) and (tensor.numel() == 0 or span == tensor.numel())
+
+
 def no_view(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor over the same memory, which autograd takes for no view of the first.
 

@@ -2,7 +2,7 @@
 
 Ops share a device if they use the same parameter, buffer or constant (it lies in one place), or touch one storage up to its
 last in-place write (a copy taken earlier would miss the write). After its last write a storage may be read anywhere,
-through a copy.
+through a copy. Results alone must lie in the memory that eager gives them, so views that lead to one stay where it was made.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def constrain(
         PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
     """
     groups: UnionFind[str] = UnionFind(op.name for op in graph.ops)
-    for names in [*_sharing_state(graph, state), *_before_last_write(graph)]:
+    for names in [*_sharing_state(graph, state), *_before_last_write(graph), *_in_one_memory(graph)]:
         groups.union(*names)
     for patterns in colocate:
         groups.union(*(op.name for pattern in patterns for op in _matching(graph, pattern)))
@@ -81,7 +81,8 @@ def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) 
     if other != device:
         raise PlacementError(
             f"ops that must share a device are pinned to two: {other} by {reason}, and {device} by {why}.\n"
-            "They share a parameter, a buffer, a storage that is written in place, or a colocation. Pin them to one device."
+            "They share a parameter, a buffer, memory that is written in place or that a result lies in, or a colocation. "
+            "Pin them to one device."
         )
 
 
@@ -132,3 +133,24 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
         last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)
         if last >= 0:
             yield [name for name, _ in uses[: last + 1]]
+
+
+def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
+    """For each storage that results lie in: the ops that took views of it to them, and write it. Views of a copy share nothing.
+
+    Likewise for what is taken by strides, which a copy of a view has not.
+
+    What is brought together behind a graph comes from where it was made.
+    """
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    waiting = [(op, storage) for op in graph.by_memory if op.target != LANDED for storage in op.storages]
+    for op, storage in waiting:
+        if op.name not in found[storage]:
+            found[storage].add(op.name)
+            sources = (graph.by_name[name] for name in op.inputs if name in graph.by_name)
+            waiting += [(source, storage) for source in sources if storage in source.storages]
+    for op in graph.ops:
+        for access in op.accesses:
+            if access.write and access.resource in found:
+                found[access.resource].add(op.name)
+    return found.values()

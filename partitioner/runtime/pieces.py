@@ -208,7 +208,7 @@ class Piece:
             before.restore()
         unchanged = before is not None or not self.changes or (isinstance(error, CheckFailed) and self.checks_first)
         again = self.first and unchanged and self.latest.pieces == [self]
-        if self.latest.told and (again or (before is None and self.checks)):
+        if self.latest.told and (again or (before is None and (self.checks or self.caught))):
             HERE.raised = Raised(error, again, self.checks, self.caught)
             return None
         if unchanged and self.code is not None:

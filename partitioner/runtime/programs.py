@@ -30,8 +30,8 @@ from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
-from partitioner.model.source import user_line
 from partitioner.model.tracing import cannot_be_traced
+from partitioner.runtime.cannot import as_it_lies, caught_by_the_model, under_a_transform
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
 from partitioner.runtime.summary import summary
 
@@ -123,14 +123,15 @@ class Programs:
         """Call a method of the model through its programs."""
         if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
             return self.plain(name)(*args, **kwargs)
-        transformed, modes = peek_interpreter_stack() is not None, _len_torch_function_stack()
+        modes = _len_torch_function_stack()
+        transformed = peek_interpreter_stack() is not None or (modes > 0 and _are_own(modes))
         traced = is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()  # by others: they see the model
-        if traced or (self.on_one and (transformed or (modes and _are_own(modes)) or any(map(has_own_rules, args)))):
+        if traced or (self.on_one and (transformed or any(map(has_own_rules, args)))):
             if not self.on_one and self.place is None and not is_fx_symbolic_tracing():
                 raise TraceError(cannot_be_traced(type(self.original).__name__))
             return self.plain(name)(*args, **kwargs)
         if transformed:
-            raise TraceError(_under_a_transform(type(self.original).__name__))
+            raise TraceError(under_a_transform(type(self.original).__name__))
         if self.place is not None:
             self.settle(args, kwargs)
         return self.run(name, args, kwargs)
@@ -172,16 +173,20 @@ class Programs:
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
             if not self.on_one and not method.whole and "same device" in str(error):
-                raise TraceError(_as_it_lies(type(self.original).__name__, error)) from error
+                raise TraceError(as_it_lies(type(self.original).__name__, error)) from error
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
             again = raised.again and self.on_one
-            if not again and not raised.other:
+            caught = raised.caught and not self.on_one and not isinstance(error, CheckFailed)
+            if not again and not raised.other and not caught:
                 del raised  # it holds the error, and that this frame
                 raise
         try:  # what is raised now has no cause but its own
             if not again:
-                raise method.own_error(*args, **kwargs) or raised.error
+                own = method.own_error(*args, **kwargs)
+                if own is None and caught:
+                    raise TraceError(caught_by_the_model(type(self.original).__name__, raised.error))
+                raise own or raised.error
             if numbers is not None:
                 random.setstate(numbers)
             result = self.plain(name)(*args, **kwargs)
@@ -289,18 +294,3 @@ def elements(values: Iterable[Any]) -> float:
 def _are_own(modes: int) -> bool:
     """Whether some function modes are the caller's own, which Dynamo does not guard; ``with torch.device(...)`` is none."""
     return any(type(_get_function_stack_at(index)) is not DeviceContext for index in range(modes))
-
-
-def _as_it_lies(name: str, error: Exception) -> str:
-    """Why code between graphs cannot go on: it runs as it is, and takes what programs have on another device."""
-    return (
-        f"{name} runs in part as it is, between graphs, and there, at {user_line(error)}, takes what lies on several devices: "
-        f"{error}. Pin the modules whose weights it takes to the first device, on which it finds all else."
-    )
-
-
-def _under_a_transform(name: str) -> str:
-    return (
-        f"{name} is called under a transform of torch.func (grad, vmap, jvp, ...), which the tracer cannot enter, and with "
-        "state on several devices nothing runs without it. For such calls partition the model on one device."
-    )

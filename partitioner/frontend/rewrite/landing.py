@@ -30,10 +30,18 @@ def landed(value: Value) -> Value:
     return value
 
 
-def land(module: torch.fx.GraphModule) -> None:
-    """Put `landed` behind every result of a graph that its ops make, and behind what is given to it of which one is a view."""
+def land(module: torch.fx.GraphModule, *, ends: bool = False) -> None:
+    """Put `landed` behind every result of a graph that its ops make, and behind what is given to it of which one is a view.
+
+    Args:
+        module: the graph; changed.
+        ends: whether forward returns behind it. Then a view of what is given is the caller's, and stays where that lies.
+    """
     graph, output = module.graph, module.graph.output_node()
     made = [node for node in output.all_input_nodes if node.op.startswith("call_")]
+    if ends:
+        given = {storage for node in graph.find_nodes(op="placeholder") for storage in _storages(node)}
+        made = [node for node in made if given.isdisjoint(_storages(node))]
     seen = {storage for node in made for storage in _storages(node)}
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for given in graph.find_nodes(op="placeholder"):
