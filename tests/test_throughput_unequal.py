@@ -9,15 +9,21 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 from random import Random
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
 
 from partitioner.errors import PlacementError
+from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import ORDER, Kind, Problem, Processor
+from partitioner.planner.assigned import placed
 from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
+from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
+from partitioner.planner.throughput.cycles import cycled
 from partitioner.planner.throughput.fitting import anywhere
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
@@ -25,7 +31,9 @@ from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.settling import evenly, settled
+from partitioner.planner.throughput.solve import balanced
 from partitioner.planner.timing import largest_load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -182,3 +190,49 @@ def test_caps_that_long_fractions_meet_to_the_last_bit(count: int) -> None:
     problem = Problem("full", tuple(map(str, range(count))), (kind,), processors, [], memory=held)
     found = anywhere(problem).homes
     assert found is not None and sums(held, found, 4) == pytest.approx(sums(held, homes, 4), rel=1e-12)
+
+
+def test_mending_may_fill_memory_and_annealing_makes_room() -> None:
+    bytes_each, cap = 1.0, 2.0
+    problem = replace(chain(4), contiguous=True, memory=[bytes_each] * 4, objective="throughput")
+    problem = replace(problem, processors=tuple(replace(each, memory=cap) for each in problem.processors))
+    park = park_of(units_of(problem, contiguous=True))
+    assert mended(park, [0, 1, 0, 1], [0.5, 0.5]) is None
+    tight = mended(park, [0, 1, 0, 1], [0.5, 0.5], firm=False)
+    assert tight is not None and next(returns(problem, tight), None) is None
+    search = Annealing(park, tight)
+    assert (search.least == inf) is not park.units.valid(tight)
+    search.run(inf, 4, 200)
+    assert search.least == 2.0 and park.units.valid(search.best)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_search_is_no_worse_than_what_it_is_told(contiguous: bool) -> None:
+    problem = replace(parted(Random(3), 8, 160, "line", True, kinds=1), contiguous=contiguous)
+    told = balanced(problem, 2.0)[0]
+    assert largest_load(problem, balanced(problem, 0.01)[0]) > (least := largest_load(problem, told))
+    assert largest_load(problem, balanced(problem, 0.01, known=[told])[0]) <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_cycles_keep_what_is_asked_for_and_find_better(contiguous: bool) -> None:
+    problem = crowded(replace(parted(Random(1), 4, 200, "apart", True), contiguous=contiguous), 1.3)
+    park = park_of(units_of(problem, contiguous))
+    search = Annealing(park, park.units.of_tasks(anywhere(problem).homes or []))
+    before = search.least
+    cycled(search, 0.0, monotonic() + 1.5)
+    assert park.units.valid(search.best) and search.least < before
+    assert search.least == pytest.approx(largest_load(problem, park.units.spread_over(search.best)))
+
+
+def test_search_has_its_turn_where_list_has_taken_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, asked = replace(parted(Random(1), 8, 800, "line", True, kinds=1), contiguous=True), list[float]()
+
+    def slowly(self: List, problem: Problem) -> Assignment:
+        sleep(0.6)
+        return placed(problem, "list", anywhere(problem).homes or [])
+
+    monkeypatch.setattr(List, "__call__", slowly)
+    monkeypatch.setattr(Search, "beyond", lambda self, problem, answers: asked.append(self.time_limit) or answers[0])
+    Auto(time_limit=1.4)(problem)
+    assert asked

@@ -69,7 +69,7 @@ class Auto:
                 continue
             answers.append(answer)
             bound = max(bound, answer.bound)
-            look = look or LOOKS[problem.objective] * (time.monotonic() - began) / tries
+            look = look or LOOKS[problem.objective] * min((time.monotonic() - began) / tries, PER_TASK * len(problem.tasks))
             if best is None or answer.cost < best.cost:
                 best = answer
         if best is None:

@@ -52,10 +52,11 @@ class Search:
         return self.beyond(problem, ())
 
     def beyond(self, problem: Problem, answers: Sequence[Assignment]) -> Assignment:
-        """Likewise, from what other policies have answered, too: the result is no worse where the latency is what counts."""
+        """Likewise, from what other policies have answered, too: the result is no worse than theirs."""
         until = perf_counter() + self.time_limit
         if problem.objective == "throughput":
-            processors, bound = balanced(problem, self.time_limit, self.seed)
+            homes = [[problem.lanes[lane] for lane in each.lanes] for each in answers]
+            processors, bound = balanced(problem, self.time_limit, self.seed, homes)
             return placed(problem, "search", processors, bound=bound)
         ruled = closed(problem)
         tries, bound = max(1, min(32, MOST_TASKS // max(1, len(problem.tasks)))), makespan_bound(ruled)

@@ -77,26 +77,31 @@ def refined(
     return load, tasks
 
 
-def levels_of(park: Park, fewest: int = FEWEST, largest: float = LARGEST) -> list[Park]:
-    """Ever fewer clusters of the units, each of some that run on the same processors and pay least on the same kind.
+def levels_of(park: Park, fewest: int = FEWEST, largest: float = LARGEST, label: Sequence[tuple[int, int]] = ()) -> list[Park]:
+    """Ever fewer clusters of the units, each of some with the same label.
 
     Args:
         park: units, of which convex clusters are made if contiguity is asked for, and processors.
         fewest: clusters for each processor, about, at which to stop.
         largest: part of a processor's mean work that a cluster may have at most.
+        label: of each task; if there are none, on which processors it runs, and the kind on which it pays least.
     """
-    kinds = {id(row): kind for kind, row in enumerate(park.units.rows)}
-    kind = [kinds[id(row)] for row in park.units.rows]
-    cheapest = park.paid.argmin(axis=0).tolist()
-    label = [(kind[each], id(able)) for each, able in zip(cheapest, park.units.able_sets, strict=True)]
-    of_task = [label[unit] for unit in park.units.unit_of]
-    found, many = [park], fewest * len(kind)
+    of_task, found, many = label or _suiting(park), [park], fewest * len(park.units.rows)
     while (units := found[-1].units).count > many:
         coarse = units.joined(_matched(found[-1], [of_task[tasks[0]] for tasks in units.members], largest))
         if coarse.count > ENOUGH * units.count:
             break
         found.append(park_of(coarse))
     return found
+
+
+def _suiting(park: Park) -> list[tuple[int, int]]:
+    """For each task, the kind on which its unit pays least, and on which processors it runs."""
+    kinds = {id(row): kind for kind, row in enumerate(park.units.rows)}
+    kind = [kinds[id(row)] for row in park.units.rows]
+    cheapest = park.paid.argmin(axis=0).tolist()
+    label = [(kind[each], id(able)) for each, able in zip(cheapest, park.units.able_sets, strict=True)]
+    return [label[unit] for unit in park.units.unit_of]
 
 
 def _matched(park: Park, label: Sequence[tuple[int, int]], largest: float) -> list[int]:

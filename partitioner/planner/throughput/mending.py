@@ -12,6 +12,7 @@ of Operational Research 130(3), 2001.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from random import Random
@@ -28,17 +29,18 @@ PATIENCE = 6
 """Tasks in a row for which no change is found, after which changes may be twice as large."""
 
 
-def mended(park: Park, homes: Sequence[int], price: Sequence[float]) -> list[int] | None:
+def mended(park: Park, homes: Sequence[int], price: Sequence[float], firm: bool = True) -> list[int] | None:
     """Homes near those given that are contiguous; ``None`` if no such were found.
 
     Args:
         park: units, each with all that lies between its tasks, and processors.
-        homes: of each unit; memory is kept if these keep it.
+        homes: of each unit.
         price: of a second of each processor.
+        firm: whether memory is kept, if ``homes`` keep it; else what does not fit has a price.
     """
     if park.units.reach is None:
         return None
-    mending, largest, idle = _Mending(park, homes, price), 1, 0
+    mending, largest, idle = _Mending(park, homes, price, firm), 1, 0
     for _ in range(LOOKS):
         broken = [each for each, between in enumerate(mending.between) if between]
         if not broken:
@@ -52,11 +54,12 @@ def mended(park: Park, homes: Sequence[int], price: Sequence[float]) -> list[int
 class _Mending:
     """Where units are, and the tasks between those of each processor, as bits."""
 
-    def __init__(self, park: Park, homes: Sequence[int], price: Sequence[float]) -> None:
-        self.units, self.price, self.random = park.units, price, Random(0)
+    def __init__(self, park: Park, homes: Sequence[int], price: Sequence[float], firm: bool) -> None:
+        self.units, self.price, self.firm, self.random = park.units, price, firm, Random(0)
         self.loads, self.state = Loads(park, homes), Convex(park.units, homes)
         self.between = [self.state.between(units) for units in self.state.units]
         paid = sum(each * self.loads.load(number) for number, each in enumerate(price))
+        self.mean = float(park.units.memory.sum()) / max(1, park.units.count)
         self.one = paid / max(1, park.units.count)  # what a unit pays on average
 
     def step(self, broken: Sequence[int], largest: int) -> bool:
@@ -66,7 +69,9 @@ class _Mending:
             fewer = sum(self.between[each].bit_count() - self._after(each, moves).bit_count() for each in self._touched(moves))
             if fewer > 0:
                 deltas = self.loads.joint_deltas(moves)
-                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items()) - self.one * fewer
+                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items()) + self.one * (
+                    self._over(moves) - fewer
+                )
                 if paid < best:
                     best, chosen, found = paid, moves, deltas
         self._make(chosen, found)
@@ -85,9 +90,18 @@ class _Mending:
                 ways += [(leaving, there) for there in range(len(self.between)) if there != here]
         for some, there in ways:
             held = sum(self.loads.memory[each] for each in some if self.loads.home[each] != there)
-            fits = not held or self.loads.used[there] + held <= self.units.problem.caps[there]
+            fits = not held or not self.firm or self.loads.used[there] + held <= self.units.problem.caps[there]
             if fits and all(there in self.units.able_sets[each] for each in some):
                 yield {each: there for each in some if self.loads.home[each] != there}
+
+    def _over(self, moves: Mapping[int, int]) -> float:
+        """By how many mean units' bytes memory is exceeded more after some moves, all processors together."""
+        more: defaultdict[int, float] = defaultdict(float)
+        for unit, there in moves.items():
+            more[there] += self.loads.memory[unit]
+            more[self.loads.home[unit]] -= self.loads.memory[unit]
+        over = ((self.loads.used[each] - self.units.problem.caps[each], held) for each, held in more.items())
+        return sum(max(0.0, each + held) - max(0.0, each) for each, held in over) / self.mean if self.mean > 0.0 else 0.0
 
     def _touched(self, moves: Mapping[int, int]) -> set[int]:
         """The processors that units leave or join."""

@@ -29,6 +29,9 @@ FINE, COARSE = 1 << 40, 30_000
 MOST_LITERALS = 400_000
 """Size of a model that CP-SAT still gets somewhere with in a minute."""
 
+PACE = 5_000
+"""Literals of a model with which CP-SAT gets somewhere in a second; about."""
+
 BUILDING = 1e-5
 """Seconds to build a model, for each literal; about."""
 
@@ -52,6 +55,11 @@ def suits(park: Park) -> bool:
 def start_up(park: Park) -> float:
     """Seconds that pass before the solver has its turn."""
     return BUILDING * _literals(park) + loading()
+
+
+def least_time(park: Park) -> float:
+    """Seconds that the solver needs to get somewhere."""
+    return _literals(park) / PACE
 
 
 def _literals(park: Park) -> int:

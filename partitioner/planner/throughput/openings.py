@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import monotonic
 
 from partitioner.errors import PlacementError
@@ -27,7 +28,7 @@ CLOSE = 1e-9
 """A bound and a load that differ by less, relatively, are equal."""
 
 
-def start(park: Park, soon: float, bound: float, until: float) -> list[int]:
+def start(park: Park, soon: float, bound: float, until: float, known: Sequence[list[int]] = ()) -> list[int]:
     """The processor of each unit: stages, or tasks that are placed one by one or in clusters.
 
     Args:
@@ -35,20 +36,23 @@ def start(park: Park, soon: float, bound: float, until: float) -> list[int]:
         soon: moment, by the monotonic clock, up to which there are stages along further orders.
         bound: seconds that no placement beats; one that is there is returned at once.
         until: moment at which to stop.
+        known: placements that others have found; those that are not valid for these units are left out.
 
     Raises:
         PlacementError: none was found that fits.
     """
-    best, least = staged(park.units, soon, MOST_IDEALS, bound), bound
-    if best is not None:
-        least = Loads(park, best).largest
-    for make in _makes(park, bound, soon + (until - soon) / 3):
-        if best is not None and least <= bound * (1 + CLOSE):
+    best, least = None, inf
+    for homes in (*known, staged(park.units, soon, MOST_IDEALS, bound)):
+        if homes is not None and park.units.valid(homes) and (load := Loads(park, homes).largest) < least:
+            best, least = homes, load
+    gathered_already = bool(known and park.waste)
+    for make in () if park.units.contiguous and gathered_already else _makes(park, bound, soon + (until - soon) / 3):
+        if least <= bound * (1 + CLOSE):
             break
         with suppress(PlacementError):
             homes = park.units.of_tasks(make()[1])
             load = Loads(park, homes).largest
-            if park.units.valid(homes) and (best is None or load < least):
+            if park.units.valid(homes) and load < least:
                 best, least = homes, load
     return _fitting(park, until) if best is None else best
 

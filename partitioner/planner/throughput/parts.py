@@ -12,9 +12,10 @@ graphs", SIAM Journal on Scientific Computing 41(4), 2019. Clusters here are con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from math import inf
+from time import monotonic
 
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.first import SPARING, evened
@@ -51,27 +52,38 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     """
     if closed.units.reach is None:
         return None
-    known, found = [levels_of(closed, *size) for size in SIZES], list[tuple[float, int, list[int]]]()
-    for seed, number in product(range(1 + (closed.units.count >= AGAIN)), range(len(SIZES))):
-        top = known[number][-1]
-        homes = _placed(top, rules, bound, closed.rents[0].tolist(), until, seed)
-        if homes is not None:
-            search = Annealing(top, homes, seed)
-            search.run(until, ROUNDS, STEPS * top.units.count // 2, bound)
-            found.append((search.least, number, top.units.spread_over(search.best)))
-    if not found:
-        return None
-    _, number, tasks = min(found)
-    return refined(known[number], tasks, bound, until, _moves)
+    known = [levels_of(closed, *size) for size in SIZES]
+    tries = list(product(range(1 + (closed.units.count >= AGAIN)), range(len(SIZES))))
+    near = [
+        _near(known[number][-1], rules, bound, _part(until, left), seed)
+        for left, (seed, number) in zip(range(2 * len(tries), len(tries), -1), tries, strict=True)
+    ]
+    found: list[tuple[float, int, list[int]]] = []
+    for firm in (True, False):
+        for left, (seed, number), homes in zip(range(len(tries) + 1, 1, -1), tries, near, strict=True):
+            top, moment = known[number][-1], _part(until, left)
+            tight = mended(top, homes, closed.rents[0].tolist(), firm)
+            if tight is not None:
+                search = Annealing(top, settled(top, tight, moment)[1], seed)
+                search.run(moment, ROUNDS, STEPS * top.units.count // 2, bound)
+                found += [(search.least, number, top.units.spread_over(search.best))] if search.least < inf else []
+        if found:
+            _, number, tasks = min(found)
+            return refined(known[number], tasks, bound, until, _moves)
+    return None
 
 
-def _placed(top: Park, rules: Homes, bound: float, price: Sequence[float], until: float, seed: int) -> list[int] | None:
-    """The processor of each cluster, contiguous; ``None`` if mending came to no end."""
+def _part(until: float, left: int) -> float:
+    """The moment when one of so many equal parts of the time that is left will be over."""
+    return until if until == inf else monotonic() + (until - monotonic()) / left
+
+
+def _near(top: Park, rules: Homes, bound: float, until: float, seed: int) -> list[int]:
+    """The processor of each cluster, contiguous or nearly so."""
     loose = park_of(Units(top.units.problem, False, top.units.unit_of))
     _, tasks = rules.run(partial(evened, loose, sparing=SPARING[0], full=bound))
     _, homes = settled(loose, loose.units.of_tasks(tasks), until)
-    tight = mended(top, Nearly(top, homes, seed).walk(until, STEPS * top.units.count), price)
-    return None if tight is None else settled(top, tight, until)[1]
+    return Nearly(top, homes, seed).walk(until, STEPS * top.units.count)
 
 
 def _moves(level: Park) -> int:

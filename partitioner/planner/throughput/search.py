@@ -46,11 +46,11 @@ WALK = 16
 
 
 class Annealing:
-    """A walk from one placement to the next, and the best that it has seen.
+    """A walk from one placement to the next, the best that it has seen, and the last one of its last round.
 
     Args:
         park: the units and processors.
-        homes: a valid placement to begin with.
+        homes: a placement to begin with, valid but for memory: if it does not fit, `least` is infinite until one is found.
         seed: of all that is chosen at random.
     """
 
@@ -61,13 +61,14 @@ class Annealing:
         self.able = park.units.able_sets
         self.movable = [unit for unit, each in enumerate(park.units.able) if len(each) > 1]
         self.random, self.powers, self.power = random.Random(seed), cycle(POWERS), POWERS[-1]
-        self.best, self.least = list(homes), inf
+        self.best, self.last, self.least = list(homes), list(homes), inf
         self._restart()
 
     def _restart(self) -> None:
         """Go back to the best placement, and count its loads anew."""
         self.loads, self.convex = Loads(self.park, self.best), Convex(self.units, self.best)
-        self.least = self.scale = self.loads.largest
+        self.scale = self.loads.largest
+        self.least = inf if self._full else self.scale
 
     def take(self, homes: Sequence[int]) -> bool:
         """Go on from another placement if it is valid and better; whether it was."""
@@ -77,7 +78,7 @@ class Annealing:
         self._restart()
         return True
 
-    def run(self, until: float, rounds: int, steps: int, enough: float = 0.0) -> None:
+    def run(self, until: float, rounds: int, steps: int, enough: float = 0.0, warm: float = WARM) -> None:
         """Anneal from the best placement, several times: a round is cold when its steps or its part of the time are over.
 
         Args:
@@ -85,6 +86,7 @@ class Annealing:
             rounds: how often to warm up and cool down.
             steps: moves that are tried in each round, at most.
             enough: a largest load that cannot be beaten.
+            warm: energies that a worse move may add at the beginning of a round.
         """
         for left in range(0 if self._idle else rounds, 0, -1):
             began, self.power = monotonic(), next(self.powers)
@@ -94,8 +96,10 @@ class Annealing:
                     passed = (monotonic() - began) / seconds if seconds > 0.0 else 1.0
                     if passed >= 1.0 or self.least <= enough * (1 + 1e-9):
                         break
-                self._step(WARM * (COLD / WARM) ** max(step / steps, passed))
-            self._restart()
+                self._step(warm * (COLD / warm) ** max(step / steps, passed))
+            self.last = list(self.best if self._full else self.loads.home)
+            if self.least < inf:
+                self._restart()
 
     @property
     def _idle(self) -> bool:

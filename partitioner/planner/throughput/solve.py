@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -14,6 +14,7 @@ from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.throughput import model
 from partitioner.planner.throughput.bound import bound_of
 from partitioner.planner.throughput.branch import Branching, soon_searched
+from partitioner.planner.throughput.cycles import cycled
 from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, sparings
 from partitioner.planner.throughput.gather import gathered
@@ -36,14 +37,17 @@ ROUNDS = 4
 PROOF = 0.5
 """Part of the time for a proof by CP-SAT."""
 
-TURNS, SLOWLY = 4, 10**9
-"""Slow rounds of annealing in the time that is left when no proof was found, and moves that there is no time for."""
+TURNS = 4
+"""Cycles in the time that is left when no proof was found, each followed by neighbourhoods."""
+
+MOST_BRANCHED = 100
+"""Units up to which branch and bound may come to an end."""
 
 MOST_BOTH = 20_000
 """Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
 
-FAR = 1.05
-"""A load over a bound beyond which no proof is near: half of the time that is left for one goes to quick rounds instead."""
+FAR, LONG = 1.05, 0.75
+"""A load over a bound beyond which no proof is near: it has half of the time for one, and cycles that part of what is left."""
 
 MOVES, MOST_MOVED = 1_500, 600
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
@@ -55,7 +59,9 @@ NEARLY = 2e-4
 """A gain, relatively, for which a few moves are not made where there is no limit of time."""
 
 
-def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[list[int], float]:
+def balanced(
+    problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Sequence[int]] = ()
+) -> tuple[list[int], float]:
     """The best placement found.
 
     Begins with the best contiguous stages (Tarnawski et al., NeurIPS 2020), then moves units between them, with CP-SAT where it
@@ -65,6 +71,7 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
         problem: what is placed; contiguous if it asks for that.
         seconds: of time.
         seed: of all that is left to chance.
+        known: placements that others have found, by task.
 
     Returns:
         The processor of each task, and seconds that no such placement's largest load can be below.
@@ -83,7 +90,7 @@ def balanced(problem: Problem, seconds: float = 10.0, seed: int = 0) -> tuple[li
     began, park = monotonic(), park_of(units)
     until = began + seconds
     bound = bound_of(park)
-    search = Annealing(park, start(park, began + seconds / 4, bound, until), seed)
+    search = Annealing(park, start(park, began + seconds / 8, bound, until, [units.of_tasks(homes) for homes in known]), seed)
     _quickly(search, began + seconds / 2, max(400, min(200 * units.count, 20_000)), bound)
     if search.least > bound * (1 + CLOSE):
         prove = _proven if model.installed() and model.suits(park) and _has_time(park, until) else _branched
@@ -178,8 +185,8 @@ def _quickly(search: Annealing, until: float, moves: int, enough: float) -> None
 
 
 def _has_time(park: Park, until: float) -> bool:
-    """Whether CP-SAT would have at least as much time as its model takes to be built."""
-    return monotonic() + 2 * model.start_up(park) < until
+    """Whether CP-SAT would have as much time as its model takes to be built, and as one of that size needs to get somewhere."""
+    return monotonic() + max(2 * model.start_up(park), model.least_time(park)) < until
 
 
 def stages(
@@ -217,14 +224,13 @@ def stages(
 
 
 def _branched(search: Annealing, bound: float, until: float) -> float:
-    """Search on by branch and bound, then by annealing for better answers; the bound that is proven."""
-    found = Branching(search.park, by_size(search.park)).search(until, search.least * (1 - CLOSE))
-    search.take(found.homes or ())
-    if found.complete:
-        return search.least
-    turn = (until - monotonic()) / TURNS
-    for _ in range(TURNS):
-        search.run(min(until, monotonic() + turn), 1, SLOWLY, bound)
+    """Search on by branch and bound, then by cycles for better answers; the bound that is proven."""
+    if search.units.count <= MOST_BRANCHED:
+        found = Branching(search.park, by_size(search.park)).search(until, search.least * (1 - CLOSE))
+        search.take(found.homes or ())
+        if found.complete:
+            return search.least
+    cycled(search, bound, until)
     return bound
 
 
@@ -236,27 +242,28 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
     for resolution in (model.COARSE, model.FINE):
         if search.least <= bound * (1 + CLOSE) or not _has_time(search.park, until):
             return bound
-        whole = model.Model(search.park, search.least, bound, resolution=resolution)
         far = search.least > bound * FAR
+        whole = model.Model(search.park, search.least, bound, resolution=resolution)
         found = whole.solve((PROOF / 2 if far else PROOF) * (until - monotonic()), whole.canonical(search.best))
         search.take(found.homes)
         bound = max(bound, found.bound)
         if not found.done:
-            search.run(monotonic() + PROOF * (until - monotonic()), ROUNDS if far else 0, SLOWLY, bound)
+            if far:
+                cycled(search, bound, monotonic() + LONG * (until - monotonic()))
             _in_turns(search, bound, until)
             return bound
     return bound
 
 
 def _in_turns(search: Annealing, bound: float, until: float) -> None:
-    """Search on by annealing, which finds its way to other answers, and by neighbourhoods, which make them the best near by."""
+    """Search on by cycles, which find their way to other answers, and by neighbourhoods, which make them the best near by."""
     if not _has_time(search.park, until):
-        return search.run(until, 1, SLOWLY, bound)
+        return cycled(search, bound, until, 1)
     near = Neighbourhoods(search, search.random.getrandbits(30))
     whole = model.Model(search.park, search.least, bound, apart=False)
     turn = (until - monotonic()) / (2 * TURNS)
     while monotonic() < until and search.least > bound * (1 + CLOSE):
-        search.run(min(until, monotonic() + turn), 1, SLOWLY, bound)
+        cycled(search, bound, min(until, monotonic() + turn), 1)
         if near.run(whole, min(until, monotonic() + turn)):
             return None
     return None
