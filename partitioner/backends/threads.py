@@ -200,13 +200,13 @@ def issue(code: Code, call: Launch, arguments: Sequence[Any]) -> list[Any]:
         result = code.hosts[0](arguments, call)
         call.leave(result)
     except BaseException as error:  # KeyboardInterrupt as well: no lane may be left behind
-        name_op(code, error)
         call.fail(error)
     _finish(call, done)
     del held
     if call.error is not None:
         failure, call.error = call.error, None  # or it would hold itself, and the call's tensors, by its own traceback
         try:
+            name_op(code, failure)
             raise failure
         finally:
             del failure
@@ -244,7 +244,6 @@ def _job(code: Code, host: int, call: Launch, arguments: Sequence[Any], modes: A
         try:
             run_under(modes, run)
         except BaseException as error:
-            name_op(code, error)
             call.fail(error)
         finally:
             done.release()
