@@ -546,10 +546,11 @@ def test_what_fakes_do_not_take_is_no_fault_of_the_models(op: Callable[[Tensor],
     assert not model.total.any()
 
 
-SCALE = torch.ones(6, requires_grad=True)
+SCALE, GENERATOR = torch.ones(6, requires_grad=True), torch.Generator()
 BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"does not look into pack_padded_sequence": lambda x: nn.utils.rnn.pack_padded_sequence(x[..., None], [4] * 6),
     r"it makes a torch\.Generator": lambda x: torch.Generator(),
+    r"an op is given a Generator, which no graph can hold": lambda x: torch.rand(4, generator=GENERATOR),
     r"Tensor\.numpy\(\) gives values to Python": lambda x: x.detach().numpy(),
     r"torch\.autograd\.grad is asked for gradients": lambda x: torch.autograd.grad((x * SCALE).sum(), SCALE),
     r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: (x * SCALE).retain_grad(),

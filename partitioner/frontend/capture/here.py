@@ -93,6 +93,8 @@ _WORDS = {
     r"Module-level backwards hooks require": "a module in it has backward hooks",
     r"Opaque objects cannot be created|Generator\.__new__": "it makes a torch.Generator, or an object that no op takes",
     r"marked that (?:the function )?`([\w.]+)`": r"torch's tracer does not look into \1",
+    r"(?s)Missing `as_proxy\(\)`.*UserDefined\w+Variable\((\w+)\)": r"an op is given a \1, which no graph can hold",
+    r"Missing `as_proxy\(\)`": "an op is given an object that no graph can hold",
     r"(?m)^ *(?:Explanation|Developer debug context): (.+)": r"\1",
 }
 """What torch's tracer says, and what it means for the model; the first that is found counts."""
