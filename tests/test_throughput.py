@@ -27,8 +27,12 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
 from partitioner.planner.feasible import Feasible, between
 from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.policies import Policy
+from partitioner.planner.policies.auto import Auto
 from partitioner.planner.policies.chain import Chain
+from partitioner.planner.policies.fit import Fit
 from partitioner.planner.policies.list import List
+from partitioner.planner.policies.search import Search
 from partitioner.planner.throughput import model, staging
 from partitioner.planner.throughput.bound import load_bound
 from partitioner.planner.throughput.convex import Convex
@@ -517,6 +521,19 @@ def test_no_answer_says_why() -> None:
     assert balanced(problem, 1.0)[0] == [0, 1, 0]
     with pytest.raises(PlacementError, match="a, c can run nowhere together"):
         balanced(replace(problem, group=[0, 1, 0], pin={}, memory=[3.0, 0.0, 3.0], processors=problem.processors[:1] * 2), 1.0)
+
+
+@pytest.mark.parametrize(
+    "policy", [Fit(), List(), Auto(time_limit=1.0), Search(time_limit=1.0)], ids=lambda each: type(each).__name__
+)
+def test_where_contiguity_asks_for_too_much_memory_is_not_blamed(policy: Policy) -> None:
+    """Of a chain whose tasks run in turns on one kind only, each message asked for larger caps."""
+    kinds = Kind("g", {1: [1.0, inf, 1.0]}), Kind("h", {1: [inf, 1.0, inf]})
+    edges = [(0, 1, ORDER), (1, 2, ORDER)]
+    chain = Problem("chain", tuple("abc"), kinds, (Processor("x", 0), Processor("y", 1)), edges, objective="throughput")
+    assert policy(chain).lanes == [0, 1, 0]
+    with pytest.raises(PlacementError, match=r"Without contiguity all of it fits|or leave contiguity out"):
+        policy(replace(chain, contiguous=True))
 
 
 # The published form ---------------------------------------------------------------------------------------------------

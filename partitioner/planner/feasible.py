@@ -122,29 +122,39 @@ def called(problem: Problem, task: int) -> str:
 
 
 def remedy(problem: Problem) -> str:
-    """What to do where memory does not suffice."""
+    """What to do where memory does not suffice, or contiguity asks for too much."""
+    if problem.contiguous and (most := _even_cap(problem)) is not None and most <= min(problem.caps):
+        return "Without contiguity all of it fits: leave that out, or let tasks run on more kinds of devices."
     return f"Raise a memory cap, add a device, or remove a pin.{enough(problem)}"
 
 
 def enough(problem: Problem) -> str:
     """A sentence with a cap for each device under which all fits that tasks hold; none where no cap helps, or for a model.
 
-    It is the fullest device when the largest group comes first, each to the emptiest device that can run it (Graham's LPT
-    rule). For a model `lower/room.py` says what would do, for values between tasks take memory, too.
+    For a model `lower/room.py` says what would do, for values between tasks take memory, too.
     """
-    if problem.labels:
+    most = None if problem.labels else _even_cap(problem)
+    if most is None:
         return ""
+    short = f" ({format_size(most)})" if most >= 1024 else ""
+    return f" A cap of {most} B{short} on each device would do, as far as memory goes."
+
+
+def _even_cap(problem: Problem) -> int | None:
+    """A cap for each device under which all fits that tasks hold, contiguous or not; ``None`` where no cap helps.
+
+    It is the fullest device when the largest group comes first, each to the emptiest device that can run it (Graham's LPT
+    rule).
+    """
     used = [0.0] * len(problem.processors)
     for group in sorted(problem.members, key=lambda group: -problem.demand[group]):
         tasks, pinned = problem.members[group], problem.pin.get(group)
         places = range(len(used)) if pinned is None else (pinned,)
         ways = [each for each in places if all(problem.seconds[each][task] < inf for task in tasks)]
         if not ways:
-            return ""
+            return None
         used[min(ways, key=used.__getitem__)] += problem.demand[group]
-    most = ceil(max(used))
-    short = f" ({format_size(most)})" if most >= 1024 else ""
-    return f" A cap of {most} B{short} on each device would do, as far as memory goes."
+    return ceil(max(used))
 
 
 def nowhere(problem: Problem, group: int) -> str:

@@ -152,11 +152,12 @@ class Units:
     def _nowhere(self, unit: int) -> str:
         names = [self.problem.tasks[task] for task in self.members[unit]]
         shown = few(names, 4)
-        why = ", or lie between such tasks and no path may leave a device and come back" if self.contiguous else ""
-        asked = f"they share a group{why}" if len(names) > 1 else "it is one task"
+        between = ", or lie between such tasks and no path may leave a device and come back", ", or leave contiguity out"
+        why, advice = between if self.problem.contiguous else ("", "")
+        asked = f"they must share a device{why}" if len(names) > 1 else "it is one task"
         return (
             f"{shown} can run nowhere together ({asked}): no device can run all of them, has {self.memory[unit]:.0f} bytes for "
-            "them and agrees with every pin. Raise a memory cap, or remove a pin or a colocation."
+            f"them and agrees with every pin. Raise a memory cap, remove a pin or a colocation{advice}."
         )
 
     @cached_property
