@@ -536,6 +536,29 @@ def test_where_contiguity_asks_for_too_much_memory_is_not_blamed(policy: Policy)
         policy(replace(chain, contiguous=True))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_of_chains_the_bound_is_what_the_best_intervals_take(overlap: bool) -> None:
+    """Each processor has one interval of a chain, and sends what the next one reads; the bound was its share of the work."""
+    ways = [(one, two) for one, two in product(range(3), repeat=2) if one != two]
+    channels = tuple(Channel(f"{one} to {two}", 1.0, 0.5, (one, two)) for one, two in ways)
+    for seed in range(30):
+        chance = random.Random(seed)
+        kinds = tuple(Kind(name, {1: [chance.choice([inf, *range(1, 9)]) for _ in range(6)]}) for name in "gh")
+        processors = tuple(Processor(f"p{each}", kind, memory=chance.choice([3.0, inf])) for each, kind in enumerate((0, 0, 1)))
+        chain = Problem(
+            *("chain", tuple("abcdef"), kinds, processors, [(task, task + 1, task) for task in range(5)]),
+            values=[(task, chance.choice([0.0, 1.0, 3.0])) for task in range(6)],
+            channels=channels,
+            routes={way: (number,) for number, way in enumerate(ways)},
+            memory=[1.0] * 6,
+            contiguous=True,
+            overlap=overlap,
+            objective="throughput",
+        )
+        if (best := optimum(chain, convex=True)) < inf:
+            assert load_bound(chain) == pytest.approx(best), seed
+
+
 # The published form ---------------------------------------------------------------------------------------------------
 
 

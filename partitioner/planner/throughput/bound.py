@@ -4,6 +4,7 @@ work     all processors share all of it and all bytes, each unit where it is che
 number   of the 2 m + 1 longest units one of m processors has three
 a unit   one processor has it, and either has its neighbours too or pays for what passes between them: a minimum cut; where
          it costs more from here than from there, as if it always went the cheapest way
+a path   if no path may leave a processor and come back, each processor has one interval of it (`paths.py`)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from partitioner.planner.prices import least_paid, rents
 from partitioner.planner.throughput.branch import soon_searched
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.loads import Loads
+from partitioner.planner.throughput.paths import path_bound
 from partitioner.planner.throughput.prices import Alike, Park, park_of
 from partitioner.planner.throughput.units import Floats
 
@@ -75,6 +77,8 @@ def bound_of(park: Park) -> float:
     paid = least_paid(seconds, held, room, *rents(seconds, many, held, room))
     least = seconds.min(axis=0)
     simple = max(paid, float(least.max()), pigeonholed(least, int(many.sum())))
+    if park.units.contiguous or park.units.problem.contiguous:
+        simple = max(simple, path_bound(park.units.problem, park.classes))
     return SAFE * cut_bound(park, seconds, simple)
 
 
