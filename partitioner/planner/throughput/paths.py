@@ -3,7 +3,8 @@
 path        a > b > c > d       two processors, of which one has a, or a and b, ... and the other one the rest
 off it      b > e > c           who has b and c has e, too
 
-Where an interval ends, its processor sends what the next task of the path reads. It is exact for chains.
+What is made there and read behind the interval is sent, for no such reader is on its processor; and likewise what is read there
+and made before. It is exact for chains.
 
 Source: Bokhari, "Partitioning problems in parallel, pipelined, and distributed computing", IEEE Transactions on Computers
 37(1), 1988 (a chain in intervals).
@@ -11,7 +12,7 @@ Source: Bokhari, "Partitioning problems in parallel, pipelined, and distributed 
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 from math import inf, isqrt, prod
 
 import numpy as np
@@ -54,8 +55,8 @@ def path_bound(problem: Problem, classes: list[Alike]) -> float:
     seconds = able_seconds(problem)
     path = _longest(problem, seconds.min(axis=0).tolist())
     path = [path[each] for each in np.unique(np.linspace(0, len(path) - 1, min(most, len(path))).astype(int))] if path else []
-    hull, passed = _between(problem, path), _passed(problem, path)
-    loads = [_loads(problem, each, seconds[each.processors[0]], hull, passed) for each in classes]
+    spots = _Spots(problem, path)
+    loads = [_loads(spots, each, seconds[each.processors[0]]) for each in classes]
     found = _divided(loads, [len(each.processors) for each in classes])
     return found if found < inf else 0.0
 
@@ -74,55 +75,75 @@ def _longest(problem: Problem, least: list[float]) -> list[int]:
     return path[::-1]
 
 
-def _between(problem: Problem, path: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Tasks between two of a path, the last one of it that leads to each, and the first one that each leads to."""
-    place, backward, count = {task: number for number, task in enumerate(path)}, problem.backward, len(problem.tasks)
-    last = [place.get(task, -1) for task in range(count)]
-    first = [place.get(task, len(path)) for task in range(count)]
-    pairs = [(source, task) for task in range(count) for source, _ in problem.before[task]]
-    forward = [pair for pair in pairs if backward.isdisjoint(pair)]
-    for source, task in forward:
-        last[task] = max(last[task], last[source])
-    for source, task in reversed(forward):
-        first[source] = min(first[source], first[task])
-    tasks = [task for task in range(count) if last[task] >= 0 and first[task] < len(path)]
-    return tasks, [last[task] for task in tasks], [first[task] for task in tasks]
+class _Spots:
+    """Where tasks lie along a path.
 
+    Attributes:
+        last: for each task the last one of the path that leads to it, or is it; -1 where none does.
+        first: likewise the first one that it leads to; the length of the path where it leads to none.
+        within: the tasks that lie between two of the path.
+        sent: for each value that one of those makes and that is read behind: its bytes, the spots of its maker, and the last
+            one that leads to a reader.
+        taken: for each value that one of those reads and that is made before: its bytes, the spots of that reader, and the
+            first one that its maker leads to.
+    """
 
-def _passed(problem: Problem, path: list[int]) -> list[list[float]]:
-    """Bytes of each value that a task of a path has from the one before it, if that is among its sources."""
-    found: list[list[float]] = [[]]
-    for before, task in pairwise(path):
-        values = {value for source, value in problem.before[task] if source == before and value >= 0}
-        found.append([problem.values[value][1] for value in values])
-    return found
+    def __init__(self, problem: Problem, path: list[int]) -> None:
+        self.problem, self.count = problem, len(path)
+        place, backward, count = {task: number for number, task in enumerate(path)}, problem.backward, len(problem.tasks)
+        last = [place.get(task, -1) for task in range(count)]
+        first = [place.get(task, self.count) for task in range(count)]
+        pairs = [(source, task) for task in range(count) for source, _ in problem.before[task]]
+        forward = [pair for pair in pairs if backward.isdisjoint(pair)]
+        for source, task in forward:
+            last[task] = max(last[task], last[source])
+        for source, task in reversed(forward):
+            first[source] = min(first[source], first[task])
+        self.last, self.first = np.array(last), np.array(first)
+        self.within = np.flatnonzero((self.last >= 0) & (self.first < self.count))
+        self.sent, self.taken = self._sent(), self._taken()
 
+    def _sent(self) -> Floats:
+        found = []
+        for (maker, size), readers in zip(self.problem.values, self.problem.readers, strict=True):
+            behind = max((int(self.last[each]) for each in readers), default=-1)
+            if self.last[maker] >= 0 and behind > self.first[maker]:
+                found.append((size, self.last[maker], self.first[maker], behind))
+        return np.array(found, dtype=float).reshape(-1, 4)
 
-def _loads(
-    problem: Problem, alike: Alike, seconds: Floats, hull: tuple[list[int], list[int], list[int]], passed: list[list[float]]
-) -> Floats:
-    """What one of some processors has to do with the path from one of its tasks up to before another one, by their places."""
-    (tasks, last, first), count, one = hull, len(passed), alike.processors[0]
-    able = np.isfinite(seconds[tasks])
+    def _taken(self) -> Floats:
+        found = []
+        for (maker, size), readers in zip(self.problem.values, self.problem.readers, strict=True):
+            ways = [(self.first[each], -self.last[each]) for each in readers if self.last[each] > self.first[maker]]
+            if ways and (nearest := min(ways))[0] < self.count:
+                found.append((size, -nearest[1], nearest[0], self.first[maker]))
+        return np.array(found, dtype=float).reshape(-1, 4)
 
-    def summed(each: Floats) -> Floats:
-        grid = np.zeros((count, count))
-        np.add.at(grid, (last, first), each)
+    def summed(self, *corners: tuple[Floats, Floats, Floats]) -> Floats:
+        """Of what is at some places of the path from one and up to another: the sums, for all intervals, ends not included."""
+        grid = np.zeros((self.count, self.count + 2))
+        for rows, columns, each in corners:
+            np.add.at(grid, (rows.astype(int), columns.astype(int) + 1), each)
         total: Floats = grid[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
-        return total
+        return total[:, :-1]
 
-    compute = summed(np.where(able, seconds[tasks], 0.0)) / problem.processors[one].lanes
-    compute[summed(~able) > 0.5] = inf
+
+def _loads(spots: _Spots, alike: Alike, seconds: Floats) -> Floats:
+    """What one of some processors has to do that has the path from one of its tasks up to another one, by their places."""
+    problem, count, one, tasks = spots.problem, spots.count, alike.processors[0], spots.within
+    able, ends = np.isfinite(seconds[tasks]), (spots.last[tasks], spots.first[tasks])
+    compute = spots.summed((*ends, np.where(able, seconds[tasks], 0.0))) / problem.processors[one].lanes
+    compute[spots.summed((*ends, 1.0 - able)) > 0.5] = inf
     if problem.memory:
-        compute[summed(np.array(problem.memory, dtype=float)[tasks]) > problem.caps[one] * (1 + 1e-9)] = inf
-    compute[~np.tri(count, dtype=bool).T] = inf
-    (send, receive), none = alike.least.tolist(), [0.0]
-    sends = np.array([sum(send[0] + send[1] * size for size in sizes) for sizes in passed][1:] + none)
-    receives = np.array([sum(receive[0] + receive[1] * size for size in sizes) for sizes in passed])
-    found = np.full((count + 1, count + 1), inf)
-    found[:-1, 1:] = (
-        np.maximum(compute, np.maximum(sends, receives[:, None])) if problem.overlap else compute + sends + receives[:, None]
-    )
+        held = spots.summed((*ends, np.array(problem.memory, dtype=float)[tasks]))
+        compute[held > problem.caps[one] * (1 + 1e-9)] = inf
+    (send, receive), found = alike.least, np.full((count + 1, count + 1), inf)
+    (size, row, column, until), (bytes_, there, up_to, after) = spots.sent.T, spots.taken.T
+    sends = spots.summed((row, column, send[0] + send[1] * size), (row, until, -(send[0] + send[1] * size)))
+    takes = receive[0] + receive[1] * bytes_
+    receives = spots.summed((there, up_to, takes), (after[after >= 0], up_to[after >= 0], -takes[after >= 0]))
+    found[:-1] = np.maximum(compute, np.maximum(sends, receives)) if problem.overlap else compute + sends + receives
+    found[np.tri(count + 1, dtype=bool)] = inf
     np.fill_diagonal(found, 0.0)
     return found
 
