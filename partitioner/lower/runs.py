@@ -32,8 +32,8 @@ def schedule(tasks: TaskGraph, placement: Assignment, machine: Machine) -> Progr
 
 
 def _inputs(tasks: TaskGraph, placement: Assignment, machine: Machine) -> list[Value]:
-    """Each graph input lies where its memory matters, or it is first read: the caller's is moved there if need be."""
-    home = {storage: placement.lane[tasks.task_of[op.name]] for op in tasks.graph.by_memory for storage in op.storages}
+    """Each graph input lies where it is first read: the caller's tensor is moved there if it is somewhere else."""
+    home: dict[str, int] = {}
     for number in placement.order:
         for value in tasks.tasks[number].inputs:
             home.setdefault(value, placement.lanes[number])

@@ -138,9 +138,8 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
 def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
     """For each storage that results lie in: the ops that took views of it to them, and write it. Views of a copy share nothing.
 
-    Likewise for what is taken by strides, which a copy of a view has not.
-
-    What is brought together behind a graph comes from where it was made.
+    Likewise for what is taken by strides, which a copy of a view has not. An argument lies where it is first read, so all that
+    read one of which a result is a view are with that. What is brought together behind a graph comes from where it was made.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     waiting = [(op, storage) for op in graph.by_memory if op.target != LANDED for storage in op.storages]
@@ -153,4 +152,6 @@ def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
         for access in op.accesses:
             if access.write and access.resource in found:
                 found[access.resource].add(op.name)
+        for name in found.keys() & {*op.inputs} & {*graph.arguments}:
+            found[name].add(op.name)
     return found.values()

@@ -4,7 +4,7 @@ path        a > b > c > d       two processors, of which one has a, or a and b, 
 off it      b > e > c           who has b and c has e, too
 
 What is made there and read behind the interval is sent, for no such reader is on its processor; and likewise what is read there
-and made before. It is exact for chains.
+and made before: that is load where nothing overlaps. It is exact for chains.
 
 Source: Bokhari, "Partitioning problems in parallel, pipelined, and distributed computing", IEEE Transactions on Computers
 37(1), 1988 (a chain in intervals).
@@ -137,15 +137,20 @@ def _loads(spots: _Spots, alike: Alike, seconds: Floats) -> Floats:
     if problem.memory:
         held = spots.summed((*ends, np.array(problem.memory, dtype=float)[tasks]))
         compute[held > problem.caps[one] * (1 + 1e-9)] = inf
-    (send, receive), found = alike.least, np.full((count + 1, count + 1), inf)
-    (size, row, column, until), (bytes_, there, up_to, after) = spots.sent.T, spots.taken.T
-    sends = spots.summed((row, column, send[0] + send[1] * size), (row, until, -(send[0] + send[1] * size)))
-    takes = receive[0] + receive[1] * bytes_
-    receives = spots.summed((there, up_to, takes), (after[after >= 0], up_to[after >= 0], -takes[after >= 0]))
-    found[:-1] = np.maximum(compute, np.maximum(sends, receives)) if problem.overlap else compute + sends + receives
+    found = np.full((count + 1, count + 1), inf)
+    found[:-1] = compute if problem.overlap else compute + _passing(spots, alike)
     found[np.tri(count + 1, dtype=bool)] = inf
     np.fill_diagonal(found, 0.0)
     return found
+
+
+def _passing(spots: _Spots, alike: Alike) -> Floats:
+    """What that one sends and receives, at least."""
+    (send, receive), (size, row, column, until), (bytes_, there, up_to, after) = alike.least, spots.sent.T, spots.taken.T
+    sends, takes, inner = send[0] + send[1] * size, receive[0] + receive[1] * bytes_, after >= 0
+    return spots.summed((row, column, sends), (row, until, -sends)) + spots.summed(
+        (there, up_to, takes), (after[inner], up_to[inner], -takes[inner])
+    )
 
 
 def _divided(loads: list[Floats], many: list[int]) -> float:
