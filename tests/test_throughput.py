@@ -534,6 +534,9 @@ def test_where_contiguity_asks_for_too_much_memory_is_not_blamed(policy: Policy)
     assert policy(chain).lanes == [0, 1, 0]
     with pytest.raises(PlacementError, match=r"Without contiguity all of it fits|or leave contiguity out"):
         policy(replace(chain, contiguous=True))
+    with pytest.raises(PlacementError, match="Raise a memory cap") as caught:  # stages of a model cannot do without contiguity
+        policy(replace(chain, contiguous=True, labels=chain.tasks))
+    assert "ontiguity" not in str(caught.value)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

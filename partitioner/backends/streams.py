@@ -280,6 +280,7 @@ def _in_arguments(graph: Graph) -> Iterator[int]:
     """Positions of the results that may lie in the memory of an argument of the call, and are not brought elsewhere."""
     arguments = {*graph.arguments}.difference(graph.states)
     for number, result in enumerate(results(graph)):
-        op = graph.by_name.get(getattr(result, "name", ""))
-        if getattr(result, "name", "") in arguments or (op and op.target != LANDED and arguments.intersection(op.storages)):
+        name = getattr(result, "name", "")  # a constant has none
+        op = graph.by_name.get(name)
+        if name in arguments or (op and op.target != LANDED and arguments.intersection(op.storages)):
             yield number

@@ -148,10 +148,11 @@ def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
             found[storage].add(op.name)
             sources = (graph.by_name[name] for name in op.inputs if name in graph.by_name)
             waiting += [(source, storage) for source in sources if storage in source.storages]
+    viewed = found.keys() & {*graph.arguments}
     for op in graph.ops:
         for access in op.accesses:
             if access.write and access.resource in found:
                 found[access.resource].add(op.name)
-        for name in found.keys() & {*op.inputs} & {*graph.arguments}:
+        for name in viewed.intersection(op.inputs):
             found[name].add(op.name)
     return found.values()

@@ -129,11 +129,8 @@ def remedy(problem: Problem) -> str:
 
 
 def enough(problem: Problem) -> str:
-    """A sentence with a cap for each device under which all fits that tasks hold; none where no cap helps, or for a model.
-
-    For a model `lower/room.py` says what would do, for values between tasks take memory, too.
-    """
-    most = None if problem.labels else _even_cap(problem)
+    """A sentence with a cap for each device under which all fits that tasks hold; none where no cap helps, or for a model."""
+    most = _even_cap(problem)
     if most is None:
         return ""
     short = f" ({format_size(most)})" if most >= 1024 else ""
@@ -141,11 +138,13 @@ def enough(problem: Problem) -> str:
 
 
 def _even_cap(problem: Problem) -> int | None:
-    """A cap for each device under which all fits that tasks hold, contiguous or not; ``None`` where no cap helps.
+    """A cap for each device under which all fits that tasks hold, contiguous or not; ``None`` if no cap helps, or for a model.
 
     It is the fullest device when the largest group comes first, each to the emptiest device that can run it (Graham's LPT
-    rule).
+    rule). For a model `lower/room.py` says what would do, for values between tasks take memory, too.
     """
+    if problem.labels:
+        return None
     used = [0.0] * len(problem.processors)
     for group in sorted(problem.members, key=lambda group: -problem.demand[group]):
         tasks, pinned = problem.members[group], problem.pin.get(group)

@@ -39,12 +39,13 @@ def land(module: torch.fx.GraphModule, *, ends: bool = False) -> None:
     """
     graph, output = module.graph, module.graph.output_node()
     made = [node for node in output.all_input_nodes if node.op.startswith("call_")]
+    placeholders = graph.find_nodes(op="placeholder")
     if ends:
-        given = {storage for node in graph.find_nodes(op="placeholder") for storage in _storages(node)}
-        made = [node for node in made if given.isdisjoint(_storages(node))]
+        callers = {storage for node in placeholders for storage in _storages(node)}
+        made = [node for node in made if callers.isdisjoint(_storages(node))]
     seen = {storage for node in made for storage in _storages(node)}
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for given in graph.find_nodes(op="placeholder"):
+    for given in placeholders:
         if not seen.isdisjoint(_storages(given)):
             with graph.inserting_before(first):
                 _put_behind(given, tuple(given.users))

@@ -12,6 +12,7 @@ Source: Bokhari, "Partitioning problems in parallel, pipelined, and distributed 
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import product
 from math import inf, isqrt, prod
 
@@ -82,10 +83,6 @@ class _Spots:
         last: for each task the last one of the path that leads to it, or is it; -1 where none does.
         first: likewise the first one that it leads to; the length of the path where it leads to none.
         within: the tasks that lie between two of the path.
-        sent: for each value that one of those makes and that is read behind: its bytes, the spots of its maker, and the last
-            one that leads to a reader.
-        taken: for each value that one of those reads and that is made before: its bytes, the spots of that reader, and the
-            first one that its maker leads to.
     """
 
     def __init__(self, problem: Problem, path: list[int]) -> None:
@@ -101,9 +98,10 @@ class _Spots:
             first[source] = min(first[source], first[task])
         self.last, self.first = np.array(last), np.array(first)
         self.within = np.flatnonzero((self.last >= 0) & (self.first < self.count))
-        self.sent, self.taken = self._sent(), self._taken()
 
-    def _sent(self) -> Floats:
+    @cached_property
+    def sent(self) -> Floats:
+        """For each value made within and read behind: bytes, the maker's spots, and the last one that leads to a reader."""
         found = []
         for (maker, size), readers in zip(self.problem.values, self.problem.readers, strict=True):
             behind = max((int(self.last[each]) for each in readers), default=-1)
@@ -111,7 +109,9 @@ class _Spots:
                 found.append((size, self.last[maker], self.first[maker], behind))
         return np.array(found, dtype=float).reshape(-1, 4)
 
-    def _taken(self) -> Floats:
+    @cached_property
+    def taken(self) -> Floats:
+        """For each value read within and made before: bytes, a reader's spots, and the first one that the maker leads to."""
         found = []
         for (maker, size), readers in zip(self.problem.values, self.problem.readers, strict=True):
             ways = [(self.first[each], -self.last[each]) for each in readers if self.last[each] > self.first[maker]]

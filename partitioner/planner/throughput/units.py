@@ -152,8 +152,8 @@ class Units:
     def _nowhere(self, unit: int) -> str:
         names = [self.problem.tasks[task] for task in self.members[unit]]
         shown = few(names, 4)
-        between = ", or lie between such tasks and no path may leave a device and come back", ", or leave contiguity out"
-        why, advice = between if self.problem.contiguous else ("", "")
+        why = ", or lie between such tasks and no path may leave a device and come back" if self.problem.contiguous else ""
+        advice = ", or leave contiguity out" if why and not self.problem.labels else ""  # stages of a model cannot do without
         asked = f"they must share a device{why}" if len(names) > 1 else "it is one task"
         return (
             f"{shown} can run nowhere together ({asked}): no device can run all of them, has {self.memory[unit]:.0f} bytes for "
