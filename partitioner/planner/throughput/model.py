@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from math import floor, inf, isfinite
+from threading import Timer
 from typing import Any
 
 from partitioner.planner.caps import in_whole
@@ -252,6 +254,7 @@ class Model:
         free: frozenset[int] | None = None,
         seed: int = 0,
         below: float = inf,
+        nearer: float = 0.0,
     ) -> Result:
         """Search.
 
@@ -261,6 +264,7 @@ class Model:
             free: units that may move, all others staying; ``None``: every unit may.
             seed: of the search.
             below: seconds; only better answers are asked for.
+            nearer: seconds that the bound must have reached after half of the time, or the other half is saved.
         """
         from ortools.sat.python import cp_model
 
@@ -278,9 +282,27 @@ class Model:
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
         solver.parameters.stop_after_first_solution = not homes
-        status = solver.solve(model)
+        with _stopped_unless(solver, seconds / 2, nearer * self.ticks):
+            status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         places = [next(p for p, literal in each.items() if solver.boolean_value(literal)) for each in self.x] if found else []
         bound = solver.best_objective_bound / self.ticks * (1 - 1e-12) if status != cp_model.INFEASIBLE else 0.0
         proven = max(0.0, bound) if free is None and below == inf else 0.0
         return Result(places, proven, status == cp_model.INFEASIBLE, status in (cp_model.OPTIMAL, cp_model.INFEASIBLE))
+
+
+@contextmanager
+def _stopped_unless(solver: Any, seconds: float, nearer: float) -> Iterator[None]:
+    """Stop a solver after so many seconds if its bound is still below ``nearer``."""
+    if not nearer:
+        yield
+        return
+    bounds = [-inf]
+    solver.best_bound_callback = bounds.append
+    timer = Timer(max(0.0, seconds), lambda: bounds[-1] < nearer and solver.stop_search())
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

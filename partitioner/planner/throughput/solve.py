@@ -47,7 +47,7 @@ MOST_BOTH = 20_000
 """Tasks up to which they are placed both one by one and in stages; of more, in stages where processors are equal."""
 
 FAR, LONG = 1.05, 0.75
-"""A load over a bound beyond which no proof is near: it has half of the time for one, and cycles that part of what is left."""
+"""A load over a bound beyond which no proof is near: it saves half of the time for one, and cycles that part of the rest."""
 
 MOVES, MOST_MOVED = 1_500, 600
 """Moves of each quick round where there is no limit of time, and the most tasks of a problem that gets any."""
@@ -242,13 +242,13 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
     for resolution in (model.COARSE, model.FINE):
         if search.least <= bound * (1 + CLOSE) or not _has_time(search.park, until):
             return bound
-        far = search.least > bound * FAR
         whole = model.Model(search.park, search.least, bound, resolution=resolution)
-        found = whole.solve((PROOF / 2 if far else PROOF) * (until - monotonic()), whole.canonical(search.best))
+        seconds, near = PROOF * (until - monotonic()), search.least / FAR
+        found = whole.solve(seconds, whole.canonical(search.best), nearer=near if bound < near else 0.0)
         search.take(found.homes)
         bound = max(bound, found.bound)
         if not found.done:
-            if far:
+            if search.least > bound * FAR:
                 cycled(search, bound, monotonic() + LONG * (until - monotonic()))
             _in_turns(search, bound, until)
             return bound
