@@ -223,12 +223,7 @@ class _Local:
         fake = next(leaf.fake_mode for leaf in tree_leaves(tuple(values.values())) if isinstance(leaf, FakeTensor))
         args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
         with in_mode(mode):
-            found = self.calls(node.op, node.target, args, kwargs, fake)
-        needed = iter([tensor.requires_grad for tensor in tensors_of(like)])
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, torch.Tensor) and next(needed, False):
-                leaf.requires_grad_()
-        return found
+            return self.calls.as_in(like.meta.get("example_value"), node.op, node.target, args, kwargs, fake)
 
     def _new(self, node: torch.fx.Node, made: torch.fx.Node, value: Any, form: Placement, mode: Mode | None = None) -> None:
         made.meta = {**node.meta, "example_value": value}

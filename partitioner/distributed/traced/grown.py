@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.traced.example import Example, differentiable
+from partitioner.distributed.traced.recalled import Calls
 from partitioner.ir.graph import Graph, Op, TensorMeta
 from partitioner.model.call import Call
 from partitioner.model.modes import casts_kept, in_mode
-from partitioner.model.node import call_node, fill
+from partitioner.model.node import fill
 
 
 class _Unlike(Exception):
@@ -68,6 +70,7 @@ class _Growth:
         reach: how far it lies beyond the second, in steps as large as from the first.
         at: its nodes, by name.
         values: by name.
+        calls: of ops, on fakes.
     """
 
     fewer: Graph
@@ -76,10 +79,11 @@ class _Growth:
     fx: torch.fx.Graph = field(default_factory=torch.fx.Graph)
     at: dict[str, torch.fx.Node] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    calls: Calls = field(default_factory=Calls)
 
     def of(self, fewer: Example, more: Example) -> Example:
         """The example that follows from two."""
-        with self._mode(), casts_kept():
+        with casts_kept():
             for one, other in zip(self.fewer.fx.nodes, self.more.fx.nodes, strict=True):
                 self._node(one, other)
         if self.fewer.outputs != self.more.outputs or fewer.leaves != more.leaves:
@@ -93,7 +97,9 @@ class _Growth:
         call = Call(more.call.spec, tuple(map(self._leaf, fewer.call.leaves, more.call.leaves)))
         return replace(more, traced=replace(more.traced, graph=graph), call=call, differentiable=differentiable(graph))
 
-    def _mode(self) -> FakeTensorMode:
+    @cached_property
+    def fake(self) -> FakeTensorMode:
+        """The mode of all values."""
         leaves = (leaf for node in self.more.fx.nodes for leaf in tree_leaves(node.meta.get("example_value")))
         return next(leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
 
@@ -107,8 +113,9 @@ class _Growth:
         if other.op == "placeholder":
             value = self._given(before, after)
         elif other.op != "output":
+            values, named = fill((args, kwargs), lambda node: self.values[node.name])
             with in_mode(self.more.by_name[other.name].mode):
-                value = call_node(other, *fill((args, kwargs), lambda node: self.values[node.name]))
+                value = self.calls.as_in(after, other.op, other.target, values, named, self.fake)
             self._expected(before, after, value)
         made.meta = {**other.meta, "example_value": value}
         self.at[other.name], self.values[other.name] = made, value
@@ -120,7 +127,8 @@ class _Growth:
         """An input of the graph; state is what it is."""
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape == other.shape:
             return other
-        return self._tensor(one, other, other.device).requires_grad_(other.requires_grad)
+        with self.fake:
+            return self._tensor(one, other, other.device).requires_grad_(other.requires_grad)
 
     def _tensor(self, one: torch.Tensor, other: torch.Tensor, device: Any) -> torch.Tensor:
         shape, strides = self._merged((tuple(one.shape), one.stride()), (tuple(other.shape), other.stride()))

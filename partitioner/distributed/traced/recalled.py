@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from partitioner.model.modes import modes_here
 from partitioner.model.node import call_target
@@ -98,6 +98,22 @@ class Calls:
             if key is not None and _versions(leaves) == before:
                 self.known[key] = _given(leaves, result, fake)
             return result
+
+    def as_in(
+        self, like: Any, kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: FakeTensorMode
+    ) -> Any:
+        """What a call gives; as no gradients are followed here, another value tells which of its tensors need one.
+
+        Args:
+            like: that value, such as the one of a whole copy, of which this one has a part.
+            kind, target, args, kwargs, fake: as for a call.
+        """
+        found = self(kind, target, args, kwargs, fake)
+        needed = iter([leaf.requires_grad for leaf in tree_leaves(like) if isinstance(leaf, torch.Tensor)])
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor) and next(needed, False):
+                leaf.requires_grad_()
+        return found
 
 
 def _forms(leaves: Sequence[Any], fake: FakeTensorMode) -> list[Any]:
