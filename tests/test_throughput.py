@@ -647,7 +647,7 @@ def test_graphs_of_the_published_form_are_placed_best(training: bool, convex: bo
 def test_a_proof_whose_bound_comes_near_has_all_of_its_time_and_another_one_half() -> None:
     """A weak first bound halved the time of proofs; of `layer_bert24_inference`, which 16 s are enough for, none was found."""
     park = park_of(units_of(read(published(1, layers=30, wide=4))[0], contiguous=False))
-    homes, took = staging.staged(park.units, inf, 0, 0.0, 1), []
+    homes, took = staging.staged(park, inf, 0, 0.0, 1), []
     assert homes is not None
     for nearer in (inf, 1e-9):
         whole = model.Model(park, Loads(park, homes).largest)

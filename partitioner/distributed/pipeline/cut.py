@@ -34,7 +34,7 @@ from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
-from partitioner.ir.problem import Problem
+from partitioner.ir.problem import Channel, Problem
 from partitioner.ir.task import TaskGraph, group
 from partitioner.ir.units import format_duration, format_size
 from partitioner.planner.constraints import Constraints, constrain
@@ -49,6 +49,9 @@ EMPTY = torch.empty(0)
 
 ORDERS = 4
 """Orders of the ops that cuts are looked for along. There is no limit of time: ranks that plan for themselves must agree."""
+
+NEAR = 1e-3
+"""What a longest stage may be above what no cut is below, relatively, for cuts along no further order to be looked for."""
 
 EVEN = 1.01
 """A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any."""
@@ -146,7 +149,7 @@ class Uncut:
     def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
         """Cut it into so many stages, each with so many bytes; see `cut_into`."""
         graph, rules, seconds = self.graph, self.rules, self.seconds
-        chosen, bound = stages(self._posed(count, cap, memory), ORDERS)
+        chosen, bound = stages(self._posed(count, cap, memory), ORDERS, near=NEAR)
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)
         if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
@@ -162,7 +165,7 @@ class Uncut:
         one, passed = self.pair.processors[0], self.pair.channels[0]
         processors = tuple(replace(one, name=f"stage {each}", memory=inf if cap is None else cap) for each in range(count))
         ways = list(permutations(range(count), 2))
-        channels = tuple(replace(passed, name=f"stage {way[0]} -> stage {way[1]}", ends=way) for way in ways)
+        channels = tuple(Channel(f"stage {i} -> stage {j}", passed.bandwidth, passed.latency, (i, j)) for i, j in ways)
         return replace(
             self.pair,
             processors=processors,

@@ -42,7 +42,7 @@ def start(park: Park, soon: float, bound: float, until: float, known: Sequence[l
         PlacementError: none was found that fits.
     """
     best, least = None, inf
-    for homes in (*known, staged(park.units, soon, MOST_IDEALS, bound)):
+    for homes in (*known, staged(park, soon, MOST_IDEALS, bound)):
         if homes is not None and park.units.valid(homes) and (load := Loads(park, homes).largest) < least:
             best, least = homes, load
     gathered_already = bool(known and park.waste)

@@ -98,14 +98,19 @@ class Park:
     @cached_property
     def _passages(self) -> Floats:
         """By processor, way out or in, and each other one: seconds for each value and byte at its end of a passage."""
-        count = len(self.units.problem.processors)
-        found = np.zeros((count, 2, max(1, count - 1), 2))
-        for here in range(count):
-            for place, there in enumerate(each for each in range(count) if each != here):
-                for way in (0, 1):
-                    passed = [self.units.problem.channels[each] for each in self._half(here, there, not way)]
-                    found[here, way, place] = sum(each.latency for each in passed), sum(1.0 / each.bandwidth for each in passed)
-        return found
+        problem, count = self.units.problem, len(self.units.problem.processors)
+        costs = [(each.latency, 1.0 / each.bandwidth) for each in problem.channels]
+        places, paid = list[int](), list[tuple[float, float]]()
+        for (here, there), route in problem.routes.items():
+            for number in dict.fromkeys(route):
+                ends = problem.channels[number].ends
+                ours = [(2 * here + 0) * count + there] * (here in ends) + [(2 * there + 1) * count + here] * (there in ends)
+                places += ours
+                paid += [costs[number]] * len(ours)
+        found = np.zeros((count, 2, count, 2))
+        np.add.at(found.reshape(-1, 2), places, np.array(paid).reshape(-1, 2))
+        others = found.transpose(0, 2, 1, 3)[~np.eye(count, dtype=bool)].reshape(count, count - 1, 2, 2)
+        return others.transpose(0, 2, 1, 3) if count > 1 else np.zeros((count, 2, 1, 2))
 
     @cached_property
     def classes(self) -> list[Alike]:

@@ -141,7 +141,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
 def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order that are better than ``least``."""
     problem = park.units.problem
-    line = staged(park.units, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
+    line = staged(park, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
     if line is None:
         raise PlacementError(none_found(park, "No stages were found"))
     found = park.units.spread_over(line)
@@ -190,7 +190,11 @@ def _has_time(park: Park, until: float) -> bool:
 
 
 def stages(
-    problem: Problem, most_orders: int = ORDERS, most_ideals: int = MOST_IDEALS, seconds: float = inf
+    problem: Problem,
+    most_orders: int = ORDERS,
+    most_ideals: int = MOST_IDEALS,
+    seconds: float = inf,
+    near: float = CLOSE,
 ) -> tuple[list[int], float]:
     """The best contiguous stages along some orders of the units.
 
@@ -199,6 +203,7 @@ def stages(
         most_orders: orders of the units that are tried.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         seconds: after which no further order is tried; infinite: the answer is the same on every machine.
+        near: what an answer may be above the bound, relatively, for no further order to be tried.
 
     Returns:
         The processor of each task, no two of which lead to each other; seconds that no placement's largest load can be below.
@@ -216,7 +221,7 @@ def stages(
         return [], 0.0
     park = park_of(units)
     bound = bound_of(park)
-    homes = staged(units, until, most_ideals, bound, most_orders)
+    homes = staged(park, until, most_ideals, bound, most_orders, near=near)
     if homes is None:
         raise PlacementError(none_found(park, "No stages were found"))
     found = units.spread_over(homes)

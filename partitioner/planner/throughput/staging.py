@@ -16,7 +16,6 @@ from partitioner.planner.throughput.line import LineCuts, Rectangles, rectangles
 from partitioner.planner.throughput.orders import orders
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.stages import Numbers, best_stages, placed_stages, states_of
-from partitioner.planner.throughput.units import Units
 from partitioner.planner.timing import largest_load
 
 MOST_POINTS = 1_200
@@ -34,31 +33,42 @@ DRIFT = 1e-3
 ORDERS = 12
 """Orders that are tried, as time allows."""
 
+SLACKS, FAR = (1.05, 1.3, 2.0, 8.0), 0.9
+"""Times the bound that the largest load may be, by turns, and the part of a known answer's load below which none is tried."""
+
 MANY = 30_000
 """Units above which one order is enough work."""
 
 
 def staged(
-    units: Units, until: float, most_ideals: int, bound: float = 0.0, most_orders: int = ORDERS, limit: float = inf
+    park: Park,
+    until: float,
+    most_ideals: int,
+    bound: float = 0.0,
+    most_orders: int = ORDERS,
+    limit: float = inf,
+    near: float = 1e-9,
 ) -> list[int] | None:
     """The processor of each unit, in contiguous stages; ``None`` if none were found that fit.
 
     Args:
-        units: what is placed.
+        park: what is placed.
         until: moment, by the monotonic clock, after which nothing further is tried; one order is, in any case.
         most_ideals: of more down-closed sets of units than these, only orders are looked at.
         bound: seconds that no answer can beat, where to begin to look.
         most_orders: orders that are tried.
         limit: the largest load of a known answer; worse ones need not be found.
+        near: what an answer may be above the bound, relatively, for nothing further to be tried.
     """
-    whole = blocks(units)
-    park, best, least = park_of(whole), None, inf
+    units = park.units
+    whole, best, least = blocks(units), None, inf
+    park = park if whole is units else park_of(whole)
     for homes in _answers(park, until, most_ideals, bound, most_orders, limit):
         tasks = whole.spread_over(homes)
         load = largest_load(units.problem, tasks)
         if best is None or load < least * (1 - 1e-12):
             best, least = tasks, load
-        if least <= bound * (1 + 1e-9):
+        if least <= bound * (1 + near):
             break
     return None if best is None else units.of_tasks(best)
 
@@ -89,7 +99,7 @@ def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) ->
     most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_REACHED // states, min(EACH * stages, MOST_FOR_EACH // states)))
     step = max(1, -(-count // most))
     points = np.append(np.arange(0, count, step), count)
-    found = _within(park, order, known, points, bound, limit if step == 1 else inf)
+    found = _within(park, order, known, points, bound, limit if step == 1 else inf, limit)
     gain = 0.0
     while found is not None and (step > 1 or gain > DRIFT):
         chosen = found[2]
@@ -97,21 +107,23 @@ def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) ->
         reach = max(1, min(4, most // (2 * len(chosen))))
         near = (chosen[:, None] + step * np.arange(-reach, reach + 1)).ravel()
         points = np.unique(np.concatenate([[0, count], chosen, near[(near > 0) & (near < count)]]))
-        finer = _within(park, order, known, points, bound, found[0])
+        finer = _within(park, order, known, points, bound, found[0], found[0])
         gain = 0.0 if finer is None else 1.0 - finer[0] / max(found[0], 1e-300)
         found = found if finer is None else finer
     return None if found is None else found[:2]
 
 
 def _within(
-    park: Park, order: Sequence[int], known: Rectangles, points: Numbers, bound: float, limit: float = inf
+    park: Park, order: Sequence[int], known: Rectangles, points: Numbers, bound: float, limit: float, like: float
 ) -> tuple[float, list[int], Numbers] | None:
-    """The best stages between some cut points: their load, the processor of each unit and the cut points that they use."""
+    """The best stages between some cut points: their load, the processor of each unit and the cut points that they use.
+
+    They are looked for below ever larger loads: few stages are that short. No load is tried that is far below that of an answer
+    which is known (``like``), for then there are mostly none.
+    """
     cuts = LineCuts(park, order, known, points)
-    for slack in (1.05, 1.3, 2.0, 8.0, inf):
-        most = min(limit, bound * slack) if slack < inf and bound > 0 else limit
-        if (slack < inf and not bound > 0) or (most == limit and slack < inf):
-            continue
+    tried = [bound * slack for slack in SLACKS if like == inf or bound * slack > FAR * like]
+    for most in (*(each for each in tried if 0 < each < limit), limit):
         found = best_stages(cuts.again(), park.classes, most)
         if found is not None:
             used = np.array([points[last] for _, last, _ in found[1]], dtype=np.int64)
