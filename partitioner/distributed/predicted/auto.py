@@ -172,7 +172,8 @@ class _Search:
         for least, way in ordered:
             if self.best is not None or cap is None:
                 return
-            if way.recompute != "none" and ROOMY * self.prospects.room(way) <= cap:
+            keeps_little = way.recompute != "none" and not kind_of(way).split  # between two halves of a backward all is kept
+            if keeps_little and ROOMY * self.prospects.room(way) <= cap:
                 self.look(way, least)
 
     def _slower(self, way: DistributedSpec, least: float) -> bool:
