@@ -158,7 +158,11 @@ class Access:
 
 @dataclass
 class Storage:
-    """One piece of memory: where it was allocated, who touched it, and who was announced to the allocator."""
+    """One piece of memory: where it was allocated, who touched it, and who was announced to the allocator.
+
+    It is kept: a tensor may be given other memory (`tensor.data = other`), and what came to lie at the old address seemed to be
+    touched by all who had touched the old.
+    """
 
     serial: int
     device: str
@@ -166,6 +170,7 @@ class Storage:
     accesses: list[Access] = field(default_factory=list)
     announced: set[str] = field(default_factory=set)
     tensors: int = 0
+    memory: Any = None
 
 
 class World:
@@ -237,7 +242,9 @@ class World:
         with self.lock:
             storage = self.alive.get(key(tensor))
             if storage is None:
-                storage = Storage(len(self.storages), device, self.current(device).name)
+                with torch._C.DisableTorchFunctionSubclass():
+                    memory = tensor.untyped_storage()
+                storage = Storage(len(self.storages), device, self.current(device).name, memory=memory)
                 self.alive[key(tensor)] = storage
                 self.storages.append(storage)
             storage.tensors += 1
