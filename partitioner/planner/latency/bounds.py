@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
+from operator import add
 
 import numpy as np
 
@@ -128,20 +129,18 @@ def _reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
 
 def _by_processor(problem: Problem, seconds: Table, turned: bool) -> Table:
     """Heads, or tails, by processor and task: what is on another processor has a way to go, unhindered."""
-    move, group, own = transit(problem), problem.group_of, seconds.T
-    reach = np.zeros_like(own)
+    passed, group, own = transit(problem, turned), problem.group_of, seconds.T.tolist()
+    reach = [[0.0] * len(problem.processors) for _ in own]
     for task in reversed(range(len(own))) if turned else range(len(own)):
         for source, value in problem.before[task]:
             if value == ISSUE:
                 continue
             one, other = (task, source) if turned else (source, task)
-            far = reach[one] + own[one]
+            far = list(map(add, reach[one], own[one]))
             if group[source] != group[task]:
-                way = move(value) if turned else move(value).T
-                far = (way + far).min(axis=1)
-            np.maximum(reach[other], far, out=reach[other])
-    found: Table = reach.T
-    return found
+                far = passed(value, far)
+            reach[other] = list(map(max, reach[other], far))
+    return np.array(reach).T
 
 
 def _alone(seconds: Table, lanes: Table) -> Iterator[Table]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from operator import add
 
 import numpy as np
-from numpy.typing import NDArray
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.prices import able_seconds, lane_counts
@@ -64,17 +64,39 @@ def upward(problem: Problem) -> list[float]:
     return rank
 
 
-def transit(problem: Problem) -> Callable[[int], NDArray[np.float64]]:
-    """Seconds from the end of a task on one processor to the start of a reader on another, by what passes; never too many."""
-    count = len(problem.processors)
+def transit(problem: Problem, turned: bool = False) -> Callable[[int, list[float]], list[float]]:
+    """When what passes is on each processor, given when its maker has ended on each; never too late, for nothing is in its way.
+
+    Args:
+        problem: the processors and channels.
+        turned: whether all goes backwards: given how long it is from a reader's start on each processor to the end of all.
+    """
+    count, sizes = len(problem.processors), problem.values
     fixed, per_byte = np.zeros((count, count)), np.zeros((count, count))
     for (here, there), route in problem.routes.items():
-        fixed[here, there] = sum(problem.channels[each].latency for each in route)
-        per_byte[here, there] = sum(1.0 / problem.channels[each].bandwidth for each in route)
-    handoff = np.array([[each.handoff for each in problem.processors]] * count).reshape(count, count)
-    np.fill_diagonal(handoff, 0.0)
-    plain, sizes = handoff, problem.values
-    return lambda value: plain + fixed + per_byte * sizes[value][1] if value >= 0 else plain
+        fixed[there, here] = sum(problem.channels[each].latency for each in route)
+        per_byte[there, here] = sum(1.0 / problem.channels[each].bandwidth for each in route)
+    plain = np.array([[each.handoff] * count for each in problem.processors]).reshape(count, count)
+    np.fill_diagonal(plain, 0.0)
+    if turned:
+        plain, fixed, per_byte = plain.T, fixed.T, per_byte.T
+    apart = ~np.eye(count, dtype=bool)
+    rows = [set(table[apart].tolist()) for table in (plain, plain + fixed, per_byte)]
+    if count > 1 and all(len(row) == 1 for row in rows):  # all ways are equally long
+        bare, least, slope = (row.pop() for row in rows)
+
+        def alike(value: int, times: list[float]) -> list[float]:
+            soonest = min(times) + (least + slope * sizes[value][1] if value >= 0 else bare)
+            return [min(time, soonest) for time in times]
+
+        return alike
+
+    def any_way(value: int, times: list[float]) -> list[float]:
+        way = plain + fixed + per_byte * sizes[value][1] if value >= 0 else plain
+        found: list[float] = (way + times).min(axis=1).tolist()
+        return found
+
+    return any_way
 
 
 def optimistic(problem: Problem) -> list[list[float]] | None:
@@ -85,14 +107,13 @@ def optimistic(problem: Problem) -> list[list[float]] | None:
     """
     if len(problem.edges) * len(problem.processors) ** 2 > LARGEST_TABLE:
         return None
-    seconds = able_seconds(problem)
-    move, table = transit(problem), np.zeros((len(problem.tasks), len(problem.processors)))
-    for task in range(len(problem.tasks) - 1, -1, -1):
-        own = table[task] + seconds[:, task]
+    own = able_seconds(problem).T.tolist()
+    passed, table = transit(problem, turned=True), [[0.0] * len(problem.processors) for _ in own]
+    for task in range(len(own) - 1, -1, -1):
+        begun = list(map(add, table[task], own[task]))
         for source, value in problem.before[task]:
-            np.maximum(table[source], (move(value) + own).min(axis=1), out=table[source])
-    found: list[list[float]] = table.tolist()
-    return found
+            table[source] = list(map(max, table[source], passed(value, begun)))
+    return table
 
 
 def by_rank(rank: Sequence[float]) -> list[int]:
