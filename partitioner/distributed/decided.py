@@ -21,7 +21,8 @@ from partitioner.distributed.applied import cut_by, owners_by, refuse_other_mode
 from partitioner.distributed.pipeline.branches import branch_of, owners_of
 from partitioner.distributed.pipeline.cut import Cut
 from partitioner.distributed.pipeline.part import Part, part_of
-from partitioner.distributed.predicted.bench import staged, tensor_axis
+from partitioner.distributed.predicted.bench import tensor_axis
+from partitioner.distributed.predicted.cuts import staged
 from partitioner.distributed.ranks import Ranks, agree, here, together, told_by_first
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import Shards, sharding_of, shared

@@ -24,8 +24,9 @@ from partitioner.distributed.pipeline.cut import Cut
 from partitioner.distributed.pipeline.schedules import kind_of
 from partitioner.distributed.planfile import write_job
 from partitioner.distributed.predicted.auto import parts
-from partitioner.distributed.predicted.bench import staged, tensor_axis
+from partitioner.distributed.predicted.bench import tensor_axis
 from partitioner.distributed.predicted.choice import Choice
+from partitioner.distributed.predicted.cuts import staged
 from partitioner.distributed.predicted.outlook import distributed_in, outlook, without_backward
 from partitioner.distributed.ranks import AXES
 from partitioner.distributed.state.values import unused

@@ -160,6 +160,11 @@ class Uncut:
         row = _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
         return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
 
+    def at(self, ends: Sequence[int], bound: float) -> Cut:
+        """Cut it where each stage ends after so many ops in program order."""
+        stage = {op.name: bisect_right(ends, place) for place, op in enumerate(self.graph.ops)}
+        return _cut(self.graph, stage, self.seconds, len(ends), bound)
+
     def _posed(self, count: int, cap: int | None, memory: Memory | None) -> Problem:
         """The problem of so many stages, each with so much memory."""
         one, passed = self.pair.processors[0], self.pair.channels[0]

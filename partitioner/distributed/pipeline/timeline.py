@@ -10,10 +10,13 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.distributed.pipeline.order import Action, Order
+
+ByStage = Sequence[float] | Mapping[int, float]
+"""Something of each stage."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class _Clock:
             self.exchanged[rank] = max(early, end, self.exchanged[rank]) + times.tail
 
 
-def most_kept(actions: Sequence[Action], values: Sequence[float], later: Sequence[float] | None = None) -> float:
+def most_kept(actions: Sequence[Action], values: ByStage, later: ByStage | None = None) -> float:
     """The most that one rank keeps at once of what microbatches in flight save for backward.
 
     Args:
@@ -183,7 +186,7 @@ def most_kept(actions: Sequence[Action], values: Sequence[float], later: Sequenc
     return max(_kept(actions, values, later or values), default=0.0)
 
 
-def _kept(actions: Sequence[Action], values: Sequence[float], later: Sequence[float]) -> Iterator[float]:
+def _kept(actions: Sequence[Action], values: ByStage, later: ByStage) -> Iterator[float]:
     kept = 0.0
     for stage, what, _ in actions:
         saved, left = values[stage], later[stage]

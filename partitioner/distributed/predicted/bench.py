@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import inf
 from typing import Any, TypeVar
 
@@ -19,12 +18,13 @@ from torch import nn
 from partitioner.distributed.pipeline.branches import owners_of
 from partitioner.distributed.pipeline.cut import Cut, Uncut, uncut
 from partitioner.distributed.pipeline.part import part_of
-from partitioner.distributed.pipeline.segments import ends_of, in_flight
+from partitioner.distributed.pipeline.segments import in_flight
 from partitioner.distributed.predicted.auto import parts
 from partitioner.distributed.predicted.bounds import least, line_through, room, with_bubble, with_waits
 from partitioner.distributed.predicted.branchtimes import Branches, branches_of
-from partitioner.distributed.predicted.loads import Segments, StageLoad, backwards, held_by_a_rank, kept_of, loads_of, stages_of
-from partitioner.distributed.predicted.prediction import Outlook, predict
+from partitioner.distributed.predicted.cuts import fitted, memory_in, segments_in, standing
+from partitioner.distributed.predicted.loads import backwards, kept_of, loads_of, stages_of
+from partitioner.distributed.predicted.prediction import Loads, Outlook, predict
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
 from partitioner.distributed.traced.example import Example, example_in
@@ -32,13 +32,11 @@ from partitioner.distributed.traced.grown import Microbatches
 from partitioner.distributed.traced.offmeta import off_meta
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
-from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.cost import Costs
 from partitioner.ir.graph import Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
-from partitioner.ir.optimizer import optimizer_named
 from partitioner.ir.shared import Axis
 from partitioner.planner.cost import LOOKUPS, estimate
 from partitioner.profile.profiled import profiled
@@ -60,42 +58,6 @@ def for_one_rank(example: Example, spec: Spec, asked: DistributedSpec, device: D
         return example
     sharding = sharding_of(example.traced, tensor_axis(asked, cluster, device), device, spec)
     return shared(example, sharding, Place(), torch.device(device.torch_device))[0]
-
-
-def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
-    """The model's graph in as many stages as are asked for, with room for gradients and what the optimizer keeps.
-
-    Args:
-        example: as `for_one_rank` gives it.
-        spec: optimizer, profile.
-        asked: mesh, schedule, wrapping.
-        device: what each rank has.
-
-    Raises:
-        PlacementError: there are fewer places for cuts, or nothing fits the device's memory.
-    """
-    ready = uncut(example.traced, device, spec.profile)
-    free = ready.into(asked.mesh.pipeline * asked.stages_per_rank)
-    return free if device.memory is None else _within(ready, free, _memory(example, spec), asked, device.memory)
-
-
-def _within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:
-    """Stages as they are cut if there is no cap on memory, where they fit, for then no cap changes anything; or others."""
-    kept = held_by_a_rank(memory, asked)
-    return free if cap is None or max(_standing(free, kept)) <= cap else ready.into(free.count, cap, kept)
-
-
-def _standing(cut: Cut, memory: Memory) -> list[int]:
-    """Bytes that each stage holds for good."""
-    weights: list[dict[int, int]] = [{} for _ in range(cut.count)]
-    for op in cut.graph.ops:
-        found = (memory.state[key] for key in op.state if key in memory.state)
-        weights[cut.stage[op.name]].update((weight.storage, weight.total) for weight in found)
-    return [sum(each.values()) for each in weights]
-
-
-def _memory(example: Example, spec: Spec) -> Memory:
-    return memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer))
 
 
 @dataclass(eq=False)
@@ -131,8 +93,8 @@ class Bench:
 
     def outlook(self, asked: DistributedSpec, count: int) -> Outlook:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
-        cut, loads = self._cut(asked, count), self._loads(asked, count)
-        memory = self._memory(asked, count)
+        cut, memory = self._fitted(asked, count), self._memory(asked, count)
+        loads = self._loads(cut, asked, count)
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)
 
@@ -222,7 +184,7 @@ class Bench:
 
     def _memory(self, asked: DistributedSpec, count: int) -> Memory:
         key = ("memory", count, asked.mesh.tensor)
-        return self._once(key, lambda: _memory(self._example(asked, count), self.spec))
+        return self._once(key, lambda: memory_in(self._example(asked, count), self.spec))
 
     def _seconds(self, asked: DistributedSpec, count: int) -> float:
         """Of one microbatch, forwards."""
@@ -239,6 +201,11 @@ class Bench:
             ("costs", count, asked.mesh.tensor), lambda: _costs(self._example(asked, count), self.spec, self.device)
         )
 
+    def _uncut(self, asked: DistributedSpec, count: int) -> Uncut:
+        """What cuts are made of."""
+        traced = self._example(asked, count).traced
+        return self._once(("uncut", count, asked.mesh.tensor), lambda: uncut(traced, self.device, self.spec.profile))
+
     def _cut_key(self, asked: DistributedSpec, count: int) -> tuple[object, ...]:
         """What a cut depends on."""
         capped = self.device.memory is not None
@@ -253,10 +220,10 @@ class Bench:
             raise PlacementError(f"{example.traced.graph.name} cannot be cut into {stages} stages. Ask for fewer stages.")
 
         def make() -> Cut:
-            ready = self._once(("uncut", *one), lambda: uncut(example.traced, self.device, self.spec.profile))
+            ready = self._uncut(asked, count)
             free = self._once(("free", *one, stages), lambda: ready.into(stages))
             try:
-                return _within(ready, free, self._memory(asked, count), asked, self.device.memory)
+                return standing(ready, free, self._memory(asked, count), asked, self.device.memory)
             except PlacementError:
                 return free
 
@@ -266,28 +233,25 @@ class Bench:
             self.too_many[one] = stages
             raise
 
-    def _loads(self, asked: DistributedSpec, count: int) -> tuple[tuple[StageLoad, ...], ...]:
+    def _fitted(self, asked: DistributedSpec, count: int) -> Cut:
+        """The stages, where all that microbatches in flight keep has room if that can be."""
+        cut, cap = self._cut(asked, count), self.device.memory
+        if cap is None or asked.mesh.branch > 1:
+            return cut
+        of = self._uncut(asked, count), self._memory(asked, count), self._example(asked, count)
+        return self._once(("fitted", count, asked), lambda: fitted(cut, *of, asked, cap))
+
+    def _loads(self, cut: Cut, asked: DistributedSpec, count: int) -> Loads:
         """What the stages hold and move."""
         flying = in_flight(asked) if asked.recompute == "segments" else 0
-        cut, traced = self._cut(asked, count), self._example(asked, count).traced
 
-        def make() -> tuple[tuple[StageLoad, ...], ...]:
-            stages = [part_of(traced, cut, number).traced for number in range(cut.count)] if asked.mesh.branch > 1 else []
-            branches = [self._branches(each, cut, asked, count) for each in stages]
-            segments = self._segments(asked, count, flying) if asked.recompute != "none" else []
-            return loads_of(cut, self._memory(asked, count), self._example(asked, count).differentiable, branches, segments)
+        def make() -> Loads:
+            example, memory, rules = self._example(asked, count), self._memory(asked, count), self._uncut(asked, count).rules
+            parts = [part_of(example.traced, cut, number).traced for number in range(cut.count * (asked.mesh.branch > 1))]
+            branches = [self._branches(each, cut, asked, count) for each in parts]
+            return loads_of(cut, memory, example.differentiable, branches, segments_in(cut, rules, asked))
 
         return self._once(("loads", id(cut), asked.mesh.branch, asked.recompute, flying), make)
-
-    def _segments(self, asked: DistributedSpec, count: int, flying: int) -> list[Segments]:
-        """The ops of each stage, by the segment in which a backward runs them again; no flying microbatch: in one."""
-        cut, traced = self._cut(asked, count), self._example(asked, count).traced
-        ops = stages_of(cut)
-        if asked.recompute != "segments":
-            return [[each] for each in ops]
-        rules = self._once(("uncut", count, asked.mesh.tensor), lambda: uncut(traced, self.device, self.spec.profile)).rules
-        ends = [ends_of(each, rules, flying) for each in ops]
-        return [[each[a:b] for a, b in pairwise([0, *row])] for each, row in zip(ops, ends, strict=True)]
 
     def _branches(self, traced: Traced, cut: Cut, asked: DistributedSpec, count: int) -> Branches:
         """A stage over the ranks of a branch axis, as `parallelize` shares it out."""

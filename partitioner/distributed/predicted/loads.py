@@ -120,18 +120,23 @@ def _of_stage(
         seconds = each.forward, each.backward
     found = []
     for share in shares:
-        weights = {memory.state[key].storage: memory.state[key] for op in share for key in op.state if key in memory.state}
-        kept, working = kept_of(memory, share), _working(memory, share)
-        load = StageLoad(weights, kept, working, passed, returned, sum(op.exchange for op in share), *seconds, later=kept)
+        load = replace(load_of(share, memory), passed=passed, returned=returned, forward=seconds[0], backward=seconds[1])
         for parts in segments:
             received = cut.borders[number - 1] if number else ()
             left = {*border, *cut.graph.outputs}
-            load = _run_again(load, parts, received, left, memory, {op.name for op in share})
+            load = run_again(load, parts, received, left, memory, {op.name for op in share})
         found.append(load)
     return tuple(found)
 
 
-def _run_again(
+def load_of(ops: Sequence[Op], memory: Memory) -> StageLoad:
+    """What ops hold, and leave for their backward; it passes nothing and takes no time."""
+    weights = {memory.state[key].storage: memory.state[key] for op in ops for key in op.state if key in memory.state}
+    kept, exchanged = kept_of(memory, ops), sum(op.exchange for op in ops)
+    return StageLoad(weights, kept, _working(memory, ops), passed=0, returned=0, exchanged=exchanged, later=kept)
+
+
+def run_again(
     load: StageLoad, segments: Segments, received: Iterable[str], left: Set[str], memory: Memory, inside: Set[str]
 ) -> StageLoad:
     """A stage that keeps what passes into its segments, and the buffers that they write as these were.

@@ -18,8 +18,9 @@ from torch import nn
 
 from partitioner.distributed.pipeline.schedules import kind_of
 from partitioner.distributed.predicted.auto import Prospects, choose, parts, ways
-from partitioner.distributed.predicted.bench import Bench, staged
+from partitioner.distributed.predicted.bench import Bench
 from partitioner.distributed.predicted.choice import Choice
+from partitioner.distributed.predicted.cuts import staged
 from partitioner.distributed.predicted.prediction import Outlook
 from partitioner.distributed.ranks import here, together, told_by_first
 from partitioner.distributed.traced.example import rows_of

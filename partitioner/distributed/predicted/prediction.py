@@ -179,10 +179,7 @@ def predict(
     holds = tuple(kind.stages_of(rank, pipeline, each) for rank in range(pipeline))
     holder = {stage: rank for rank, stages in enumerate(holds) for stage in stages}
     times = [_times(stage, loads, holder, asked, cluster) for stage in range(cut.count)]
-    sizes = tuple(
-        max(_fullest(stages, actions, each, asked) for each in zip(*loads, strict=True))  # of the ranks of a branch axis
-        for stages, actions in zip(holds, order, strict=True)
-    )
+    sizes = fullest(loads, asked)
     exchanged = sum(load.exchanged for stage in loads for load in stage)
     runs = 1 if asked.recompute == "none" else 2
     longest = backwards(cut.bound, min(exchanged, cut.bound)) + runs * cut.bound
@@ -217,11 +214,28 @@ def _tied(cut: Cut, memory: Memory, holder: Mapping[int, int], asked: Distribute
     return sum(all_reduce(memory.state[key].gradient, ranks, link) for key, ranks in shared if memory.state[key].gradient)
 
 
-def _fullest(stages: Sequence[int], actions: Sequence[Action], loads: Sequence[StageLoad], asked: DistributedSpec) -> int:
-    """Bytes of a rank when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in a copy of them."""
-    here = [loads[stage] for stage in stages]
+def fullest(loads: Loads, asked: DistributedSpec) -> tuple[int, ...]:
+    """Bytes of each rank along the pipeline axis when it is fullest; of the ranks of a branch axis, of the fullest one."""
+    kind, pipeline, each = kind_of(asked), asked.mesh.pipeline, asked.stages_per_rank
+    order = order_of(asked.schedule, pipeline, each, asked.microbatches)
+    return tuple(
+        max(
+            bytes_of({stage: share[stage] for stage in kind.stages_of(rank, pipeline, each)}, actions, asked)
+            for share in zip(*loads, strict=True)
+        )
+        for rank, actions in enumerate(order)
+    )
+
+
+def bytes_of(stages: Mapping[int, StageLoad], actions: Sequence[Action], asked: DistributedSpec) -> int:
+    """Bytes of a rank with some stages when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in
+    a copy of them; if it does more than that, what else it does counts nothing."""
+    here, none = list(stages.values()), dict.fromkeys((action.stage for action in actions), 0)
     weights = {storage: weight for load in here for storage, weight in load.weights.items()}.values()
-    kept = most_kept(actions, [load.kept for load in loads], [load.later for load in loads])
-    flying = round(kept) + max(load.working for load in here)
+    kept = (
+        none | {stage: load.kept for stage, load in stages.items()},
+        none | {stage: load.later for stage, load in stages.items()},
+    )
+    flying = round(most_kept(actions, *kept)) + max(load.working for load in here)
     summed = max(load.gradients for load in here) if asked.wrap == "fsdp2" and asked.mesh.data > 1 else 0
     return sum(held(each, asked).total for each in weights) + max(flying, summed)

@@ -1,0 +1,208 @@
+"""Stages that fit the memory of their ranks: what stands, and what microbatches in flight keep for their backwards.
+
+    1f1b, 4 ranks        0         1         2         3
+    in flight            4         3         2         1     microbatches
+    even stages       10 s, 46   10 s, 38   10 s, 30   10 s, 22 GiB        of 40 there are
+    fitted             8 s, 39   10 s, 39   11 s, 32   11 s, 23 GiB
+
+In program order, and for a longest stage of at most so many seconds, each stage takes as many ops as it has time and room for:
+what follows is never harder for it. The shortest longest stage for which all ops find a place is looked for by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from partitioner.distributed.pipeline.cut import Cut, Uncut, cuts_between, uncut
+from partitioner.distributed.pipeline.order import order_of
+from partitioner.distributed.pipeline.schedules import kind_of
+from partitioner.distributed.pipeline.segments import ends_of, in_flight
+from partitioner.distributed.predicted.loads import (
+    Segments,
+    StageLoad,
+    held_by_a_rank,
+    load_of,
+    loads_of,
+    run_again,
+    stages_of,
+)
+from partitioner.distributed.predicted.prediction import bytes_of, fullest
+from partitioner.distributed.traced.example import Example
+from partitioner.frontend.analysis.held import memory_of
+from partitioner.ir.graph import Op
+from partitioner.ir.machine import Device
+from partitioner.ir.memory import Memory
+from partitioner.ir.optimizer import optimizer_named
+from partitioner.planner.constraints import Constraints
+from partitioner.spec.distributed import DistributedSpec
+from partitioner.spec.spec import Spec
+
+CLOSE = 1e-3
+"""A longest stage that is so near the shortest one, relatively, is looked for no further."""
+
+FAR = 0.8
+"""A part of all work: where ranks would be full with less, all of it together, no places for cuts are looked for."""
+
+
+def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device) -> Cut:
+    """The model's graph in as many stages as are asked for, with room for gradients, what the optimizer keeps, and activations.
+
+    Args:
+        example: as `for_one_rank` gives it.
+        spec: optimizer, profile.
+        asked: mesh, schedule, wrapping.
+        device: what each rank has.
+
+    Raises:
+        PlacementError: there are fewer places for cuts, or what stands fits in no way. Activations that fit in no way are no
+            reason: `outlook` says by how much.
+    """
+    ready = uncut(example.traced, device, spec.profile)
+    free = ready.into(asked.mesh.pipeline * asked.stages_per_rank)
+    if device.memory is None:
+        return free
+    memory = memory_in(example, spec)
+    cut = standing(ready, free, memory, asked, device.memory)
+    return cut if asked.mesh.branch > 1 else fitted(cut, ready, memory, example, asked, device.memory)
+
+
+def memory_in(example: Example, spec: Spec) -> Memory:
+    """What the ops of a microbatch take in training."""
+    return memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer))
+
+
+def standing(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:
+    """Stages as they are cut if there is no cap on memory, where what stands fits, for then no cap changes it; or others."""
+    kept = held_by_a_rank(memory, asked)
+    return free if cap is None or max(_standing(free, kept)) <= cap else ready.into(free.count, cap, kept)
+
+
+def _standing(cut: Cut, memory: Memory) -> list[int]:
+    """Bytes that each stage holds for good."""
+    weights: list[dict[int, int]] = [{} for _ in range(cut.count)]
+    for op in cut.graph.ops:
+        found = (memory.state[key] for key in op.state if key in memory.state)
+        weights[cut.stage[op.name]].update((weight.storage, weight.total) for weight in found)
+    return [sum(each.values()) for each in weights]
+
+
+def segments_in(cut: Cut, rules: Constraints, asked: DistributedSpec) -> list[Segments]:
+    """The ops of each stage, by the segment in which a backward runs them again; of none, if nothing is run again."""
+    return [_segments(ops, rules, asked) for ops in stages_of(cut)] if asked.recompute != "none" else []
+
+
+def _segments(ops: Sequence[Op], rules: Constraints, asked: DistributedSpec) -> Segments:
+    ends = ends_of(ops, rules, in_flight(asked)) if asked.recompute == "segments" else [len(ops)]
+    return [ops[a:b] for a, b in pairwise([0, *ends])]
+
+
+def fitted(cut: Cut, ready: Uncut, memory: Memory, example: Example, asked: DistributedSpec, cap: int) -> Cut:
+    """Stages of which all fit the memory of their ranks, the longest as short as that allows; or the same, if none are found.
+
+    Args:
+        cut: stages as they are without microbatches in flight.
+        ready: what they were cut from.
+        memory: of its ops.
+        example: of one microbatch.
+        asked: schedule, mesh, microbatches, recomputation; no branch axis.
+        cap: bytes that a rank may use.
+    """
+
+    def sizes(tried: Cut) -> tuple[int, ...]:
+        return fullest(loads_of(tried, memory, example.differentiable, (), segments_in(tried, ready.rules, asked)), asked)
+
+    have, kind = sizes(cut), kind_of(asked)
+    works = [
+        sum(cut.seconds[each] for each in kind.stages_of(rank, len(have), asked.stages_per_rank)) for rank in range(len(have))
+    ]
+    if max(have) <= cap or sum(work * cap / size for work, size in zip(works, have, strict=True)) < FAR * sum(works):
+        return cut
+    row, best = _Row(ready, memory, asked, cap), None
+    low, high = sum(cut.seconds) / cut.count, sum(cut.seconds)
+    while best is None or high > low * (1 + CLOSE):
+        limit = high if best is None else (low + high) / 2
+        ends = row.ends(limit, cut.count)
+        if ends is not None:
+            best = ready.at(ends, cut.bound)
+            high = min(limit, max(best.seconds))
+        elif best is None:
+            return cut
+        else:
+            low = limit
+    return best if max(sizes(best)) <= cap else cut
+
+
+class _Row:
+    """The ops in program order, and how many of them a stage has time and room for.
+
+    Args:
+        ready: the graph.
+        memory, asked, cap: as for `fitted`.
+    """
+
+    def __init__(self, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int) -> None:
+        self.ops, self.rules, self.memory, self.asked, self.cap = ready.graph.ops, ready.rules, memory, asked, cap
+        sums = [0.0, *accumulate(ready.seconds[op.name] for op in self.ops)]
+        self.cuts = cuts_between(self.ops, self.rules)
+        self.until = [sums[cut] for cut in self.cuts]
+        self.outputs = frozenset(ready.graph.outputs)
+        self.last = {name: place for place, op in enumerate(self.ops) for name in op.inputs}
+        self.last |= dict.fromkeys(self.outputs, len(self.ops))
+        self.order = order_of(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
+        self.loads: dict[tuple[int, int], StageLoad] = {}
+
+    def ends(self, limit: float, count: int) -> list[int] | None:
+        """After how many ops each stage ends, if none takes more seconds than ``limit``; ``None`` if some op finds no place.
+
+        A rank with several stages has as much room for each as is left for it and those behind.
+        """
+        asked, kind, begin = self.asked, kind_of(self.asked), 0
+        held = [dict[int, StageLoad]() for _ in self.order]
+        found = list[int]()
+        for stage in range(count):
+            rank = kind.holder(stage, len(held))
+            actions, here = self.order[rank], held[rank]
+            used = bytes_of(here, actions, asked) if here else 0
+            room = used + (self.cap - used) // (asked.stages_per_rank - len(here))
+
+            def fits(place: int, begin: int = begin, stage: int = stage, room: int = room) -> bool:
+                return bytes_of(here | {stage: self._load(begin, place)}, actions, asked) <= room  # noqa: B023  called at once
+
+            soonest = bisect_right(self.until, self.until[begin] + limit * (1 + 1e-12)) - 1
+            place = _reach(begin, min(soonest, len(self.cuts) - (count - stage)), fits)  # each stage behind needs some, too
+            if place == begin:
+                return None
+            here[stage] = self._load(begin, place)
+            found.append(self.cuts[place])
+            begin = place
+        return found if begin == len(self.cuts) - 1 else None
+
+    def _load(self, begin: int, end: int) -> StageLoad:
+        """What a stage between two places for cuts holds, and leaves for its backward."""
+        if (begin, end) not in self.loads:
+            ops = self.ops[self.cuts[begin] : self.cuts[end]]
+            load = load_of(ops, self.memory)
+            if self.asked.recompute != "none":
+                left, inside = {*self._border(end), *self.outputs}, {op.name for op in ops}
+                parts = _segments(ops, self.rules, self.asked)
+                load = run_again(load, parts, self._border(begin), left, self.memory, inside)
+            self.loads[begin, end] = load
+        return self.loads[begin, end]
+
+    def _border(self, place: int) -> list[str]:
+        """The values that pass a place for cuts."""
+        cut = self.cuts[place]
+        return [op.name for op in self.ops[:cut] if self.last.get(op.name, -1) >= cut]
+
+
+def _reach(begin: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The last place up to ``most`` for which something still holds; ``begin`` if it does not even for the next one.
+
+    >>> _reach(2, 9, lambda place: place < 6)
+    5
+    """
+    if most <= begin or fits(most):
+        return max(begin, most)
+    return begin + bisect_left(range(begin + 1, most), True, key=lambda place: not fits(place))
