@@ -124,6 +124,7 @@ PAIRS = {
     "branches": case("towers", "gpipe", pipeline=1, branch=2),
     "loss over a vocabulary": case("words", "gpipe", clip=0.1, pipeline=1, tensor=2, links=SLOW),
     "not reached": case("aside", "1f1b"),
+    "not reached, two stages a rank, ddp": case("last alone", "interleaved_1f1b", clip=0.1, data=2, pipeline=1, **SEVERAL),
     "left out by one copy, fsdp2": case("in part", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
     "means of all batches": case("averaging", "1f1b"),
     "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
@@ -143,6 +144,7 @@ FOURS = {
     "branches x pipeline": case("towers", "1f1b", branch=2),
     "one layer for all stages, ddp": case("repeated", "interleaved_1f1b", data=2, every=2, **SEVERAL),
     "tensor x pipeline": case("tied", "interleaved_1f1b", tensor=2, **SEVERAL),
+    "tensor x pipeline, two steps for one": case("layers", "1f1b", tensor=2, every=2, clip=0.1),
     "tensor x data, fsdp2": case("shared", "gpipe", data=2, pipeline=1, tensor=2, wrap="fsdp2"),
 }
 MORE_BITWISE = {

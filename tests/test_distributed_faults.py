@@ -75,6 +75,8 @@ REFUSED = {
     "an optimizer made before, tensor": ("InputError", r"the optimizer .* Make it of the part: SGD\(part.parameters\(\)\)"),
     "two dtypes with fsdp2": ("SpecError", "has layers.0.weight of torch.float32 and gate.weight of torch.bfloat16; take ddp"),
     "sparse gradients": ("SpecError", "embedding has a sparse gradient, which ddp cannot reduce: leave out sparse=True"),
+    "writes a parameter": ("SpecError", r"forward writes the parameter weight \(max_norm of an embedding does\), each copy by"),
+    "writes a parameter again": ("SpecError", "runs a forward again with copies of .* the parameter weight"),
     "the plain model saved": (
         "CheckpointError",
         "this is the whole Layers, of which ranks train parts, and layers",
@@ -113,6 +115,7 @@ TAKEN = (
     "the plain model read",
     "a penalty",
     "a norm that is none",
+    "double precision",
     "the same mode again",
     "evaluated beside the step",
     "evaluated beside a tensor axis",

@@ -44,6 +44,7 @@ from partitioner.distributed.state.values import State, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import SpecError
+from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import TensorMeta
 from partitioner.model.accept import accepted
 from partitioner.model.state import all_state
@@ -93,6 +94,7 @@ def parallelize(
         loss=loss,
         ties=wired.ties,
         part=wired.held,
+        stages=wired.held.cut.count,
         last=wired.kind.holder(wired.held.cut.count - 1, wired.asked.mesh.pipeline),
         first_here=0 in wired.held.numbers,
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
@@ -203,7 +205,7 @@ def stages(
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)
     batches = Batches(model, found.example, asked.microbatches, ranks.device)
-    modules, state = _modules(model, found, whole, asked, batches, weights, training=training)
+    modules, state = _modules(model, example.traced, found, whole, asked, batches, weights, training=training)
     holders = {key: [kind.holder(each, asked.mesh.pipeline) for each in users] for key, users in found.cut.ties.items()}
     ties = ties_of(ranks, holders)
     with told(ranks, "sharing the model out"):
@@ -222,6 +224,7 @@ def stages(
 
 def _modules(
     model: nn.Module,
+    traced: Traced,
     found: Divided,
     spec: Spec,
     asked: DistributedSpec,
@@ -232,7 +235,7 @@ def _modules(
 ) -> tuple[list[Stage], State]:
     """This rank's stages, planned and emitted like any model, and the state that they have."""
     parts, shards = found.parts, found.shards
-    state = together(lambda: state_of(model, found.cut, parts, batches.device, weights, shards))
+    state = together(lambda: state_of(model, found.cut, parts, batches.device, traced.state, weights, shards))
     again = asked if training else asked.model_copy(update={"recompute": "none"})
     draws = shards.draws if shards else None
     runs = together(lambda: [run_of(part.traced, found.machine, spec, again, draws) for part in parts])

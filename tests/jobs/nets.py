@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jobs.nets_of_layers import Aside, Averaging, Beside, Hinted
+from jobs.nets_of_layers import Aside, Averaging, Beside, Hinted, Plain
 from torch import Tensor, nn
 
 ROWS = 16
@@ -104,15 +104,15 @@ class Towers(nn.Module):
 
 
 class Words(nn.Module):
-    """A loss of its own over a vocabulary, for which no logits leave the model."""
+    """A loss of its own over a vocabulary, for which no logits leave the model; a tensor that is no buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.hidden = nn.Embedding(50, 16), nn.Linear(16, 32)
-        self.head = nn.Linear(32, 50)
+        self.head, self.rise = nn.Linear(32, 50), torch.linspace(0.0, 0.1, 32)
 
     def forward(self, ids: Tensor, target: Tensor) -> dict[str, Tensor]:
-        logits = self.head(torch.relu(self.hidden(self.embed(ids))))
+        logits = self.head(torch.relu(self.hidden(self.embed(ids)) + self.rise))
         return {"loss": F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=7, label_smoothing=0.1)}
 
 
@@ -309,6 +309,8 @@ TRAININGS = {
     "aside": Training(Aside, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "in part": Training(Aside, _in_part, _left_out),
     "beside": Training(Beside, _joined, _features),
+    "layers": Training(Plain, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "last alone": Training(Beside, lambda output, target: F.cross_entropy(output["aside"], target), _features),
     "averaging": Training(Averaging, lambda output, target: F.cross_entropy(output["logits"], target), _features, train=True),
     "hinted": Training(Hinted, _next_word, _ids, train=True),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),

@@ -8,19 +8,20 @@ from torch.nn.utils import parametrizations
 
 
 class Aside(nn.Module):
-    """A result that the loss leaves out, made of what the first stage passes; and a value that is read without a gradient."""
+    """A result that the loss leaves out, made of what the first stage passes; a value that is read without a gradient; and a
+    parameter without elements."""
 
     def __init__(self) -> None:
         super().__init__()
         self.side, self.still, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.layers, self.none = nn.ModuleList(nn.Linear(16, 16) for _ in range(6)), nn.Parameter(torch.empty(0))
 
     def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
         x = x.masked_fill(mask, 0.0)
         side, still = torch.tanh(self.side(x)), self.still(x).detach()
         for layer in self.layers:
             x = x + torch.relu(layer(x))
-        return {"aside": self.last(side + x), "logits": x + still}
+        return {"aside": self.last(side + x), "logits": x + still + self.none.sum()}
 
 
 class Averaging(nn.Module):
@@ -66,3 +67,17 @@ class Beside(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x)) * 1.5
         return {"logits": x, "aside": self.last(first)}
+
+
+class Plain(nn.Module):
+    """Layers in a row and nothing else, which a tensor axis takes in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return {"logits": x}

@@ -27,6 +27,7 @@ from partitioner.distributed import inference, parallelize, save
 DRAW = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
 PIPELINE = {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}
+IDS = torch.ones(8, dtype=torch.int64)
 DATA = {"mesh": {"data": 2}, "microbatches": 2, "timeout": 60}
 
 
@@ -115,6 +116,19 @@ def no_number() -> None:
         raise AssertionError("nobody was told")
     assert given[0].isnan().any() == dist.get_rank(), "changed"
     assert step.clip_grad_norm_(1.0, foreach=False).isnan() and given.isnan().all()
+
+
+def doubled() -> None:
+    """Losses and norms are of the model's precision: what is clipped would else have that of others."""
+    model, x, target = Layers().double(), X.double(), TARGET.double()
+    whole = copy.deepcopy(model)
+    _, step = parallelize(model, x, {"distributed": DATA}, nn.functional.mse_loss)
+    loss, expected = step((x, target)), nn.functional.mse_loss(whole(x), target)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(step.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(whole.parameters(), 0.01))
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def penalised(**spec: Any) -> None:
@@ -236,7 +250,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "an optimizer made before, fsdp2": lambda: old_optimizer(mesh={"data": 2}, wrap="fsdp2"),
     "an optimizer made before, tensor": lambda: old_optimizer(mesh={"tensor": 2}),
     "two dtypes with fsdp2": lambda: ask(Gated(), mesh={"data": 2}, wrap="fsdp2"),
-    "sparse gradients": lambda: ask(nn.Embedding(9, 4, sparse=True), torch.ones(8, dtype=torch.int64), mesh={"data": 2}),
+    "sparse gradients": lambda: ask(nn.Embedding(9, 4, sparse=True), IDS, mesh={"data": 2}),
+    "writes a parameter": lambda: ask(nn.Embedding(9, 4, max_norm=1.0), IDS, mesh={"data": 2}),
+    "writes a parameter again": lambda: ask(nn.Embedding(9, 4, max_norm=1.0), IDS, mesh={"tensor": 2}, recompute="stage"),
     "the plain model saved": read_as_a_whole,
     "loss with a layer": lambda: ask(loss=nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), Mean()), **DATA)(X),
     "loss of parameters": lambda: penalised(mesh={"tensor": 2}),
@@ -266,6 +282,7 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "the plain model read": lambda: read_as_a_whole(mesh={"data": 2}),
     "a penalty": lambda: penalised(mesh={"data": 2}),
     "a norm that is none": no_number,
+    "double precision": doubled,
     "the same mode again": lambda: changed(nn.Module.train),
     "an int": lambda: ask(Scaled(), (X, 3))(((X, 3), TARGET)),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),

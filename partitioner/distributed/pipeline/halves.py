@@ -112,7 +112,8 @@ def of_parameters(rests: Iterable[Rest]) -> None:
 class SplitStage(PipelineStage):
     """torch's stage, with halves of a backward of our own, whose gradients can be sent.
 
-    The tensors that a stage receives into are the same in every step: a hook on one would be called by all later ones.
+    The tensors that a stage receives into are the same in every step: a hook on one would be called by all later ones, and
+    autograd may keep a gradient that it is given as that of a parameter, where nothing but views are between. It gets copies.
     In torch 2.11 stages greet their neighbours first, and gloo has no way from a rank to itself.
     """
 
@@ -121,8 +122,11 @@ class SplitStage(PipelineStage):
         if backward_type == "weight":
             of_parameters(bwd_kwargs["param_groups"])
             return (), None
+        arrived = bwd_kwargs["output_grads"]
+        copies = arrived and tuple(None if each is None else each.clone() for each in arrived)
+        bwd_kwargs = {**bwd_kwargs, "output_grads": copies}
         if backward_type == "input":
-            given = (bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+            given = (bwd_kwargs["stage_output"], copies, bwd_kwargs["input_values"])
             found: Any = of_inputs(*given, self.submod.parameters())
         else:
             found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)

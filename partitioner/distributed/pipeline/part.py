@@ -111,6 +111,11 @@ def _subgraph(graph: torch.fx.Graph, inside: set[str], outside: set[str], result
     return own
 
 
+def written_parameters(graph: Graph, state: Mapping[str, torch.Tensor]) -> list[str]:
+    """The keys of the parameters among a graph's state that its ops write."""
+    return [key for key, each in state.items() if isinstance(each, nn.Parameter) and f"self.{key}" in graph.written]
+
+
 class Stage(nn.Module):
     """A stage of a pipeline, as `torch.distributed.pipelining.PipelineStage` wants one: tensors in, tensors out.
 

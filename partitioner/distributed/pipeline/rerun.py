@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from partitioner.compile import emit, plan_of
-from partitioner.distributed.pipeline.part import Part, Run
+from partitioner.distributed.pipeline.part import Part, Run, written_parameters
 from partitioner.distributed.pipeline.segments import in_flight, segments_of
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.errors import SpecError
@@ -137,11 +137,17 @@ def run_of(traced: Traced, machine: Machine, spec: Spec, asked: DistributedSpec,
         draws: random numbers of a tensor axis, if there is one.
 
     Raises:
-        SpecError: an op may do anything, and would do it twice.
+        SpecError: an op may do anything, and would do it twice, or writes a parameter.
     """
     if asked.recompute == "none":
         return emit(plan_of(traced, machine, spec), spec)
     refuse_unknown(traced.graph, asked.recompute)
+    trained = {key: each for key, each in traced.state.items() if each.requires_grad}
+    for key in written_parameters(traced.graph, trained):
+        raise SpecError(
+            f"recompute: {asked.recompute} runs a forward again with copies of what it writes, and it writes the parameter "
+            f"{key} (max_norm of an embedding does), of which a copy has no gradient: leave that out, or take recompute: none"
+        )
     segments = segments_of(traced, asked, in_flight(asked))
     return Rerun(traced.graph, segments, [emit(plan_of(part.traced, machine, spec), spec) for part in segments], draws)
 

@@ -26,6 +26,7 @@ def total_norm(
     kind: float,
     sharded: bool,
     parts: Collection[str] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The norm of all gradients of the model, on every rank.
 
@@ -36,6 +37,7 @@ def total_norm(
         kind: of the norm, as torch's: a power, inf or -inf.
         sharded: whether parameters are sharded along the data axis.
         parts: the keys of those of which ranks of the tensor axis have a part each; of all others each has the whole.
+        dtype: of the result, the same on all ranks.
 
     Raises:
         InputError: ``kind`` is 0, which torch takes for the number of parameters that have a gradient.
@@ -56,7 +58,7 @@ def total_norm(
     total = total.double()  # whatever the gradients of a rank are, all send the same
     for axis in ranks.wide("pipeline", "branch", "tensor", *(["data"] if sharded else [])):
         dist.all_reduce(total, how, group=ranks.mesh.get_group(axis))
-    return (total if math.isinf(kind) else total ** (1.0 / kind)).float()
+    return (total if math.isinf(kind) else total ** (1.0 / kind)).to(dtype)
 
 
 def _norm(grad: torch.Tensor, kind: float) -> torch.Tensor:

@@ -46,6 +46,7 @@ class Step:
         loss: of the model's output and, if there is one, the target.
         ties: parameters that other ranks of this copy hold, too.
         part: what this rank holds.
+        stages: how many the model has.
         last: the place along the pipeline axis of the rank that has the last stage.
         first_here: whether this rank has the first stage.
         sharded: whether parameters are sharded along the data axis.
@@ -57,6 +58,7 @@ class Step:
         parameters: this rank's, by key.
         modes: each layer of the part, and whether it was in train mode when the stages were made, by its name.
         frozen: the keys of the parameters that were not trained then.
+        dtype: in which losses and norms are told: double precision if the model has any.
         results: places of the model's results that have a gradient.
         doubtful: parameters that not every one of these reaches, and the bits of those that do.
     """
@@ -67,6 +69,7 @@ class Step:
     loss: Loss
     ties: Sequence[Tie]
     part: nn.Module
+    stages: int
     last: int
     first_here: bool
     sharded: bool
@@ -76,13 +79,16 @@ class Step:
     parameters: Mapping[str, nn.Parameter] = field(init=False)
     modes: Mapping[str, tuple[nn.Module, bool]] = field(init=False)
     frozen: Set[str] = field(init=False)
+    dtype: torch.dtype = field(init=False)
     results: Sequence[int] = field(init=False)
     doubtful: Mapping[nn.Parameter, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters, self.modes = dict(self.part.named_parameters()), _modes(self.part)
-        if not self.sharded and not self.ranks.wide("pipeline", "branch", "tensor"):
+        if not self.sharded and self.stages == 1 and not self.ranks.wide("branch", "tensor"):
             self.loss.own = [*self.parameters.values()]
+        double = any(each.dtype in (torch.float64, torch.complex128) for each in self.batches.model.parameters())
+        self.dtype = torch.float64 if double else torch.float32
         example, graph = self.batches.example, self.batches.example.traced.graph
         self.results = [place for place, name in enumerate(graph.outputs) if name in example.differentiable]
         names = [graph.outputs[place] for place in self.results]
@@ -142,7 +148,7 @@ class Step:
         """
         with told(self.ranks, "clipping gradients"):
             parts = self.shards.forms if self.shards is not None else ()
-            norm = total_norm(self.ranks, self.ties, self.parameters, float(norm_type), self.sharded, parts)
+            norm = total_norm(self.ranks, self.ties, self.parameters, float(norm_type), self.sharded, parts, self.dtype)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"the norm of order {norm_type} of the model's gradients is {norm.item()}, so they cannot be clipped: skip the "
@@ -221,11 +227,11 @@ class Step:
         """The mean loss, which the rank of the last stage tells the others; and of each result, if there are several, whether
         any copy's was made of it."""
         mean = torch.stack([each.detach() for each in losses]).sum() if losses else torch.zeros((), device=self.ranks.device)
-        mean = mean.float() if self.loss.scaler is None else mean.float() / self.loss.scaler.get_scale()
+        mean = mean.to(self.dtype) if self.loss.scaler is None else mean.to(self.dtype) / self.loss.scaler.get_scale()
         several = len(self.results) > 1 and not self.loss.own
         if several:
             reached = [float(place in self.loss.reached) for place in self.results]
-            mean = torch.cat((mean.view(1), torch.tensor(reached, device=mean.device)))
+            mean = torch.cat((mean.view(1), torch.tensor(reached, dtype=mean.dtype, device=mean.device)))
         mesh, copies = self.ranks.mesh, self.ranks.sizes["data"]
         if self.ranks.sizes["pipeline"] > 1:
             dist.broadcast(mean, group=mesh.get_group("pipeline"), group_src=self.last)

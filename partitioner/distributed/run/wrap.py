@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from partitioner.distributed.pipeline.part import Stage
+from partitioner.distributed.pipeline.part import Stage, written_parameters
 from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
 from partitioner.spec.distributed import DistributedSpec
@@ -47,13 +47,18 @@ def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
 
 def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
     """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
-    and parameters with sparse gradients.
+    and parameters with sparse gradients; and those whose copies would part, for a forward writes parameters.
 
     Raises:
         SpecError: names them.
     """
     if asked.mesh.data == 1 or asked.wrap == "none":
         return
+    for key in (key for module in modules for key in written_parameters(module.graph, dict(module.named_parameters()))):
+        raise SpecError(
+            f"forward writes the parameter {key} (max_norm of an embedding does), each copy by its own rows, and {asked.wrap} "
+            "makes gradients alike and nothing else: leave that out, or write it after each step of the optimizer"
+        )
     for node in (node for module in modules for node in module.graph.fx.nodes if node.target in SPARSE):
         place = SPARSE[node.target]
         if node.kwargs.get("sparse", len(node.args) > place and node.args[place]):
@@ -102,10 +107,10 @@ def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Coll
     """The parameters that neither DDP nor FSDP2 can reduce.
 
     Those that two stages of a rank share, each of which would do it: also on ranks that have one of these stages, for holders
-    of a tie have it alike. And numbers under FSDP2, which cannot shard them.
+    of a tie have it alike. And numbers and what is empty under FSDP2, which cannot shard them.
     """
     held = ((key, each) for module in modules for key, each in module.named_parameters(remove_duplicate=False))
-    return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not each.dim())}
+    return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not (each.dim() and each.numel()))}
 
 
 def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter]) -> nn.Module:

@@ -74,6 +74,7 @@ def state_of(
     cut: Cut,
     parts: Sequence[Part],
     device: torch.device,
+    whole: Mapping[str, torch.Tensor],
     weights: str | Path | None = None,
     shards: Shards | None = None,
 ) -> State:
@@ -84,6 +85,7 @@ def state_of(
         cut: where it is cut; what no stage uses is read with the first one.
         parts: this rank's.
         device: where this rank computes.
+        whole: the state of the whole graph: beside the model's keys, tensors that are plain attributes of it.
         weights: a safetensors file, its index, or their folder, for a model on the meta device.
         shards: which part this rank has of each tensor, if there is a tensor axis.
 
@@ -96,6 +98,10 @@ def state_of(
             wanted |= unused(model, cut)
         materialise(model, weights, default=str(device), only=wanted, part=None if shards is None else shards.read)
     known = all_state(model)
+    plain = {key: tensor for key, tensor in whole.items() if key not in known}
+    if weights is not None and shards is not None:  # of the others, the parts are read
+        plain = {key: shards.part(key, tensor) for key, tensor in plain.items()}
+    known = plain | known
     for part in parts:
         for key, tensor in part.traced.state.items():
             if known.get(key, tensor).is_meta:

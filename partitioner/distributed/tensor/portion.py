@@ -113,5 +113,5 @@ def _boxes(held: tuple[int, ...], first: int, whole: tuple[int, ...], form: Plac
         here[form.dim] = begin - (first if form.dim == 0 else 0)
         there[form.dim] = start + begin - block * each
         sizes[form.dim] = end - begin
-        if all(size > 0 for size in sizes):
+        if all(size > 0 for size in sizes) or 0 in whole:
             yield Box(tuple(here), tuple(there), tuple(sizes))

@@ -103,9 +103,9 @@ class Shards:
         return Portion(tensor, self.forms[key], self.ranks, self.place.rank) if key in self.forms else tensor
 
     def under_all_keys(self, model: nn.Module) -> Shards:
-        """The same, under every key that the model has for a tensor."""
-        known = model.state_dict(keep_vars=True)
-        forms = {id(all_state(model)[key]): form for key, form in self.forms.items()}
+        """The same, under every key that the model's state has for a tensor."""
+        known, state = model.state_dict(keep_vars=True), all_state(model)
+        forms = {id(state[key]): form for key, form in self.forms.items() if key in state}
         return replace(self, forms={key: forms[id(tensor)] for key, tensor in known.items() if id(tensor) in forms})
 
 
