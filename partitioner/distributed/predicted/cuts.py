@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from partitioner.distributed.pipeline.cut import Cut, Uncut, cuts_between, uncut
-from partitioner.distributed.pipeline.order import order_of
+from partitioner.distributed.pipeline.order import Action, order_of
 from partitioner.distributed.pipeline.schedules import kind_of
 from partitioner.distributed.pipeline.segments import ends_of, in_flight
 from partitioner.distributed.predicted.loads import (
     Segments,
     StageLoad,
+    held,
     held_by_a_rank,
     load_of,
     loads_of,
@@ -39,7 +40,7 @@ from partitioner.planner.constraints import Constraints
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.spec import Spec
 
-CLOSE = 1e-3
+CLOSE = 5e-3
 """A longest stage that is so near the shortest one, relatively, is looked for no further."""
 
 FAR = 0.8
@@ -151,33 +152,40 @@ class _Row:
         self.last = {name: place for place, op in enumerate(self.ops) for name in op.inputs}
         self.last |= dict.fromkeys(self.outputs, len(self.ops))
         self.order = order_of(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
+        self.standing = {each.storage: held(each, asked).total for each in memory.state.values()}
         self.loads: dict[tuple[int, int], StageLoad] = {}
 
     def ends(self, limit: float, count: int) -> list[int] | None:
-        """After how many ops each stage ends, if none takes more seconds than ``limit``; ``None`` if some op finds no place.
-
-        A rank with several stages has as much room for each as is left for it and those behind.
-        """
-        asked, kind, begin = self.asked, kind_of(self.asked), 0
-        held = [dict[int, StageLoad]() for _ in self.order]
-        found = list[int]()
+        """After how many ops each stage ends, if none takes more seconds than ``limit``; ``None`` if some op finds no place."""
+        kind, ranks = kind_of(self.asked), [dict[int, StageLoad]() for _ in self.order]
+        found, begin = list[int](), 0
         for stage in range(count):
-            rank = kind.holder(stage, len(held))
-            actions, here = self.order[rank], held[rank]
-            used = bytes_of(here, actions, asked) if here else 0
-            room = used + (self.cap - used) // (asked.stages_per_rank - len(here))
-
-            def fits(place: int, begin: int = begin, stage: int = stage, room: int = room) -> bool:
-                return bytes_of(here | {stage: self._load(begin, place)}, actions, asked) <= room  # noqa: B023  called at once
-
             soonest = bisect_right(self.until, self.until[begin] + limit * (1 + 1e-12)) - 1
-            place = _reach(begin, min(soonest, len(self.cuts) - (count - stage)), fits)  # each stage behind needs some, too
+            most = min(soonest, len(self.cuts) - (count - stage))  # each stage behind needs some, too
+            rank = kind.holder(stage, len(ranks))
+            place = self._put(stage, ranks[rank], self.order[rank], begin, most)
             if place == begin:
                 return None
-            here[stage] = self._load(begin, place)
             found.append(self.cuts[place])
             begin = place
         return found if begin == len(self.cuts) - 1 else None
+
+    def _put(self, stage: int, rank: dict[int, StageLoad], actions: Sequence[Action], begin: int, most: int) -> int:
+        """Give a rank one more stage, as large as it has room for: as much as is left, shared with those behind.
+
+        Returns:
+            The place where it ends; ``begin`` if there is no room.
+        """
+        used = bytes_of(rank, actions, self.asked, self.standing) if rank else 0
+        room = used + (self.cap - used) // (self.asked.stages_per_rank - len(rank))
+
+        def fits(place: int) -> bool:
+            return bytes_of(rank | {stage: self._load(begin, place)}, actions, self.asked, self.standing) <= room
+
+        place = _reach(begin, most, fits)
+        if place > begin:
+            rank[stage] = self._load(begin, place)
+        return place
 
     def _load(self, begin: int, end: int) -> StageLoad:
         """What a stage between two places for cuts holds, and leaves for its backward."""

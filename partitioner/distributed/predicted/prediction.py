@@ -218,24 +218,30 @@ def fullest(loads: Loads, asked: DistributedSpec) -> tuple[int, ...]:
     """Bytes of each rank along the pipeline axis when it is fullest; of the ranks of a branch axis, of the fullest one."""
     kind, pipeline, each = kind_of(asked), asked.mesh.pipeline, asked.stages_per_rank
     order = order_of(asked.schedule, pipeline, each, asked.microbatches)
+    every = {storage: weight for stage in loads for load in stage for storage, weight in load.weights.items()}
+    standing = {storage: held(weight, asked).total for storage, weight in every.items()}
     return tuple(
         max(
-            bytes_of({stage: share[stage] for stage in kind.stages_of(rank, pipeline, each)}, actions, asked)
+            bytes_of({stage: share[stage] for stage in kind.stages_of(rank, pipeline, each)}, actions, asked, standing)
             for share in zip(*loads, strict=True)
         )
         for rank, actions in enumerate(order)
     )
 
 
-def bytes_of(stages: Mapping[int, StageLoad], actions: Sequence[Action], asked: DistributedSpec) -> int:
-    """Bytes of a rank with some stages when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in
-    a copy of them; if it does more than that, what else it does counts nothing."""
+def bytes_of(
+    stages: Mapping[int, StageLoad], actions: Sequence[Action], asked: DistributedSpec, standing: Mapping[int, int]
+) -> int:
+    """Bytes of a rank when it is fullest: while microbatches are in flight, or when FSDP2 sums gradients, in a copy of them.
+
+    Args:
+        stages: of the rank; what it does for others counts nothing.
+        actions: of the rank.
+        asked: mesh, wrapping.
+        standing: bytes of each weight, by storage, with what is kept for it.
+    """
     here, none = list(stages.values()), dict.fromkeys((action.stage for action in actions), 0)
-    weights = {storage: weight for load in here for storage, weight in load.weights.items()}.values()
-    kept = (
-        none | {stage: load.kept for stage, load in stages.items()},
-        none | {stage: load.later for stage, load in stages.items()},
-    )
-    flying = round(most_kept(actions, *kept)) + max(load.working for load in here)
+    kept, later = ({stage: getattr(load, name) for stage, load in stages.items()} for name in ("kept", "later"))
+    flying = round(most_kept(actions, none | kept, none | later)) + max(load.working for load in here)
     summed = max(load.gradients for load in here) if asked.wrap == "fsdp2" and asked.mesh.data > 1 else 0
-    return sum(held(each, asked).total for each in weights) + max(flying, summed)
+    return sum(standing[storage] for storage in {storage for load in here for storage in load.weights}) + max(flying, summed)
