@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from partitioner.between import beside, beside_each_other, plan_in_between
 from partitioner.compile import for_this_call, plan_of
+from partitioner.errors import PartitionerError, PlacementError
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
 from partitioner.ir.machine import Machine, accelerators_first, with_less
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import Call
+from partitioner.model.state import all_state, only_device
 from partitioner.runtime.moving import refuse_shared, staying, where_it_lies
 from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
@@ -75,7 +77,12 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
         with collector_off():  # a view of 10^5 ops is millions of objects, all of which stay to its end
             return Plans((), plan_of(view_of(module), machine, spec), {})
     apart = len(machine.places) > 1
-    found = graphs_of_call(module, call, whole=is_whole(spec, machine), apart=apart, check=check)
+    try:
+        found = graphs_of_call(module, call, whole=is_whole(spec, machine), apart=apart, check=check)
+    except PartitionerError as error:
+        if only_device(module) is None and "same device" in str(error):
+            raise PlacementError(_lies_apart(module)) from None
+        raise
     if apart:
         for traced, graph in found:
             refuse_shared(traced.graph, graph.inputs)
@@ -89,6 +96,14 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     notes = (f"one of {len(plans)} graphs; Python goes on after: {graph.reason}" for _, graph in found if graph.reason)
     shown = replace(first, machine=machine, graph=replace(first.graph, notes=(*first.graph.notes, *notes)))
     return Plans(plans, shown, {name: tensor for traced, _ in found for name, tensor in traced.state.items()}, unreached)
+
+
+def _lies_apart(model: nn.Module) -> str:
+    places = ", ".join(sorted({str(tensor.device) for tensor in all_state(model).values()}))
+    return (
+        f"the state of {type(model).__name__} lies on {places}, as an earlier partition may leave it, where its own forward "
+        'cannot run. Move it to one of them, or the CPU, first: partition(parallel.original.to("cpu"), ...)'
+    )
 
 
 def without_graphs(plan: Plan, reasons: Iterable[str] = ()) -> Plan:

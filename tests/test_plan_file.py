@@ -196,6 +196,15 @@ def test_the_file_decides(path: Path) -> None:
     assert set(plan.placement.reason.values()) == {"by hand"}
 
 
+def test_ops_of_a_task_may_be_written_in_any_order(path: Path) -> None:
+    """The graph says in which they run; a task that listed them otherwise was none of "these tasks"."""
+    for row in (document := json.loads(path.read_text()))["programs"][0]["tasks"]:
+        row["ops"].reverse()
+    assert max(len(row["ops"]) for row in document["programs"][0]["tasks"]) > 1
+    path.write_text(json.dumps(document))
+    assert same_plan(made().plan, partition(Towers(), example_inputs=X, plan=path).plan)
+
+
 def test_all_programs_of_a_module_are_in_one_file(tmp_path: Path) -> None:
     parallel = made()
     parallel(numbers(3, 4)), parallel.eval(), parallel(X)
@@ -230,6 +239,20 @@ def test_state_goes_where_the_plan_of_several_devices_wants_it(
         assert {str(each.device) for each in again.parameters()} == {"lazy:0", "lazy:1"}
         assert state_devices(first.plan) == state_devices(again.plan) and same_plan(first.plan, again.plan)
         assert world.faults() == []
+
+
+def test_a_plan_with_python_between_graphs_says_which_option_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very model was said to be another one, and `landed`, which no model has, to be the difference."""
+    path, x = tmp_path / "plan.json", numbers(4, 6)
+    with pretend.pretending(monkeypatch):
+        for made, asked, words in ((False, None, "with full.*give full"), (None, False, "without full.*leave out full")):
+            options: Any = {"example_inputs": x, "copy": True}
+            save_plan(pretend.spread(lanes.Towers(), (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True, fullgraph=made), path)
+            with pytest.raises(SpecError, match=f"it was made {words}graph=False.$"):
+                partition(lanes.Towers(), plan=path, fullgraph=asked, **options)
+            assert partition(lanes.Towers(), plan=path, fullgraph=made, **options).plan.graph.ops
 
 
 PINS = [{"match": "left*", "device": "a"}, {"match": "right*", "device": "b"}]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,25 @@ def test_a_function_that_breaks_a_rule_is_told() -> None:
 
     with pytest.raises(VerifyError, match="policy mine: 1 fault\n  lanes: 1 numbers from 0 to 1 are needed"):
         partition(nn.Linear(4, 4), ["cpu:0", "cpu:1"], example_inputs=X, policy=nowhere)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"start": [nan]}, "start and end: numbers"),
+        ({"tasks": ("another",)}, "tasks: the names"),
+        ({"threads": [-1]}, "threads: no number below 0"),
+        ({"threads": [1, 1]}, "threads and reasons: 1 of each"),
+        ({"reasons": [3]}, "policy, note and reasons: texts"),
+        ({"note": 3}, "policy, note and reasons: texts"),
+    ],
+)
+def test_an_answer_of_another_form_is_told(fields: dict[str, Any], words: str) -> None:
+    """No comparison with NaN is true, so a time that is none kept every rule; and `save_plan` raised errors of pydantic's."""
+    problem = Problem("one", ("a",), (Kind("cpu", {1: [1.0]}),), (Processor("cpu", 0),), [])
+    assert decided(problem, last_lane).policy == "mine"
+    with pytest.raises(VerifyError, match=f"policy mine: 1 fault\n  {words}"):
+        decided(problem, lambda problem: replace(last_lane(problem), **fields))
 
 
 def test_another_package_may_offer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

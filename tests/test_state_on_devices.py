@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import World, put, spec, spread
+from pretend import World, put, put_at, spec, spread
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -705,6 +705,26 @@ def test_a_first_call_that_does_not_fit_places_nothing() -> None:
     with pytest.raises(PlacementError, match=r"need .* of parameters and buffers"):
         parallel(numbers(3000, 6))
     assert set(homes(parallel).values()) == {"cpu"}
+
+
+@pytest.mark.parametrize("again", [{"cpu": 2}, {"lazy:0": 2}, TWO, MIXED], ids=["CPU", "one GPU", "same", "GPU and CPU"])
+@pytest.mark.parametrize("example", [True, False])
+def test_what_is_spread_already_says_what_to_do_first(again: dict[str, int], example: bool) -> None:
+    """It was said to be no one graph, or that nothing of it could be traced; and `to` advises to partition it again."""
+    parallel = spread(Towers().eval(), (X,), TWO)
+    lay = homes(parallel)
+    assert len({*lay.values()}) == 2
+    for model in (parallel, parallel.original):
+        with pytest.raises(
+            PlacementError, match=r"^the state of Towers lies on lazy:0, lazy:1, .*parallel\.original\.to\(\"cpu\"\)"
+        ):
+            partition(model, example_inputs=X if example else None, spec=spec(again))(X)
+    assert homes(parallel) == lay and parallel(X).shape == (4, 2)
+    with pytest.raises(PlacementError, match=r"partition\(parallel\.original\.to\(\"cpu\"\), devices="):
+        parallel.to("lazy:0")
+    for tensor in parallel.original.parameters():  # stands for `.to`
+        put_at(tensor, "cpu")
+    assert isinstance(partition(parallel.original, example_inputs=X, spec=spec(again)), Parallel)
 
 
 # -- without examples ------------------------------------------------------------------------------------------------

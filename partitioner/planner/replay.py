@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from partitioner.errors import PlacementError, SpecError, VerifyError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.differ import differences
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import LANDED, Graph
 from partitioner.ir.problem import Problem
 from partitioner.ir.saved import SavedDevice, SavedGraph, SavedPlan, SavedProgram
 from partitioner.ir.saving import saved_graph
@@ -69,6 +69,9 @@ class Replayed:
         if nearest.state == here.state and nearest.inputs != here.inputs:
             what = f"it holds no plan of this call of {self.document.model}"
             advice = "Make such a call before save_plan(), which writes the plans of all calls made so far."
+        elif f"= {LANDED}(" in first and _lands(nearest) != _lands(here):
+            made, asked = ("with", "give") if _lands(nearest) else ("without", "leave out")
+            what, advice = f"it was made {made} fullgraph=False", f"For this plan, {asked} fullgraph=False."
         else:
             what = f"it was made for another {self.document.model} than is here"
             advice = "Plan this one anew, without plan=."
@@ -82,11 +85,11 @@ class Replayed:
             PlacementError: the document breaks a rule of the problem: a pin, a memory cap, an edge.
         """
         lane_of = _lanes_here(self.document.devices, problem, self.where)
-        number = {label: task for task, label in enumerate(problem.labels)}
+        number = {frozenset(label.split()): task for task, label in enumerate(problem.labels)}
         program = next((each for each in self.document.programs if _covers(each, number)), None)
         if program is None:
             raise SpecError(f"{self.where}: it has no program of these tasks")
-        order = [number[" ".join(row.ops)] for row in program.tasks]
+        order = [number[frozenset(row.ops)] for row in program.tasks]
         rows = dict(zip(order, program.tasks, strict=True))
         lanes = [lane_of[rows[task].lane] for task in range(len(rows))]
         threads = [min(rows[task].threads, problem.processors[problem.lanes[lanes[task]]].cores) for task in range(len(rows))]
@@ -127,9 +130,14 @@ class Replayed:
             raise PlacementError(f"{self.where}: it cannot be applied here; {error}") from None
 
 
-def _covers(program: SavedProgram, number: dict[str, int]) -> bool:
+def _lands(graph: SavedGraph) -> bool:
+    """Whether Python goes on with what it gives, on the first device."""
+    return any(op.call.startswith(f"{LANDED}(") for op in graph.ops)
+
+
+def _covers(program: SavedProgram, number: dict[frozenset[str], int]) -> bool:
     """Whether the tasks of a program are those that are asked for, by the ops of each."""
-    return len(program.tasks) == len(number) and all(" ".join(row.ops) in number for row in program.tasks)
+    return len(program.tasks) == len(number) and all(frozenset(row.ops) in number for row in program.tasks)
 
 
 def _lanes_here(devices: Sequence[SavedDevice], problem: Problem, where: str) -> dict[str, int]:

@@ -11,8 +11,10 @@ A task waits for what it reads to pass each channel on its way. In which order v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
-from math import inf
+from math import inf, isfinite, isnan
+from operator import index
 
 from partitioner.errors import VerifyError
 from partitioner.ir.assignment import Assignment
@@ -29,7 +31,7 @@ Rule = Callable[[Problem, Assignment, list[int]], Iterator[str]]
 
 
 def verified(problem: Problem, answer: Assignment) -> Assignment:
-    """``answer``, once it has been held against every rule.
+    """``answer``, once it has been held against every rule, with the names of its tasks.
 
     Args:
         problem: what was asked.
@@ -44,10 +46,12 @@ def verified(problem: Problem, answer: Assignment) -> Assignment:
     if not faults:
         homes = [problem.lanes[lane] for lane in answer.lanes]
         faults = list(islice((fault for rule in RULES for fault in rule(problem, answer, homes)), MOST_FAULTS))
+        if not faults and not all(map(isfinite, (*answer.start, *answer.end))):
+            faults = ["start and end: finite seconds are needed"]
     if faults:
         title = f"policy {answer.policy}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise VerifyError("\n  ".join([title, *faults]))
-    return answer
+    return answer if answer.tasks else replace(answer, tasks=tuple(problem.tasks))
 
 
 def _of_form(problem: Problem, answer: Assignment) -> Iterator[str]:
@@ -59,6 +63,16 @@ def _of_form(problem: Problem, answer: Assignment) -> Iterator[str]:
         yield f"order: each of the {count} tasks is needed once"
     if len(answer.start) != count or len(answer.end) != count:
         yield f"start and end: {count} times of each are needed"
+    elif any(map(isnan, (*answer.start, *answer.end))):
+        yield "start and end: numbers are needed"
+    if answer.tasks and tuple(answer.tasks) != tuple(problem.tasks):
+        yield "tasks: the names of the problem's are needed, in its order, or none"
+    if any(len(each) not in (0, count) for each in (answer.threads, answer.reasons)):
+        yield f"threads and reasons: {count} of each are needed, or none"
+    if any(index(threads) < 0 for threads in answer.threads):
+        yield "threads: no number below 0 is one"
+    if not all(isinstance(each, str) for each in (answer.policy, answer.note, *answer.reasons)):
+        yield "policy, note and reasons: texts are needed"
     if not 0 <= answer.bound <= answer.cost * (1 + SLACK):  # not if one is NaN, either
         yield f"the bound is {answer.bound:g} and the cost {answer.cost:g}"
 

@@ -247,7 +247,8 @@ def _destination(fn: Callable[..., Any], device: torch.device) -> torch.device |
 
 def _cannot_move(module: Parallel, device: torch.device, wanted: torch.device | str) -> str:
     places = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
+    model = "parallel.original" if len(places) == 1 else 'parallel.original.to("cpu")'
     return (
         f"{type(module).__name__} is partitioned over {', '.join(places)}; moving what lies on {device} to {wanted} "
-        "would break its plan. Call partition(parallel.original, devices=[...]) for other devices; dtypes may be changed."
+        f"would break its plan. Call partition({model}, devices=[...]) for other devices; dtypes may be changed."
     )
