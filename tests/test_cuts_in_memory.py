@@ -14,7 +14,7 @@ from partitioner.distributed.predicted.bench import Bench
 from partitioner.distributed.predicted.cuts import fitted, segments_in
 from partitioner.distributed.predicted.loads import loads_of
 from partitioner.distributed.predicted.outlook import Outlook, distributed_in, outlook
-from partitioner.distributed.predicted.prediction import fullest
+from partitioner.distributed.predicted.prediction import Loads, fullest
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 
@@ -27,9 +27,7 @@ def wide(layers: int = 32) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(layers)))
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"recompute": "segments"}, {"schedule": "interleaved_1f1b", "stages_per_rank": 2}], ids=str
-)
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_stages_have_room_for_the_microbatches_in_flight(fields: dict[str, object]) -> None:
     """The first rank of 1F1B keeps four of them and the last one: even stages were too full there, and half empty here."""
     x, section = torch.ones(4096, WIDTH), {"mesh": {"pipeline": 4}, "microbatches": 16, **fields}
@@ -60,21 +58,19 @@ def test_the_longest_stage_is_the_shortest_there_is(seed: int, schedule: str, re
     spec, asked = distributed_in({"distributed": section, "optimizer": "adamw"})
     device = build_machine(spec).devices[0]
     bench = Bench(model, torch.ones(512, widths[0]), None, spec, device, build_cluster(spec, asked, device))
-    example, memory, ready, free = (
-        bench._example(asked, 8),
-        bench._memory(asked, 8),
-        bench._uncut(asked, 8),
-        bench._cut(asked, 8),
-    )
+    memory, ready, free = bench._memory(asked, 8), bench._uncut(asked, 8), bench._cut(asked, 8)
+
+    def loads(cut: Cut) -> Loads:
+        return loads_of(cut, memory, frozenset(), (), segments_in(cut, ready.rules, asked))
 
     def full(cut: Cut) -> int:
-        return max(fullest(loads_of(cut, memory, example.differentiable, (), segments_in(cut, ready.rules, asked)), asked))
+        return max(fullest(loads(cut), asked))
 
     ends = combinations(cuts_between(ready.graph.ops, ready.rules)[1:-1], 2)
     every = [(max(cut.seconds), full(cut)) for cut in (ready.at([*each, len(ready.graph.ops)], 0.0) for each in ends)]
     for part in (0.98, 0.9, 0.8):
         cap = int(part * full(free))
         best = min((seconds for seconds, size in every if size <= cap), default=None)
-        found = fitted(free, ready, memory, example, asked, cap)
+        found = fitted(free, loads(free), ready, memory, asked, cap)
         assert (full(found) <= cap) == (best is not None)
         assert best is None or max(found.seconds) <= best * (1.002 if recompute == "none" else 1.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -291,7 +292,8 @@ def test_even_stages_are_the_best_of_all(graph: Graph, count: int, rng: Random) 
         with pytest.raises(PlacementError, match=f"cannot be cut into {count} stages"):
             _evenly(graph, rules, seconds, count)
         return
-    stage = list(_evenly(graph, rules, seconds, count).values())
+    ends = _evenly(graph, rules, seconds, count)
+    stage = [bisect_right(ends, place) for place in range(len(graph.ops))]
     assert stage == sorted(stage) and set(stage) == set(range(count))
     assert longest([stage.index(number) for number in range(1, count)]) == best
 

@@ -153,11 +153,11 @@ class Uncut:
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)
         if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
-            return _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
+            return self.at(_evenly(graph, rules, seconds, count), bound)
         found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
         if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
             return found
-        row = _cut(graph, _evenly(graph, rules, seconds, count), seconds, count, bound)
+        row = self.at(_evenly(graph, rules, seconds, count), bound)
         return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
 
     def at(self, ends: Sequence[int], bound: float) -> Cut:
@@ -263,8 +263,8 @@ def cuts_between(ops: Sequence[Op], rules: Constraints) -> list[int]:
     return cuts
 
 
-def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> dict[str, int]:
-    """Stages of the ops in program order, none of them empty: the longest as short as it can be, by dynamic programming."""
+def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> list[int]:
+    """After how many ops each stage ends, in program order and none of them empty: the longest as short as it can be."""
     cuts, sums = cuts_between(graph.ops, rules), [0.0]
     for op in graph.ops:
         sums.append(sums[-1] + seconds[op.name])
@@ -273,9 +273,7 @@ def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], coun
             f"{graph.name} cannot be cut into {count} stages: there are {len(cuts) - 2} places for cuts between ops that must "
             "stay together. Ask for fewer stages."
         )
-    ends = _even_ends([sums[cut] for cut in cuts], count)
-    borders = [cuts[end] for end in ends]
-    return {op.name: bisect_right(borders, place) for place, op in enumerate(graph.ops)}
+    return [cuts[end] for end in _even_ends([sums[cut] for cut in cuts], count)]
 
 
 def _even_ends(sums: Sequence[float], count: int) -> list[int]:

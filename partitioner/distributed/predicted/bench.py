@@ -22,7 +22,7 @@ from partitioner.distributed.pipeline.segments import in_flight
 from partitioner.distributed.predicted.auto import parts
 from partitioner.distributed.predicted.bounds import least, line_through, room, with_bubble, with_waits
 from partitioner.distributed.predicted.branchtimes import Branches, branches_of
-from partitioner.distributed.predicted.cuts import fitted, memory_in, segments_in, standing
+from partitioner.distributed.predicted.cuts import fitted, memory_in, segments_in, within
 from partitioner.distributed.predicted.loads import backwards, kept_of, loads_of, stages_of
 from partitioner.distributed.predicted.prediction import Loads, Outlook, predict
 from partitioner.distributed.tensor.local import Place
@@ -223,7 +223,7 @@ class Bench:
             ready = self._uncut(asked, count)
             free = self._once(("free", *one, stages), lambda: ready.into(stages))
             try:
-                return standing(ready, free, self._memory(asked, count), asked, self.device.memory)
+                return within(ready, free, self._memory(asked, count), asked, self.device.memory)
             except PlacementError:
                 return free
 
@@ -238,7 +238,7 @@ class Bench:
         cut, cap = self._cut(asked, count), self.device.memory
         if cap is None or asked.mesh.branch > 1:
             return cut
-        of = self._uncut(asked, count), self._memory(asked, count), self._example(asked, count)
+        of = self._loads(cut, asked, count), self._uncut(asked, count), self._memory(asked, count)
         return self._once(("fitted", count, asked), lambda: fitted(cut, *of, asked, cap))
 
     def _loads(self, cut: Cut, asked: DistributedSpec, count: int) -> Loads:

@@ -29,7 +29,7 @@ from partitioner.distributed.predicted.loads import (
     run_again,
     stages_of,
 )
-from partitioner.distributed.predicted.prediction import bytes_of, fullest
+from partitioner.distributed.predicted.prediction import Loads, bytes_of, fullest
 from partitioner.distributed.traced.example import Example
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.ir.graph import Op
@@ -65,8 +65,8 @@ def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device)
     if device.memory is None:
         return free
     memory = memory_in(example, spec)
-    cut = standing(ready, free, memory, asked, device.memory)
-    return cut if asked.mesh.branch > 1 else fitted(cut, ready, memory, example, asked, device.memory)
+    cut = within(ready, free, memory, asked, device.memory)
+    return cut if asked.mesh.branch > 1 else fitted(cut, _loads(cut, ready, memory, asked), ready, memory, asked, device.memory)
 
 
 def memory_in(example: Example, spec: Spec) -> Memory:
@@ -74,7 +74,7 @@ def memory_in(example: Example, spec: Spec) -> Memory:
     return memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer))
 
 
-def standing(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:
+def within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:
     """Stages as they are cut if there is no cap on memory, where what stands fits, for then no cap changes it; or others."""
     kept = held_by_a_rank(memory, asked)
     return free if cap is None or max(_standing(free, kept)) <= cap else ready.into(free.count, cap, kept)
@@ -99,22 +99,23 @@ def _segments(ops: Sequence[Op], rules: Constraints, asked: DistributedSpec) -> 
     return [ops[a:b] for a, b in pairwise([0, *ends])]
 
 
-def fitted(cut: Cut, ready: Uncut, memory: Memory, example: Example, asked: DistributedSpec, cap: int) -> Cut:
+def _loads(cut: Cut, ready: Uncut, memory: Memory, asked: DistributedSpec) -> Loads:
+    """What stages hold and keep; what comes back for what they pass is left out."""
+    return loads_of(cut, memory, frozenset(), (), segments_in(cut, ready.rules, asked))
+
+
+def fitted(cut: Cut, loads: Loads, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int) -> Cut:
     """Stages of which all fit the memory of their ranks, the longest as short as that allows; or the same, if none are found.
 
     Args:
         cut: stages as they are without microbatches in flight.
+        loads: of these.
         ready: what they were cut from.
         memory: of its ops.
-        example: of one microbatch.
         asked: schedule, mesh, microbatches, recomputation; no branch axis.
         cap: bytes that a rank may use.
     """
-
-    def sizes(tried: Cut) -> tuple[int, ...]:
-        return fullest(loads_of(tried, memory, example.differentiable, (), segments_in(tried, ready.rules, asked)), asked)
-
-    have, kind = sizes(cut), kind_of(asked)
+    have, kind = fullest(loads, asked), kind_of(asked)
     works = [
         sum(cut.seconds[each] for each in kind.stages_of(rank, len(have), asked.stages_per_rank)) for rank in range(len(have))
     ]
@@ -132,7 +133,7 @@ def fitted(cut: Cut, ready: Uncut, memory: Memory, example: Example, asked: Dist
             return cut
         else:
             low = limit
-    return best if max(sizes(best)) <= cap else cut
+    return best if max(fullest(_loads(best, ready, memory, asked), asked)) <= cap else cut
 
 
 class _Row:

@@ -104,7 +104,7 @@ class Park:
         for (here, there), route in problem.routes.items():
             for number in dict.fromkeys(route):
                 ends = problem.channels[number].ends
-                ours = [(2 * here + 0) * count + there] * (here in ends) + [(2 * there + 1) * count + here] * (there in ends)
+                ours = [2 * here * count + there] * (here in ends) + [(2 * there + 1) * count + here] * (there in ends)
                 places += ours
                 paid += [costs[number]] * len(ours)
         found = np.zeros((count, 2, count, 2))
