@@ -73,6 +73,8 @@ class Habits(nn.Module):
             a = a[:, 7]
         if self.habit == "branch" and a.sum() > 0:
             b = b * 2
+        if self.habit == "draw" and random.random() < 0.5:
+            b = b * 2
         if self.habit == "print":
             print(a.shape, a)
         return self.drop(a) * b
@@ -438,6 +440,7 @@ def here(text: str) -> int:
     ("habit", "reason", "line"),
     [
         ("branch", "Python decides on the value of a tensor", 'habit == "branch"'),
+        ("draw", "Python decides on a number that it has drawn", 'habit == "draw"'),
         ("print", "builtin operator `print`", "print(a.shape, a)"),
     ],
 )
