@@ -440,7 +440,7 @@ def here(text: str) -> int:
     ("habit", "reason", "line"),
     [
         ("branch", "Python decides on the value of a tensor", 'habit == "branch"'),
-        ("draw", "Python decides on a number that it has drawn", 'habit == "draw"'),
+        ("draw", "Python decides on a number that it draws", 'habit == "draw"'),
         ("print", "builtin operator `print`", "print(a.shape, a)"),
     ],
 )
