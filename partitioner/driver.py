@@ -221,7 +221,7 @@ def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, w
         plan = make_plan(model, call.on("meta"), machine, spec)
     materialise(model, weights, state_devices(plan), machine.lanes[0].torch_device)
     programs = _programs(model, machine, spec)
-    if programs.place is None:
+    if programs.place is None and not is_meta(model, call):
         _prepare(programs, call, spec, check)
     else:
         programs.are_placed(plan)

@@ -173,6 +173,13 @@ held(lambda v, n: (torch.ones(5)[Place(v) :], [1, 2, 3][: Place(n - 2)]), 1, 0, 
 # these were errors, and the last one was none
 held(lambda v, _: (_or_none(lambda: dict(Keys(v))), _or_none(lambda: OrderedDict(Keys(v)))), {"a": 1}, {"b": 2}, {})
 held(lambda v, _: _or_none(lambda: next(v)), *LISTS)
+# a frozenset's union with nothing was that very one, and what a class is given that is none of its objects was no error
+held(lambda v, _: (lambda some: (some.union() is some, some.copy() is some))(frozenset(v)), *LISTS)
+held(
+    lambda v, _: (_or_none(lambda: set.intersection(v, {1})), _or_none(lambda: list.append(v, 1))),
+    frozenset({1, 2}),
+    frozenset(),
+)
 # the member that an open number names was initialised with that number
 held(lambda v, n: (Known(v).twice, Known(n).name), 0, 1, 2, 7)
 # two numbers of different classes are compared by the other one's method, which is for Python to say

@@ -282,10 +282,12 @@ def test_each_tensor_goes_to_its_device(tmp_path: Path) -> None:
     assert {name for name, each in loaded.named_parameters() if not each.is_meta} == {"embed.weight", "norm.weight"}
 
 
-def test_a_planned_model_is_loaded_and_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_planned_model_is_loaded_and_runs(tmp_path: Path, device: str) -> None:
+    """Of examples without values the loaded model was called, which fails on them."""
     model = net()
     save(model, tmp_path)
-    parallel = partition(net(meta=True), example_inputs=torch.arange(4), spec=spec(2), weights=tmp_path)
+    parallel = partition(net(meta=True), example_inputs=torch.arange(4, device=device), spec=spec(2), weights=tmp_path)
     for ids in (torch.arange(4), torch.arange(6)):
         assert_same(model(ids), parallel(ids))
     assert not any(each.is_meta for each in parallel.state_dict().values())

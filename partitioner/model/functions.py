@@ -124,11 +124,17 @@ def _is_users_own(item: Any) -> bool:
 def bindings(function: FunctionType) -> Iterator[Callable[[], None]]:
     """Each puts back what a name stands for, if for anything: one of a function's closure, or a global that it may bind."""
     yield from (partial(setattr, cell, "cell_contents", cell.cell_contents) for _, cell in _cells(function))
-    if any(has_any(code, _BINDS) for code in _codes_in(function.__code__)):
-        names = dict.fromkeys(names_in(function.__code__))
-        for held in _scopes(function, names):
+    if names := {name for code in _codes_in(function.__code__) for name in _bound(code)}:
+        for held in _scopes(function, names_in(function.__code__), others=True):
             for name in names:
                 yield partial(held.__setitem__, name, held[name]) if name in held else partial(_unbind, held, name)
+
+
+def _bound(code: CodeType) -> Iterator[str]:
+    """The globals and attributes that a code binds; of one with more than 256 names, others, too."""
+    if has_any(code, _BINDS):
+        numbers = {number for each, number in zip(code.co_code[::2], code.co_code[1::2], strict=True) if each in _BINDS}
+        yield from (name for number, name in enumerate(code.co_names) if number % 256 in numbers)
 
 
 def has_any(code: CodeType, instructions: frozenset[int]) -> bool:
@@ -154,11 +160,14 @@ def _spoken_of(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, An
     yield from ((held, name, held[name]) for held in _scopes(function, names) for name in names if name in held)
 
 
-def _scopes(function: FunctionType, names: Iterable[str]) -> list[dict[str, Any]]:
-    """A function's globals, and those of the user's modules that it speaks of by these names."""
-    known = function.__globals__
-    spoken = [known[name] for name in names if name in known]
-    return [known, *(vars(each) for each in spoken if isinstance(each, ModuleType) and is_users(each.__name__))]
+def _scopes(function: FunctionType, names: Iterable[str], others: bool = False) -> list[dict[str, Any]]:
+    """A function's globals, and those of the user's modules that it speaks of by these names, or of ``others``, too."""
+    names, scopes = list(names), [function.__globals__]
+    for held in scopes:  # which grows: a module may be spoken of in another one
+        modules = [held[name] for name in names if isinstance(held.get(name), ModuleType)]
+        known = (vars(each) for each in modules if others or is_users(each.__name__))
+        scopes += [each for each in known if all(each is not scope for scope in scopes)]
+    return scopes
 
 
 def _cells(function: FunctionType) -> list[tuple[str, CellType]]:

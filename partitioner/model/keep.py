@@ -16,7 +16,7 @@ from functools import partial
 from threading import local
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import nn
@@ -187,6 +187,8 @@ class _Kept:
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """What lies in a value, and where."""
         yield from ((((), "function"), item) for item in wrapped(value))
+        if isinstance(value, ref):
+            yield (None, "()"), value()
         if isinstance(value, _CODE):
             # whose method it is: no part of the model, or found before
             yield (None, "__self__"), getattr(value, "__self__", None)

@@ -43,7 +43,7 @@ def read_document(source: str | Path, what: str = "spec", largest: int = LARGEST
     except RecursionError:
         raise SpecError(f"{where}: the document is nested too deeply; a {what} has four levels") from None
     except Exception as error:  # PyYAML leaks KeyError, AttributeError and more for tags such as `!!bool x`
-        reason = f"{type(error).__name__}: {error}"[:500]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         raise SpecError(f"{where}: not valid {path.suffix[1:].upper()} in UTF-8; {reason}") from error
     if not isinstance(document, dict):
         defaults = ", {} for all defaults" if what == "spec" else ""

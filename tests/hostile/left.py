@@ -9,6 +9,7 @@ import copy
 import functools
 import io
 import itertools
+import math
 import os
 import random
 import threading
@@ -103,6 +104,21 @@ def list_of_the_users(self: Any) -> Any:
 def weak_keys(self: Any) -> Any:
     self.items[self.left] = self.items.get(self.left, 0.0) + 1
     return self.items[self.left]
+
+
+KNOWN = Two()
+
+
+@effect(lambda _: KNOWN.calls, lambda: {"known": weakref.ref(KNOWN)}, lambda: setattr(KNOWN, "calls", 0))
+def weak_reference(self: Any) -> Any:
+    self.known().calls += 1
+    return float(self.known().calls)
+
+
+@effect(lambda _: vars(math).get("calls"), begin=lambda: vars(math).pop("calls", None))
+def attribute_of_a_module_of_pythons(self: Any) -> Any:
+    math.calls = getattr(math, "calls", 0) + 1  # type: ignore[attr-defined]
+    return math.calls  # type: ignore[attr-defined]
 
 
 @effect(lambda m: list(m.items.values()), lambda: {"items": {}})

@@ -52,11 +52,13 @@ _ITEMS = ("__contains__", "__setitem__", "__delitem__")
 _TRACED = (object, type, dict, list, set, tuple, OrderedDict)
 
 
-def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
     kind = self.as_python_constant() if name not in _MADE else None
     method = getattr(kind, name, None) if isinstance(kind, type) else None
     if isinstance(method, MethodDescriptorType) and method.__objclass__ in (OrderedDict, defaultdict):
         raise Unsupported(f"{name} is called on the class {method.__objclass__.__name__}")
+    if isinstance(method, MethodDescriptorType) and not all(issubclass(each, method.__objclass__) for each in _kinds(args[:1])):
+        raise Unsupported(f"{name} of the class {method.__objclass__.__name__} is given what is none")
     if isinstance(method, WrapperDescriptorType):
         giver = method.__objclass__
         if (
@@ -66,7 +68,7 @@ def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, *argument
             or (name, giver) == ("__repr__", OrderedDict)
         ):
             raise Unsupported(f"{name} is called on the class {giver.__name__}")
-    return plain(self, tx, name, *arguments)
+    return plain(self, tx, name, args, *named)
 
 
 _KNOWN = (ConstantVariable, BaseListVariable, ConstDictVariable, SetVariable)
@@ -94,6 +96,8 @@ for _kind in {GetAttrVariable, getattr(misc, "CallMethodVariable", GetAttrVariab
 @amends(SetVariable, "call_method")
 def _call_method_of_set(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
     found = plain(self, tx, name, args, *named)
+    if found is self and name in ("union", "intersection", "difference"):
+        raise Unsupported(f"{name} of a frozenset and nothing else is another one")
     return ConstantVariable.create(None) if name == "update" and not args else found  # it was the set
 
 
