@@ -40,7 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_to_the_slow(items)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
@@ -48,6 +50,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _leave_to_the_slow(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is ``sampled`` so many are quick, spread evenly over all of them; the others are slow."""
+    families: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and not item.get_closest_marker("slow"):
+            families.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    for (_, most), cases in families.items():
+        quick = {number * len(cases) // most for number in range(most)}
+        for number, item in enumerate(cases):
+            if number not in quick:
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(optionalhook=True)
