@@ -40,7 +40,7 @@ from partitioner.distributed.run.ties import Tie, held_twice, ties_of
 from partitioner.distributed.run.watch import Watch
 from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, wrapped_for
 from partitioner.distributed.state.held import Ranked, held_of, start_alike
-from partitioner.distributed.state.values import State, state_of, warn_of_copies
+from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import SpecError
@@ -178,6 +178,14 @@ def stages(
 
     Raises:
         As `parallelize`.
+
+    Example:
+        wired = stages(model, x, {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 4}})
+        engine = ScheduleGPipe(wired.stages[0], 4, loss_fn=lambda given, to: loss(given[0], to) / 4, scale_grads=False)
+        numbers, parameters = torch.arange(4), dict(wired.held.named_parameters())
+        wired.batches.fill(x, target)
+        with gradients_summed(wired.ties, wired.ranks, parameters, wired.apart):  # partitioner.distributed.run.ties
+            engine.step(*([numbers] if 0 in wired.held.numbers else []), number=numbers, target=target)
     """
     with first_speaks():
         model = accepted(model, loaded=False)
@@ -235,7 +243,8 @@ def _modules(
 ) -> tuple[list[Stage], State]:
     """This rank's stages, planned and emitted like any model, and the state that they have."""
     parts, shards = found.parts, found.shards
-    state = together(lambda: state_of(model, found.cut, parts, batches.device, traced.state, weights, shards))
+    copied = held_otherwise(model, parts, training=training)
+    state = together(lambda: state_of(model, found.cut, parts, batches.device, traced.state, weights, shards, copied=copied))
     again = asked if training else asked.model_copy(update={"recompute": "none"})
     draws = shards.draws if shards else None
     runs = together(lambda: [run_of(part.traced, found.machine, spec, again, draws) for part in parts])

@@ -20,9 +20,11 @@ import torch
 import torch.distributed as dist
 from jobs.refuse_nets import Averaged, Choosing, Counted, Dropping, Echo, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
 from torch import Tensor, nn
+from torch.distributed.pipelining import ScheduleGPipe
 
 import partitioner.distributed.ranks
-from partitioner.distributed import inference, parallelize, save
+from partitioner.distributed import inference, parallelize, save, stages
+from partitioner.distributed.run.ties import gradients_summed
 
 DRAW = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
@@ -151,20 +153,43 @@ def replaced(model: nn.Module) -> None:
         layer.weight = nn.Parameter(torch.ones(4, 4))
 
 
-def evaluated(told: bool, **spec: Any) -> None:
+def evaluated(told: bool, beside: dict[str, Any] | None = None, **spec: Any) -> None:
     """A part for training and one for evaluation; values that they do not share are told of, by the first rank."""
     torch.manual_seed(0)  # weights of which something is learnt
     model = Layers()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         part, step = parallelize(model, X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
-        _, forward = inference(model.eval(), X, {"distributed": PIPELINE | spec | {"wrap": "ddp"}})
+        step((X, TARGET))
+        torch.optim.SGD(part.parameters(), lr=0.5).step()
+        started = copy.deepcopy(part)
+        _, forward = inference(
+            model.eval(), X, {"distributed": PIPELINE | (spec | {"wrap": "ddp"} if beside is None else beside)}
+        )
     said = sum("the parts do not share values" in str(each.message) for each in caught)
     assert said == (told and dist.get_rank() == 0), [str(each.message) for each in caught]
+    for one, other in zip(part.state_dict().values(), started.state_dict().values(), strict=True):
+        assert torch.equal(one, other), "written over"
     before, loss = forward(X), step((X, TARGET))
     torch.optim.SGD(part.parameters(), lr=0.5).step()
     after = forward(X)
     assert loss > 0 and (before is None or torch.equal(before, after) == told), "told of what is not so"
+
+
+def own_loop() -> None:
+    """A schedule and a loop of one's own, over the stages: the gradients are those of one process."""
+    model = Layers()
+    whole, numbers = copy.deepcopy(model), torch.arange(2)
+    wired = stages(model, X, {"distributed": PIPELINE})
+    loss = nn.functional.mse_loss
+    engine = ScheduleGPipe(wired.stages[0], 2, loss_fn=lambda given, to: loss(given[0], to) / 2, scale_grads=False)
+    wired.batches.fill(X, TARGET)
+    parameters = dict(wired.held.named_parameters())
+    with gradients_summed(wired.ties, wired.ranks, parameters, wired.apart):
+        engine.step(*([numbers] if 0 in wired.held.numbers else []), number=numbers, target=TARGET)
+    loss(whole(X), TARGET).backward()
+    for key, each in wired.held.named_parameters():
+        torch.testing.assert_close(each.grad, whole.get_parameter(key).grad)
 
 
 def without_gradients() -> None:
@@ -274,6 +299,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "evaluated beside the step": lambda: evaluated(False),
     "evaluated beside a tensor axis": lambda: evaluated(True, mesh={"tensor": 2}),
     "evaluated beside fsdp2": lambda: evaluated(True, mesh={"data": 2}, wrap="fsdp2"),
+    "evaluated beside stages in turns": lambda: evaluated(True, {}, schedule="looped_bfs", stages_per_rank=3),
+    "evaluated beside stages, by copies": lambda: evaluated(True, {"mesh": {"data": 2}}),
+    "a loop of one's own": own_loop,
     "an optimizer made before": old_optimizer,
     "what forward does not read": lambda: altered(*UNREAD),
     "frozen behind the part": lambda: altered(ends_frozen, ends_frozen),

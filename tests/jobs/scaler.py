@@ -17,10 +17,10 @@ def made() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)), nn.Linear(16, 4))
 
 
-def trained(scaled: bool, overflow: int = -1) -> tuple[dict[str, Tensor], list[float], int]:
+def trained(scaled: bool, overflow: int = -1, fused: bool = False) -> tuple[dict[str, Tensor], list[float], int]:
     """Parameters of this rank after ten steps, the losses, and how many steps were skipped."""
     part, step = distributed.parallelize(made(), X, SPEC, nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1, fused=fused)
     scaler = distributed.GradScaler(step, init_scale=2.0**10, growth_interval=1000) if scaled else None
     losses, skipped = [], 0
     for number in range(10):
@@ -43,8 +43,9 @@ def answer() -> dict[str, object]:
     plain, plain_losses, _ = trained(False)
     same, same_losses, none = trained(True)
     _, _, skipped = trained(True, overflow=4)
+    _, _, by_itself = trained(True, overflow=4, fused=True)
     return {
         "apart": max(float((plain[key] - same[key]).abs().max()) for key in plain),
         "losses": max(abs(one - other) for one, other in zip(plain_losses, same_losses, strict=True)),
-        "skipped": [none, skipped],
+        "skipped": [none, skipped, by_itself],
     }

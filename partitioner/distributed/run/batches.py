@@ -42,7 +42,13 @@ class Batches:
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Mapping[str, torch.Tensor]:
-        """The graph's inputs of one microbatch, by name."""
+        """The graph's inputs of one microbatch, by name.
+
+        Raises:
+            InputError: there is no batch yet.
+        """
+        if not self.inputs:
+            raise InputError("the stages have no batch: call batches.fill(inputs, target) before each step of the schedule")
         return self.inputs[number]
 
     def fill(self, inputs: Any, target: Any) -> None:

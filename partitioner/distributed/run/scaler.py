@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.amp import GradScaler as TorchGradScaler
 
+from partitioner.distributed.ranks import told
 from partitioner.distributed.run.step import Step
 
 
@@ -35,13 +36,13 @@ class GradScaler(TorchGradScaler):
         self.scale(torch.zeros((), device=self._device_here))  # ranks that make no loss have a scale, too
         step.loss.scaler = self
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale this rank's gradients, and learn whether those of any rank overflowed."""
-        super().unscale_(optimizer)
-        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    def _unscale_grads_(self, *given: Any) -> dict[torch.device, torch.Tensor]:
+        """Unscale this rank's gradients, and learn whether those of any rank overflowed.
+
+        Optimizers that unscale by themselves (``fused=True``) are told so as well: for these it is called with a scale of one.
+        """
+        found = super()._unscale_grads_(*given)
         anywhere = sum(each.to(self._device_here) for each in found.values()) + torch.zeros((), device=self._device_here)
-        dist.all_reduce(anywhere)
-        for each in found.values():
-            each.copy_(anywhere)
-        if not found:
-            found[self._device_here] = anywhere
+        with told(None, "unscaling gradients"):
+            dist.all_reduce(anywhere)
+        return {device: anywhere.to(device) for device in found} or {self._device_here: anywhere}

@@ -29,7 +29,7 @@ from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
 from partitioner.model.storage import version_of
 
-PLACE = "another tensor in its place (under fsdp2, a tensor axis, or on another device)"
+PLACE = "another tensor in its place (under fsdp2, a tensor axis, on another device, or beside a part of other layers)"
 
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
