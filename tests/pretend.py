@@ -466,6 +466,11 @@ class Factories(TorchFunctionMode):
 # -- partitioning ----------------------------------------------------------------------------------------------------
 
 
+TWO = {"lazy:0": 1, "lazy:1": 1}
+MIXED = {"lazy:0": 1, "cpu": 1}
+"""Machines: the lanes of each device."""
+
+
 def put(tensor: Tensor, where: str) -> Tensor:
     """A copy of a tensor on a device, as a caller holds it."""
     placed = tensor.detach().clone().requires_grad_(tensor.requires_grad)

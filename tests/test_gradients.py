@@ -10,13 +10,12 @@ import torch
 from hostile.program import Two, rand
 from lanes import spread as on_lanes
 from lanes import used_lanes
-from pretend import World, spread
+from pretend import TWO, World, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
 from partitioner.runtime.module import Parallel
 
-TWO = {"lazy:0": 1, "lazy:1": 1}
 LANES = partial(on_lanes, lanes=2, copy=True)
 WAYS: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
     "lanes": LANES,

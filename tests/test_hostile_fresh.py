@@ -26,13 +26,11 @@ import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
 from lanes import OLD_TORCH
-from pretend import pretending, spread
+from pretend import TWO, pretending, spread
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from partitioner import InputError, PlacementError, TraceError, partition
-
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 FRESH: dict[str, Program] = {}
 

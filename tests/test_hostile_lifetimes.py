@@ -15,12 +15,10 @@ import torch
 from hostile.judge import EQUAL, REFUSED, Change, Variant, judge
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand
 from lanes import OLD_TORCH
-from pretend import pretending, spec, spread
+from pretend import TWO, pretending, spec, spread
 from torch import Tensor, nn
 
 from partitioner import InputError, TraceError, partition, tuning
-
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 LIVES: dict[str, Program] = {}
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from hostile.program import Two, rand, two
-from pretend import put, spec, spread
+from pretend import TWO, put, spec, spread
 from torch import Tensor, nn
 
 from partitioner import PlacementError, TraceError, partition
 from partitioner.runtime.module import Parallel
 
-TWO = {"lazy:0": 1, "lazy:1": 1}
 MACHINES = {"two": TWO, "three": {"lazy:0": 1, "lazy:1": 1, "lazy:2": 1}, "mixed": {"lazy:0": 1, "cpu": 1}}
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread", "world")

@@ -18,13 +18,12 @@ import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand, two
 from lanes import spread as on_lanes
-from pretend import pretending, spread
+from pretend import TWO, pretending, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
 
 NUMBERS: dict[str, Program] = {}
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 numbers = kept_in(NUMBERS)
 

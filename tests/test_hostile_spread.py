@@ -12,14 +12,12 @@ import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import assert_same
-from pretend import World, put, spec, spread
+from pretend import MIXED, TWO, World, put, spec, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError, partition
 from partitioner.runtime.module import Parallel
 
-TWO = {"lazy:0": 1, "lazy:1": 1}
-MIXED = {"lazy:0": 1, "cpu": 1}
 EACH = pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")

@@ -16,7 +16,7 @@ from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, raised, rand, two
 from lanes import OLD_TORCH
 from lanes import spread as on_lanes
-from pretend import World, spread
+from pretend import TWO, World, spread
 from torch import Tensor, nn
 
 from partitioner import DifferenceError, PlacementError, partition
@@ -24,7 +24,6 @@ from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import CheckFailed
 
 TEXTS: dict[str, Program] = {}
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 text = kept_in(TEXTS)
 

@@ -9,14 +9,12 @@ import torch
 from hostile.program import Asserts, AssertsFinite, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
-from pretend import World, spread
+from pretend import TWO, World, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError
 from partitioner.distributed import outlook
 from partitioner.distributed.traced.example import example_in
-
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import World, put, put_at, spec, spread
+from pretend import MIXED, TWO, World, put, put_at, spec, spread
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -36,8 +36,6 @@ from partitioner.runtime.module import Parallel
 from partitioner.runtime.pieces import Piece
 
 X = numbers(4, 6)
-TWO = {"lazy:0": 1, "lazy:1": 1}
-MIXED = {"lazy:0": 1, "cpu": 1}
 MACHINES = {"two GPUs": TWO, "GPU and CPU": MIXED}
 EACH = pytest.mark.parametrize("lanes", MACHINES.values(), ids=MACHINES)
 

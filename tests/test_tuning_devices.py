@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lanes import NormedTowers, Towers, assert_same, numbers
-from pretend import World, pretending, put, spec
+from pretend import TWO, World, pretending, put, spec
 from torch import Tensor, nn
 
 from partitioner import PlacementError, partition, tuning
@@ -25,7 +25,6 @@ from partitioner.runtime.module import Parallel
 from partitioner.runtime.standins import Spares
 
 X = numbers(4, 6)
-TWO = {"lazy:0": 1, "lazy:1": 1}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
