@@ -65,6 +65,7 @@ def test_a_way_is_predicted_as_if_it_had_been_asked_for() -> None:
         assert {**alone.data(), "auto": None} == {**found.data(), "auto": None}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ranks", "mesh"), [(2, NO_TENSOR), pytest.param(4, "auto", marks=pytest.mark.slow)], ids=["2", "4"])
 @pytest.mark.parametrize(
     ("asked", "rest"),
@@ -94,6 +95,7 @@ def test_auto_takes_the_best_of_all(ranks: int, mesh: object, asked: Mapping[str
             assert row.step >= min(fits) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "segments"])
 def test_no_bound_is_above_what_it_bounds(recompute: str) -> None:
     """By what is known at each point of the search, and by what smaller microbatches say of larger ones."""

@@ -123,6 +123,7 @@ def has_eager_gradients(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     return on_lanes(parallel)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("writing", [True, False])
 def test_random_models(writing: bool) -> None:
     """Where an op writes what others have read, autograd often has to do it; elsewhere a third and more have it on lanes.
@@ -730,6 +731,7 @@ def results_of(module: nn.Module, x: Tensor) -> list[Tensor]:
     return list(found.values()) if isinstance(found, dict) else list(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", SECTIONED)
 def test_results_of_results_are_on_lanes(make: Callable[[], nn.Module]) -> None:
     """Each result, alone and with others, has its gradients of eager; the caller may ask for those of the other results."""

@@ -119,6 +119,7 @@ class Translates(Encoder):
 KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others, Translates]
 
 
+@pytest.mark.sampled(5)
 @EACH
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_checks_is_one_graph(kind: type[Two], partitioned: Any, world: World) -> None:
@@ -133,6 +134,7 @@ def test_a_model_that_checks_is_one_graph(kind: type[Two], partitioned: Any, wor
     assert not any(piece.reason for piece in parallel._partitioner_programs.pieces)
 
 
+@pytest.mark.sampled(5)
 @EACH
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_raises_is_what_eager_raises(kind: type[Two], partitioned: Any, world: World) -> None:

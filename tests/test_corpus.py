@@ -42,6 +42,7 @@ JUDGED = [
 """Every model of the sample in both modes; quick tests take one of them, in turns, of those that do not take long."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "mode"), JUDGED)
 def test_the_sample_is_equal(name: str, mode: str) -> None:
     if not _corpus_models.CORPUS[name].installed:

@@ -253,6 +253,7 @@ def test_under_torchrun_the_first_rank_alone_speaks(spec: dict[str, Any], text: 
     assert "Traceback" not in second and "Error" not in second, second
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_in_its_forward_says_so_and_the_others_say_why() -> None:
     first, second = job(2, "raise", "forward", 1, **PAIR)
     assert (first.status, second.status) == (1, 1)

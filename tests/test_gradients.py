@@ -70,6 +70,7 @@ class Adapts(Two):
         return nn.functional.linear(x, *adapted) * self.right(x)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [Forces, Penalty, Features, Adapts])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "training"])

@@ -94,6 +94,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_attribute_is_what_the_next_call_sees(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("momentum", "forward"):
@@ -429,6 +430,7 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", MODES)
 @pytest.mark.parametrize("kind", [AsksForGradients, AsksForInference, AsksForAutocast])
 def test_a_forward_that_asks_for_the_callers_modes(kind: type[nn.Module], first: str) -> None:

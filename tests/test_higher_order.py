@@ -108,6 +108,7 @@ class Selective(Branches):
 CHECKPOINTS = (Recomputed, Reentrant, Detached, Nested, Mixed, Unkept, Selective)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_a_checkpoint_on_lanes(kind: type[Branches], train: bool) -> None:

@@ -46,6 +46,7 @@ FORWARDS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fullgraph", [None, False], ids=["one graph", "pieces"])
 @pytest.mark.parametrize("where", ["cpu", "lazy:0", "lazy:1"])
 @pytest.mark.parametrize("machine", MACHINES)

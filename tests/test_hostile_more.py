@@ -26,6 +26,7 @@ more = kept_in(MORE)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MORE)
 def test_equal(name: str, example: bool) -> None:

@@ -159,6 +159,7 @@ class Recurrent(Two):
         return mixed - new
 
 
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("detached", [True, False], ids=["detached", "with its history"])
 def test_state_that_forward_replaces_moves_to_the_weights(lanes: dict[str, int], detached: bool, world: World) -> None:
@@ -225,6 +226,7 @@ def autocast_inside(run: Run) -> Steps:
         yield run.learn(rand(rows, 4, grad=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_scripted_functions_cast_as_they_do(name: str, example: bool) -> None:

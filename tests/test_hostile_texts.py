@@ -30,6 +30,7 @@ text = kept_in(TEXTS)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", TEXTS)
 def test_equal(name: str) -> None:
     assert_equal(TEXTS[name], Variant(True, True))
@@ -150,6 +151,7 @@ class Cache(Two):
         torch._check(rows + self.used <= 10, lambda: f"{rows} of {x.shape}")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", [*range(6), pytest.param(6, marks=OLDER)])
 def test_a_text_that_the_tracer_cannot_make_is_the_models(how: int, world: World) -> None:
     """On several devices there must be one graph, so what stood there in place of the error was a page about the tracer."""
@@ -183,6 +185,7 @@ class Blames(Two):
         return y * self.right(x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("partitioned", [lambda *call: on_lanes(*call, lanes=2), lambda *call: spread(call[0], call[1:], TWO)])
 def test_an_error_keeps_its_cause(partitioned: Any, world: World) -> None:
     """It had none, or what the program had raised before the model was asked."""

@@ -89,6 +89,7 @@ def look(module: nn.Module, caller: Callable[[], Any]) -> tuple[Any, list[Tensor
     return outputs, [x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REGIONS)
 def test_branches_under_modes_of_their_own(name: str) -> None:
     """Values, dtypes, whether gradients are needed, and the gradients; whatever mode the caller is in, one after the other."""
@@ -341,6 +342,7 @@ def switches() -> tuple[Any, ...]:
     return torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), kernels, levels, modes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it differentiates forward
 @pytest.mark.parametrize("kind", [*OF_THREAD, *OF_PROCESS])
 def test_what_has_no_form_as_a_mode_is_one_op(kind: type[Switched]) -> None:

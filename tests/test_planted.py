@@ -60,6 +60,7 @@ def test_equal_processors_share_memory_out_by_exchanges() -> None:
     assert List()(replace(problem, kinds=equal, processors=processors)).cost <= 1.02 * END
 
 
+@pytest.mark.slow
 def test_equal_processors_of_each_kind_share_memory_out() -> None:
     """A schedule without regard for memory gave a kind more than its processors hold together: 8.4% above the optimum."""
     asked = []

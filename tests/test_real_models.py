@@ -229,11 +229,13 @@ def skip_if_eval_only(entry: zoo.ZooModel) -> None:
         pytest.skip("takes these inputs in eval mode only")
 
 
+@pytest.mark.sampled(1)
 @in_turns(0)
 def test_eval_on_lanes(quick: zoo.ZooModel) -> None:
     check_eval(quick)
 
 
+@pytest.mark.sampled(1)
 @in_turns(1)
 def test_training_on_lanes(quick: zoo.ZooModel) -> None:
     skip_if_eval_only(quick)

@@ -289,6 +289,7 @@ def test_random_steps(seed: int) -> None:
         assert all(map(torch.equal, found, wanted)), (model.steps, model.sides, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 3])
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6))

@@ -82,6 +82,7 @@ def test_exchanges_meet_loads_and_caps_at_once() -> None:
     assert mean(found) <= 1.04 * END
 
 
+@pytest.mark.slow
 def test_schedules_begin_at_loads_that_meet_caps() -> None:
     """With 5% of memory to spare, 8 processors of 4 kinds and 40 tasks: 7% above the optimum, and 16% at worst."""
     found = [List()(replace(lumpy(seed, 8, 5, 4, 1.05), objective="latency")).cost for seed in range(6)]

@@ -200,6 +200,7 @@ def on_parts(
     ]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", OPS)
 def test_what_ranks_compute_of_parts_is_the_op(name: str) -> None:
     function, tensors = OPS[name]

@@ -6,6 +6,7 @@ from itertools import permutations
 from random import Random
 from statistics import mean
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,7 @@ def test_beams_know_who_stands_still() -> None:
     assert mean(above) <= 0.26
 
 
+@pytest.mark.slow
 def test_what_is_exchanged_fits() -> None:
     """Tasks that come back for one that goes have to fit, too: 36 schedules of 60 such trees broke a cap."""
     for seed in (2, 3, 4, 7):

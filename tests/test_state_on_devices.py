@@ -412,6 +412,7 @@ IN_TURNS = [
 """Every hazard on both machines; quick tests take each on one of them."""
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "lanes"), IN_TURNS)
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str, lanes: dict[str, int]) -> None:
@@ -708,6 +709,7 @@ def test_a_first_call_that_does_not_fit_places_nothing() -> None:
     assert set(homes(parallel).values()) == {"cpu"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("again", [{"cpu": 2}, {"lazy:0": 2}, TWO, MIXED], ids=["CPU", "one GPU", "same", "GPU and CPU"])
 @pytest.mark.parametrize("example", [True, False])
 def test_what_is_spread_already_says_what_to_do_first(again: dict[str, int], example: bool) -> None:

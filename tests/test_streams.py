@@ -277,6 +277,7 @@ def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[s
     assert bench.hardware.current_device() == 5
 
 
+@pytest.mark.sampled(4)
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
 def test_side_streams_are_joined(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:
@@ -359,6 +360,7 @@ def test_without_gradients_only_outputs_are_announced(world: World, lanes: dict[
     assert {serial for serial, _ in announced(world)} <= returned
 
 
+@pytest.mark.sampled(2)
 @EACH
 def test_callers_on_streams_of_their_own(world: World, lanes: dict[str, int]) -> None:
     """Side streams are everybody's. A value that the first caller's stream was the last to read goes back to a side stream,

@@ -42,6 +42,7 @@ def differentiate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         torch.autograd.backward(outputs, [torch.ones_like(leaf) for leaf in outputs])
 
 
+@pytest.mark.slow
 def test_eager_differentiates_every_example_and_every_kind_is_reached() -> None:
     kinds: Counter[str] = Counter()
 

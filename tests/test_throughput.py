@@ -630,6 +630,7 @@ def score(data: dict[str, Any], home: dict[int, int]) -> float:
     return max(loads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_graphs_of_the_published_form_are_placed_best(training: bool, convex: bool) -> None:
@@ -751,6 +752,7 @@ def test_list_cuts_a_chain_where_it_should(seed: int) -> None:
     assert List()(chain).cost <= 1.15 * Chain()(chain).cost
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_list_cuts_a_long_graph_into_even_stages(seed: int) -> None:
     """Of 10^4 tasks one processor had everything, of 600 on unequal ones up to six times its part."""

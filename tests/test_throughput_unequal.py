@@ -81,6 +81,7 @@ def test_parts_are_contiguous_and_all_are_as_long(shape: Shape, host: bool) -> N
     assert next(returns(problem, at_home(problem)), None) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_contiguous_parts_of_a_thousand_tasks(shape: Shape) -> None:
     """Tasks placed one by one beside those before them, and cut along their order, were 1 to 61% too full."""
@@ -144,6 +145,7 @@ def test_clusters_tell_which_of_several_equal_processors() -> None:
     assert load <= 1.02 * END and largest_load(problem, homes) == pytest.approx(load)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kinds", "spare"), [(4, inf), (1, inf), (4, 1.1)])
 def test_contiguous_parts_where_processors_share_kinds(kinds: int, spare: float) -> None:
     """What was mended unit by unit, and cut along orders, was 5 to 40% too full."""
