@@ -12,18 +12,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from partitioner.distributed.board import board, fault_of
-from partitioner.errors import PartitionerError, RanksError, SpecError
+from partitioner.errors import InputError, PartitionerError, RanksError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
 T = TypeVar("T")
@@ -253,6 +253,12 @@ def told(ranks: Ranks | None, doing: str) -> Iterator[None]:
             raise SystemExit(1) from None
         error.add_note(f"on {where}")
         raise
+
+
+def refuse(text: str, doing: str) -> NoReturn:
+    """The user's error, said once where all ranks make it; also in a program that is no job."""
+    with told(None, doing) if dist.is_initialized() else nullcontext():
+        raise InputError(text)
 
 
 def _why_lost(where: str) -> str:

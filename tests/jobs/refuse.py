@@ -31,6 +31,7 @@ X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
 PIPELINE = {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}
 IDS = torch.ones(8, dtype=torch.int64)
 DATA = {"mesh": {"data": 2}, "microbatches": 2, "timeout": 60}
+SHARDED: dict[str, Any] = {"mesh": {"data": 2}, "wrap": "fsdp2"}
 
 
 def ask(
@@ -85,13 +86,14 @@ def read_as_a_whole(**spec: Any) -> None:
             warnings.simplefilter("always")
             copy.deepcopy(model).state_dict()
             model.state_dict()
-        said.append(sum("reads the state of the whole Layers" in str(each.message) for each in caught))
+            model.layers.state_dict()
+        said.append(sum("reads the state of the whole" in str(each.message) for each in caught))
         step((X, TARGET))
-    assert said == [0, int("pipeline" in (PIPELINE | spec)["mesh"])], said
+    assert said == [0, 2 * ("pipeline" in (PIPELINE | spec)["mesh"])], said
     save("nowhere", model) if said[1] else None
 
 
-def old_optimizer(kind: type[torch.optim.Optimizer] = torch.optim.SGD, after: bool = False, **spec: Any) -> None:
+def old_optimizer(kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, after: bool = False, **spec: Any) -> None:
     """Made of the model's parameters, before parallelize, or of the part's; they learn, or it is refused."""
     model = Layers()
     optimizer = kind(model.parameters(), lr=0.5)
@@ -153,7 +155,14 @@ def replaced(model: nn.Module) -> None:
         layer.weight = nn.Parameter(torch.ones(4, 4))
 
 
-def evaluated(told: bool, beside: dict[str, Any] | None = None, **spec: Any) -> None:
+def turned(model: nn.Module) -> nn.Module:
+    """Another model, of the same layers."""
+    return nn.Sequential(*reversed(model.layers))
+
+
+def evaluated(
+    told: bool, beside: dict[str, Any] | None = None, of: Callable[[nn.Module], nn.Module] = nn.Module.eval, **spec: Any
+) -> None:
     """A part for training and one for evaluation; values that they do not share are told of, by the first rank."""
     torch.manual_seed(0)  # weights of which something is learnt
     model = Layers()
@@ -163,9 +172,7 @@ def evaluated(told: bool, beside: dict[str, Any] | None = None, **spec: Any) -> 
         step((X, TARGET))
         torch.optim.SGD(part.parameters(), lr=0.5).step()
         started = copy.deepcopy(part)
-        _, forward = inference(
-            model.eval(), X, {"distributed": PIPELINE | (spec | {"wrap": "ddp"} if beside is None else beside)}
-        )
+        _, forward = inference(of(model), X, {"distributed": PIPELINE | (spec | {"wrap": "ddp"} if beside is None else beside)})
     said = sum("the parts do not share values" in str(each.message) for each in caught)
     assert said == (told and dist.get_rank() == 0), [str(each.message) for each in caught]
     for one, other in zip(part.state_dict().values(), started.state_dict().values(), strict=True):
@@ -190,6 +197,12 @@ def own_loop() -> None:
     loss(whole(X), TARGET).backward()
     for key, each in wired.held.named_parameters():
         torch.testing.assert_close(each.grad, whole.get_parameter(key).grad)
+
+
+def given_wholes(**spec: Any) -> None:
+    part, _ = parallelize(Layers(), X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    part.load_state_dict(part.state_dict())
+    part.load_state_dict(Layers().state_dict())
 
 
 def without_gradients() -> None:
@@ -282,6 +295,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "loss with a layer": lambda: ask(loss=nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), Mean()), **DATA)(X),
     "loss of parameters": lambda: penalised(mesh={"tensor": 2}),
     "an optimizer of matrices": lambda: old_optimizer(torch.optim.Adafactor, after=True, mesh={"tensor": 2}),
+    "an optimizer of what is not sharded": lambda: old_optimizer(torch.optim.Rprop, after=True, **SHARDED),
+    "a fused optimizer of what is not sharded": lambda: old_optimizer(
+        partial(torch.optim.SGD, fused=True), after=True, **SHARDED
+    ),
+    "wholes for shards": lambda: given_wholes(**SHARDED),
+    "wholes for parts": lambda: given_wholes(mesh={"tensor": 2}),
     "an optimizer of the whole model": lambda: old_optimizer(torch.optim.LBFGS, after=True),
     "without gradients": without_gradients,
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
@@ -301,6 +320,8 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "evaluated beside fsdp2": lambda: evaluated(True, mesh={"data": 2}, wrap="fsdp2"),
     "evaluated beside stages in turns": lambda: evaluated(True, {}, schedule="looped_bfs", stages_per_rank=3),
     "evaluated beside stages, by copies": lambda: evaluated(True, {"mesh": {"data": 2}}),
+    "evaluated beside stages, as another model": lambda: evaluated(True, of=turned),
+    "evaluated beside copies, as another model": lambda: evaluated(False, of=turned, mesh={"data": 2}),
     "a loop of one's own": own_loop,
     "an optimizer made before": old_optimizer,
     "what forward does not read": lambda: altered(*UNREAD),

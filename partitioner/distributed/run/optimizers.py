@@ -16,22 +16,25 @@ Optimizers that look at more than one element at a time, where a rank has but a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 from weakref import ref
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partitioner.distributed.ranks import told
-from partitioner.errors import InputError
+from partitioner.distributed.ranks import refuse
+
+DOING = "in a step of the optimizer"
 
 WHOLE_MODEL, WHOLE_MATRICES = (torch.optim.LBFGS,), (torch.optim.Adafactor, torch.optim.Muon)
 """torch's optimizers that look at more than one element."""
+
+NOT_SHARDED, NOT_SHARDED_IF_FUSED = (torch.optim.Adafactor, torch.optim.Rprop), (torch.optim.Adagrad, torch.optim.SGD)
+"""Those for whose ops torch's sharded tensors have no rule, always or with ``fused=True``."""
 
 _IN_PLACE: Any = WeakTensorKeyDictionary()
 """By an old parameter: its key, and the new one, as long as that lives."""
@@ -87,22 +90,26 @@ def _see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     name = type(optimizer).__name__
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if isinstance(optimizer, WHOLE_MODEL) and any(each in _SOME for each in held):
-        _refuse(f"{name} looks at the whole model at once, and a rank has some of it: take another optimizer")
+        refuse(f"{name} looks at the whole model at once, and a rank has some of it: take another optimizer", DOING)
     if isinstance(optimizer, WHOLE_MATRICES) and (keys := [_PARTS[each] for each in held if each in _PARTS]):
-        _refuse(
+        refuse(
             f"{name} looks at whole matrices, and of {keys[0]} this rank has a part: take an optimizer that "
-            "looks at one element at a time (SGD, AdamW), or a mesh without a tensor axis"
+            "looks at one element at a time (SGD, AdamW), or a mesh without a tensor axis",
+            DOING,
+        )
+    fused = isinstance(optimizer, NOT_SHARDED_IF_FUSED) and any(each["fused"] for each in optimizer.param_groups)
+    if (fused or isinstance(optimizer, NOT_SHARDED)) and any(isinstance(each, DTensor) for each in held):
+        refuse(
+            f"{name}{' with fused=True' if fused else ''} does not work on what fsdp2 shards: "
+            f"{'leave out fused=True' if fused else 'take another optimizer (SGD, AdamW)'}, or take ddp",
+            DOING,
         )
     found = [known for each in held if each.grad is None and (known := _IN_PLACE.get(each)) is not None]
     keys = [key for key, new in found if (now := new()) is not None and now.grad is not None]
     if keys:
-        _refuse(
+        refuse(
             f"the optimizer would train nothing: it holds {keys[0]} and {len(keys) - 1} more of the model's parameters as they "
             "were before parallelize, and ranks train others in their place (fsdp2, a tensor axis, another device). "
-            f"Make it of the part: {name}(part.parameters()), after parallelize"
+            f"Make it of the part: {name}(part.parameters()), after parallelize",
+            DOING,
         )
-
-
-def _refuse(text: str) -> None:
-    with told(None, "in a step of the optimizer") if dist.is_initialized() else nullcontext():
-        raise InputError(text)

@@ -31,10 +31,12 @@ def train_begins(model: nn.Module, part: nn.Module) -> None:
     if model in _STALE:
         return
     own = {id(each) for each in part.parameters()}
-    left = (key for key, each in model.named_parameters() if each.requires_grad and id(each) not in own)
-    _STALE[model] = next(left, "")
-    if _STALE[model]:
-        model.register_state_dict_pre_hook(_warn)  # type: ignore[no-untyped-call]
+    for layer in model.modules():  # the state of one layer may be read alone
+        left = (key for key, each in layer.named_parameters() if each.requires_grad and id(each) not in own)
+        if not stale(layer):  # of another model that has it, too
+            _STALE[layer] = next(left, "")
+            if _STALE[layer]:
+                layer.register_state_dict_pre_hook(_warn)  # type: ignore[no-untyped-call]
 
 
 def stale(model: nn.Module) -> str:
@@ -42,9 +44,9 @@ def stale(model: nn.Module) -> str:
     return _STALE.get(model, "")
 
 
-def _warn(model: nn.Module, _: str, keep_vars: bool) -> None:
+def _warn(model: nn.Module, prefix: str, keep_vars: bool) -> None:
     key = stale(model)
-    if key and not keep_vars:
+    if key and not keep_vars and not prefix:
         warnings.warn(
             f"rank {here()} reads the state of the whole {type(model).__name__}, of which it trains a part, or other tensors "
             f"in place of the model's: {key} is as it was. {REMEDY}",

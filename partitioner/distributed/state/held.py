@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from partitioner.distributed.pipeline.cut import Cut
 from partitioner.distributed.pipeline.part import Stage, register
-from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.ranks import Ranks, refuse
 from partitioner.distributed.run.ties import Tie
 from partitioner.distributed.state.values import State, unused
 from partitioner.distributed.tensor.shards import Shards
@@ -86,6 +87,14 @@ class Ranked(nn.Module):
         destination.pop(prefix + IDLE, None)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for key, own in self.state_dict().items():
+            given, shared = state_dict.get(prefix + key), self.shards is not None and key in self.shards.forms
+            if isinstance(given, torch.Tensor) and _is_other(given, own, shared=shared):
+                refuse(
+                    f"{key} of shape {tuple(given.shape)} is not this rank's part of it: load_state_dict takes what state_dict "
+                    "gave on this rank; load(folder, part) reads what save wrote of any layout, or of a plain model",
+                    "loading values",
+                )
         known = state_dict if IDLE not in self._parameters else {**state_dict, prefix + IDLE: self.idle[0]}
         super()._load_from_state_dict(known, prefix, *rest)
 
@@ -96,6 +105,12 @@ class Ranked(nn.Module):
             InputError: always.
         """
         raise InputError("this is one rank's part of the model; call the step that parallelize gave with it, on every rank")
+
+
+def _is_other(given: torch.Tensor, own: torch.Tensor, *, shared: bool) -> bool:
+    """Whether a tensor is not such a part of a parameter as the rank has, of one that is shared out or sharded."""
+    sharded = isinstance(own, DTensor)
+    return (shared and given.shape != own.shape) or (sharded and not isinstance(given, DTensor))
 
 
 def held_of(

@@ -9,7 +9,7 @@ There is one tensor for each key, whichever of the rank's stages use it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -25,11 +25,24 @@ from partitioner.errors import SpecError
 from partitioner.model.state import all_state
 from partitioner.runtime.materialise import materialise
 
-_COPIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""The models of which this process holds parts, and whether one of these has copies of their tensors."""
 
-_HELD: WeakKeyDictionary[nn.Module, list[tuple[set[str], bool]]] = WeakKeyDictionary()
-"""Of each of these parts: the keys of what may be learnt, and whether it is trained."""
+@dataclass(eq=False)
+class _Shared:
+    """A part of a model that this process holds.
+
+    Args:
+        held: the keys of what this rank has of it.
+        learnt: the keys of what its training changes, on any rank.
+        copied: whether it has copies of the model's tensors.
+    """
+
+    held: set[str]
+    learnt: set[str]
+    copied: bool = False
+
+
+_SHARED: WeakKeyDictionary[nn.Module, list[_Shared]] = WeakKeyDictionary()
+"""The models of which this process holds parts, and these. Models may have layers in common: tensors are compared, not keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,33 +131,53 @@ def state_of(
 
 
 def held_otherwise(model: nn.Module, parts: Sequence[Part], *, training: bool) -> bool:
-    """Whether ranks that train one of a model's parts, this or one before, hold other layers than those of another one.
+    """Whether ranks that train this part, or one before, hold other layers of it than those of another one.
 
     What the ranks of the one learn lies on other ranks than those of the other look at, and copies that start alike would write
     it over: so these parts share no tensors. All ranks are told the same.
     """
     known = all_state(model)
-    own = {key for part in parts for key in part.traced.state if key in known}
-    own -= {key for key in own if isinstance(known[key], nn.Parameter) and not known[key].requires_grad}
-    before = _HELD.setdefault(model, [])
-    apart = any((training and held - own) or (trained and own - held) for held, trained in before)
-    before.append((own, training))
-    return len(before) > 1 and any(gathered(apart))
+    learnt = {key for key, each in known.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
+    new = _Shared({key for part in parts for key in part.traced.state if key in known}, learnt if training else set())
+    held, changed = _tensors(model, new.held), _tensors(model, new.learnt)
+    apart = False
+    for other, each in _all_shared():
+        theirs = _tensors(other, each.held)
+        apart = apart or bool((theirs - held) & changed or (held - theirs) & _tensors(other, each.learnt))
+    _SHARED.setdefault(model, []).append(new)
+    return any(gathered(apart))
 
 
 def warn_of_copies(model: nn.Module, copied: bool) -> None:
-    """Tell that two parts of one model do not share values: what one of them learns, the other one never sees.
+    """Tell that two parts do not share values: what one of them learns, the other one never sees.
 
     Args:
-        model: the whole model.
+        model: the whole model; `held_otherwise` was asked of it.
         copied: whether the part that is made now has copies of its tensors, or shards.
     """
-    before = _COPIED.get(model)
-    _COPIED[model] = copied or bool(before)
-    if before is not None and _COPIED[model] and here() == 0:
+    new = _SHARED[model][-1]
+    new.copied = copied
+    known, learnt = _tensors(model, all_state(model)), _tensors(model, new.learnt)
+    met: set[int] = set()
+    for other, each in _all_shared():
+        if each is not new and (copied or each.copied):
+            met |= learnt & _tensors(other, all_state(other)) | known & _tensors(other, each.learnt)
+    if met and here() == 0:
+        key = next(key for key, each in all_state(model).items() if id(each) in met)
         warnings.warn(
-            f"this {type(model).__name__} was shared out before, and the parts do not share values (so under a tensor axis, "
-            "fsdp2, on another device than the model's, or where ranks hold other layers of it): training one of them leaves "
-            "the other as it was. To take over what one has learnt: load(save(folder, part), other_part)",
+            f"{key} of this {type(model).__name__} was shared out before, and the parts do not share values (so under a tensor "
+            "axis, fsdp2, on another device than the model's, or where ranks hold other layers of it): training one of them "
+            "leaves the other as it was. To take over what one has learnt: load(save(folder, part), other_part); where that is "
+            "a part of another model, load it into the plain model and make its part anew",
             stacklevel=4,
         )
+
+
+def _all_shared() -> list[tuple[nn.Module, _Shared]]:
+    return [(model, each) for model, shared in _SHARED.items() for each in shared]
+
+
+def _tensors(model: nn.Module, keys: Iterable[str]) -> set[int]:
+    """Which tensors a model has under some keys now."""
+    known = all_state(model)
+    return {id(known[key]) for key in keys if key in known}
