@@ -769,6 +769,7 @@ def test_a_section_has_its_own_lanes() -> None:
     assert {name.split("/")[0] for name in second.terms} >= set(first.results)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", SECTIONED)
 def test_gradients_of_gradients_through_sections(make: Callable[[], nn.Module]) -> None:
     model, parallel = twins(make())

@@ -27,6 +27,7 @@ def wide(layers: int = 32) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(layers)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_stages_have_room_for_the_microbatches_in_flight(fields: dict[str, object]) -> None:
     """The first rank of 1F1B keeps four of them and the last one: even stages were too full there, and half empty here."""
@@ -46,6 +47,7 @@ def test_stages_have_room_for_the_microbatches_in_flight(fields: dict[str, objec
     assert least.excess and least.cut.stage == even.cut.stage, "where none do, too"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recompute", ["none", "stage"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("seed", [1, 2, 23])

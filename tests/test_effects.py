@@ -43,6 +43,7 @@ LOOKED_AT = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "train"), LOOKED_AT)
 def test_real_models(name: str, train: bool) -> None:
     """Quick tests look at every third model, in training, where there are more ops; the hazards below are the hard ones."""
@@ -53,7 +54,7 @@ def test_real_models(name: str, train: bool) -> None:
     compare(entry.build().train(train and "eval-only" not in entry.tags), Call.of(args, kwargs))
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", MODELS)
 def test_hazards(name: str) -> None:
     model = make(name).train()

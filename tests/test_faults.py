@@ -68,6 +68,7 @@ class Unlucky(Exception):
     """Nobody else's exception."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
     "error", [Unlucky("no"), MemoryError("no"), SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__
@@ -347,6 +348,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [Towers, Cut])
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_raise_what_eager_raises(name: str, kind: type[Towers]) -> None:

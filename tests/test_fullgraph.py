@@ -186,7 +186,7 @@ def test_a_graph_that_writes_what_others_share_is_refused(middle: Callable[..., 
         between(Passing(middle).eval(), X, policy=scatter)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str) -> None:

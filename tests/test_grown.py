@@ -75,6 +75,7 @@ def shapes(example: Example) -> list[object]:
     return [(name, tuple(each.shape), each.stride(), each.requires_grad) for name, each in values if isinstance(each, Tensor)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_made_of_two_traces_is_what_a_third_one_would_be(name: str, place: str) -> None:

@@ -38,7 +38,7 @@ IN_TURNS = [
 """Every model in both modes; quick tests take each in one of them."""
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "train"), IN_TURNS)
 def test_a_hazard_comes_out_equal(name: str, train: bool) -> None:
     model = make(name).train(train)

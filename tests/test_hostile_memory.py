@@ -94,6 +94,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_argument_that_is_moved_keeps_its_layout(layout: str, grad: bool) -> None:

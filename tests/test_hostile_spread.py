@@ -48,6 +48,7 @@ class CastsTwice(Two):
             return self.left(x) + x * 2 + self.right(x)
 
 
+@pytest.mark.sampled(4)
 @EACH
 @pytest.mark.parametrize("where", ["lazy:0", "lazy:1", "cpu"])
 @pytest.mark.parametrize("kind", [WritesBeside, CastsTwice])

@@ -262,6 +262,7 @@ def best_by_trying(problem: Problem) -> float:
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("policy", [List(1), List(), Search(time_limit=0.02)], ids=str)
 def test_schedules_keep_every_rule_and_bounds_hold(policy: Callable[[Problem], Assignment]) -> None:

@@ -243,7 +243,7 @@ def test_parts_add_up_and_the_copies_are_there() -> None:
     assert max(each.copies for each in found.values()) >= min(plan.program.by_name[item.target].bytes for item in copies)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["by_level", "list", "single"])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_plan_is_below_the_bound(policy: str, training: bool) -> None:

@@ -131,6 +131,7 @@ class Shared(nn.Module):
             return first + self.shared(self.ways[1](x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("caller", ["plain", "autocast"])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 def test_a_weight_is_cast_as_often_as_in_eager(blocks: int, caller: str) -> None:
@@ -342,7 +343,7 @@ def switches() -> tuple[Any, ...]:
     return torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), kernels, levels, modes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it differentiates forward
 @pytest.mark.parametrize("kind", [*OF_THREAD, *OF_PROCESS])
 def test_what_has_no_form_as_a_mode_is_one_op(kind: type[Switched]) -> None:

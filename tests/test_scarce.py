@@ -233,6 +233,7 @@ def butterfly(seed: int) -> Problem:
     )
 
 
+@pytest.mark.slow
 def test_several_groups_go_back_in_exchange() -> None:
     """Exchanges of one for one do not lead from one packing to the next: they left the last one 14% above."""
     for seed, least in ((2, 179.0), (12, 152.0), (19, 138.0)):  # proven by `exact`

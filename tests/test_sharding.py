@@ -226,6 +226,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FOUND)
 def test_the_ways_that_matter_are_found(name: str) -> None:
     """Without this, a table of no rules would pass the test above."""

@@ -99,6 +99,7 @@ def test_a_value_may_go_to_one_reader_now_and_to_another_one_later() -> None:
     assert seen == {-1, *targets}
 
 
+@pytest.mark.slow
 def test_butterflies_come_close_to_proven_optima() -> None:
     """When values were sent when they were read, or else all at once, they were 11% above on average, and up to 19%."""
     above = [List()(butterfly(seed, count, seed % 2 == 1)).cost / least - 1 for (seed, count), least in OPTIMA.items()]

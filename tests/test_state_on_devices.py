@@ -412,7 +412,7 @@ IN_TURNS = [
 """Every hazard on both machines; quick tests take each on one of them."""
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "lanes"), IN_TURNS)
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str, lanes: dict[str, int]) -> None:

@@ -110,6 +110,7 @@ def test_every_op_is_issued_on_its_lanes_stream(world: World, lanes: dict[str, i
     assert len({stream for stream, _ in wanted}) == 3
 
 
+@pytest.mark.sampled(4)
 @EACH
 @pytest.mark.parametrize("grad", [True, False])
 def test_everything_is_ordered_and_equal(world: World, lanes: dict[str, int], grad: bool) -> None:
@@ -166,6 +167,7 @@ class Mixed(nn.Module):
         return {"sum": total + before, "half": half.sigmoid(), "left": left, "given": x}
 
 
+@pytest.mark.sampled(4)
 @EACH
 @pytest.mark.parametrize("grad", [True, False])
 def test_views_and_writes(world: World, lanes: dict[str, int], grad: bool) -> None:
@@ -261,6 +263,7 @@ def callers(world: World, plan: Plan) -> dict[str, Any]:
     return {device: world.current(device).name for device in devices}
 
 
+@pytest.mark.sampled(3)
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:

@@ -272,6 +272,7 @@ def in_stages(problem: Problem, homes: Sequence[int]) -> bool:
     return nx.is_directed_acyclic_graph(stage)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", some(25, quick=10))
 def test_stages_are_no_worse_than_the_best_of_all_stages(seed: int) -> None:
     problem = hosted(seed)
@@ -452,6 +453,7 @@ def test_a_processor_that_is_slower_by_far_is_no_trouble() -> None:
 # Answers that are hard to find ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("convex", [False, True], ids=["spread", "contiguous"])
 @pytest.mark.parametrize("seed", some(12, quick=4))
 def test_an_answer_that_fills_all_memory_is_found(seed: int, convex: bool) -> None:

@@ -73,6 +73,7 @@ class Between(Sleepers):
         return super().forward(first)
 
 
+@pytest.mark.slow
 def test_the_plan_that_wins_takes_the_place_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """GoogLeNet was traced and held against eager from the start again: 9 s in the place of 4."""
     traced = []
