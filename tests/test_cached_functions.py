@@ -105,7 +105,7 @@ def test_a_cache_is_asked_in_each_call(what: Callable[[Tensor], Any], where: str
     options: dict[str, Any] = {"check": False, "example_inputs": torch.ones(4, 4)}
     if where == "devices":
         request.getfixturevalue("world")
-        parallel = partition(model, spec=pretend.spec({"lazy:0": 1, "lazy:1": 1}), **options)
+        parallel = partition(model, spec=pretend.spec(pretend.TWO), **options)
     else:
         parallel = partition(model, spec=spec(2), fullgraph=where == "one graph", **options)
     assert not CALLS, "what was called to trace is put back"

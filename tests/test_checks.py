@@ -13,7 +13,7 @@ import torch
 from hostile.program import Asserts, Two, rand
 from lanes import programs
 from lanes import spread as on_lanes
-from pretend import World, spread
+from pretend import TWO, World, spread
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Beta, Categorical, Distribution, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
 
 WAYS: list[Callable[[nn.Module, Tensor], Any]] = [
     lambda model, x: on_lanes(model, x, lanes=2, copy=True),
-    lambda model, x: spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True),
+    lambda model, x: spread(model, (x,), TWO, copy=True),
 ]
 EACH = pytest.mark.parametrize("partitioned", WAYS, ids=["lanes", "devices"])
 
@@ -255,7 +255,7 @@ def test_what_the_model_may_catch_is_for_python(kind: type[Two], world: World) -
     for given in (x, x * float("nan"), x):
         torch.testing.assert_close(parallel(given), model(given))
     with pytest.raises(TraceError, match="Python decides on the value of a tensor"):
-        spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True)
+        spread(model, (x,), TWO, copy=True)
 
 
 class Counts(Raises):
@@ -298,7 +298,7 @@ def test_an_error_that_does_not_come_again(world: World) -> None:
     torch.manual_seed(1)  # 0.7576, 0.2793, ...
     state = torch.random.get_rng_state()
     torch.manual_seed(2)
-    there = spread(model, (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True, check=False)
+    there = spread(model, (x,), TWO, copy=True, check=False)
     here = on_lanes(model, x, lanes=2, copy=True, check=False)
     torch.random.set_rng_state(state)
     with pytest.raises(ValueError, match=r"0\.7576"):

@@ -39,7 +39,7 @@ JUDGED = [
     for number, name in enumerate(_corpus_models.SAMPLE)
     for turn, mode in enumerate(corpus.MODES)
 ]
-"""Every model of the sample in both modes; quick tests take one of them, in turns, of those that do not take long."""
+"""Every model of the sample in both modes; quick tests take some of those that do not take long, the modes in turns."""
 
 
 @pytest.mark.sampled(2)

@@ -19,7 +19,7 @@ import torch
 from hostile.judge import FAULTS, Variant, assert_equal, judge
 from hostile.program import Program, Run, Steps, raised, rand
 from ingredients import INGREDIENTS, Layers
-from pretend import pretending, spread
+from pretend import TWO, pretending, spread
 from scenes import SCENES
 from torch import Tensor, nn
 
@@ -143,7 +143,7 @@ def test_an_op_fails_within_a_transform(capfd: pytest.CaptureFixture[str]) -> No
 def test_wrong_arguments_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that the model itself refuses was told as one that cannot be one graph."""
     with pretending(monkeypatch):
-        parallel = spread(Layers(), (rand(),), {"lazy:0": 1, "lazy:1": 1})
+        parallel = spread(Layers(), (rand(),), TWO)
         for wrong in ((), (rand(), rand(), rand())):
             with pytest.raises(TypeError, match="positional argument"):
                 parallel(*wrong)

@@ -30,16 +30,14 @@ def scattered_on_one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-IN_TURNS = [
-    pytest.param(name, train, id=f"{name}-{mode}", marks=[] if number % 2 == train else [pytest.mark.slow])
-    for number, name in enumerate(MODELS)
-    for mode, train in (("train", True), ("eval", False))
+IN_BOTH = [
+    pytest.param(name, train, id=f"{name}-{mode}") for name in MODELS for mode, train in (("train", True), ("eval", False))
 ]
-"""Every model in both modes; quick tests take each in one of them."""
+"""Every model in both modes."""
 
 
-@pytest.mark.sampled(20)
-@pytest.mark.parametrize(("name", "train"), IN_TURNS)
+@pytest.mark.sampled(21)
+@pytest.mark.parametrize(("name", "train"), IN_BOTH)
 def test_a_hazard_comes_out_equal(name: str, train: bool) -> None:
     model = make(name).train(train)
     args, kwargs = model.example_inputs(), model.example_kwargs()

@@ -18,12 +18,11 @@ from partitioner import InputError
 from partitioner.planner.policies import POLICIES
 
 JUDGED = [
-    pytest.param(name, variant, id=f"{name}-{variant}", marks=[pytest.mark.slow] if program.slow or variant != quick else [])
-    for number, (name, program) in enumerate(PROGRAMS.items())
-    for quick in [(VARIANTS[0], None, None, VARIANTS[1], None, None)[number % 6]]
+    pytest.param(name, variant, id=f"{name}-{variant}", marks=[pytest.mark.slow] if program.slow else [])
+    for name, program in PROGRAMS.items()
     for variant in VARIANTS
 ]
-"""Every program in every variant; quick tests take every third one, in one of the first two variants, in turns."""
+"""Every program in every variant."""
 
 
 @pytest.fixture(autouse=True, scope="module")

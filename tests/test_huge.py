@@ -314,7 +314,7 @@ def test_a_model_on_several_devices_is_loaded_and_runs(
     with torch.device("meta"):
         bare = Towers().eval()
     with pretend.pretending(monkeypatch) as world, torch.no_grad():
-        machine = pretend.spec({"lazy:0": 1, "lazy:1": 1})
+        machine = pretend.spec(pretend.TWO)
         parallel = partition(bare, example_inputs=x, spec=machine, weights=tmp_path)
         placed = {str(each.device) for each in parallel.parameters()}
         assert placed == {"lazy:0", "lazy:1"} == set(state_devices(parallel.plan).values())

@@ -618,7 +618,7 @@ def random_documents(seed: int) -> tuple[Document, Document]:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed % 3 > 0)) for seed in range(60)])
+@pytest.mark.parametrize("seed", range(60))
 def test_answers_keep_the_definition(seed: int) -> None:
     graph, machine = random_documents(seed)
     spread = ask(graph, machine, objective="throughput")

@@ -249,7 +249,7 @@ def test_a_plan_with_python_between_graphs_says_which_option_is_missing(
     with pretend.pretending(monkeypatch):
         for made, asked, words in ((False, None, "with full.*give full"), (None, False, "without full.*leave out full")):
             options: Any = {"example_inputs": x, "copy": True}
-            save_plan(pretend.spread(lanes.Towers(), (x,), {"lazy:0": 1, "lazy:1": 1}, copy=True, fullgraph=made), path)
+            save_plan(pretend.spread(lanes.Towers(), (x,), pretend.TWO, copy=True, fullgraph=made), path)
             with pytest.raises(SpecError, match=f"it was made {words}graph=False.$"):
                 partition(lanes.Towers(), plan=path, fullgraph=asked, **options)
             assert partition(lanes.Towers(), plan=path, fullgraph=made, **options).plan.graph.ops

@@ -218,7 +218,7 @@ def quick(request: pytest.FixtureRequest) -> Iterator[zoo.ZooModel]:
 
 
 def in_turns(first: int) -> pytest.MarkDecorator:
-    """Each model is judged in one mode by the quick tests, and in both by the slow ones."""
+    """In which mode a model may be one of the quick tests' sample; the slow ones judge it in both."""
     marks = [[pytest.mark.slow] if (number + first) % 2 or entry.name in LONG else [] for number, entry in enumerate(QUICK)]
     models = [pytest.param(entry, id=str(entry), marks=mark) for entry, mark in zip(QUICK, marks, strict=True)]
     return pytest.mark.parametrize("quick", models, indirect=True, scope="module")

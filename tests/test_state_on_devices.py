@@ -404,16 +404,12 @@ def assert_two_calls_alike(model: Any, parallel: nn.Module) -> None:
         torch.testing.assert_close(dict(parallel.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-IN_TURNS = [
-    pytest.param(name, lanes, id=f"{name}-{where}", marks=[] if number % 2 == turn else [pytest.mark.slow])
-    for number, name in enumerate(sorted(MODELS))
-    for turn, (where, lanes) in enumerate(MACHINES.items())
-]
-"""Every hazard on both machines; quick tests take each on one of them."""
+ON_BOTH = [pytest.param(name, lanes, id=f"{name}-{where}") for name in sorted(MODELS) for where, lanes in MACHINES.items()]
+"""Every hazard on both machines."""
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize(("name", "lanes"), IN_TURNS)
+@pytest.mark.sampled(11)
+@pytest.mark.parametrize(("name", "lanes"), ON_BOTH)
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str, lanes: dict[str, int]) -> None:
     """Two calls with results, buffers and written inputs as in eager, in training; or refused with a reason."""

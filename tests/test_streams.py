@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import Stream, WatchedStreams, World, pretending, put, spread
+from pretend import TWO, Stream, WatchedStreams, World, pretending, put, spread
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -473,7 +473,7 @@ def test_a_missing_wait_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_entry_or_exit_is_seen(world: World, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """The other devices' lanes must start after their callers' streams, and these must go on after the lanes."""
     inputs = (X, numbers(4, 6, seed=2))
-    bench = Bench(world, Mixed(), inputs, {"lazy:0": 1, "lazy:1": 1})
+    bench = Bench(world, Mixed(), inputs, TWO)
     original = getattr(StreamLaunch, part)
 
     def waiting_for_nobody(call: StreamLaunch) -> None:
