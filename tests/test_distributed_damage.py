@@ -25,11 +25,25 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
+def altered(path: Path, one: bytes, other: bytes) -> None:
+    data = path.read_bytes()
+    assert one in data
+    path.write_bytes(data.replace(one, other))
+
+
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit": (lambda folder: flipped(folder / "__0_0.distcp"), r"damaged: __0_0\.distcp is not what was written"),
     "a file": (lambda folder: (folder / "__0_0.distcp").unlink(), "could not be read: .*No such file"),
     "steps gone": (lambda folder: (folder / "about.json").unlink(), r"damaged: about\.json, .* is gone. There is no other in"),
     "steps of nothing": (lambda folder: (folder / "about.json").write_text("[]"), r"damaged: about\.json"),
+    "an index": (
+        lambda folder: altered(folder / ".metadata", b"K\x10", b"K\x08"),
+        r"damaged: \.metadata is not what was written",
+    ),
+    "another step": (
+        lambda folder: altered(folder / "about.json", b'"step": 1', b'"step": 7'),
+        r"damaged: about\.json is not what was written",
+    ),
     "newer": (lambda folder: (folder / "about.json").write_text('{"format": 2, "step": 1}'), "has format 2, .* reads up to 1"),
 }
 """What was loaded without a word, but for the file that is gone, or with an error of Python's."""

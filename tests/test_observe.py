@@ -12,6 +12,7 @@ from accounts import both_accounts, missing, resources
 from hypothesis import given, settings
 from lanes import programs
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partitioner import partition
 from partitioner.frontend.analysis.looks import Looks, form_of
@@ -135,6 +136,24 @@ class Assigns(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.weight.data = self.weight.data * 0.5
         return super().forward(x)
+
+
+def test_a_checkpoint_writes_what_its_body_writes() -> None:
+    """The statistics of a norm, and none of the weights beside them."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    graph = traced(Checkpointed(), X)
+    written = {access.resource for op in graph.ops for access in op.accesses if access.write}
+    assert {key for key in written if key.startswith("self.")} == {
+        f"self.block.1.{key}" for key in ("running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_what_gives_a_parameter_other_data_writes() -> None:

@@ -16,9 +16,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from jobs.refuse_nets import Averaged, Choosing, Counted, Dropping, Echo, Gated, Hiding, Layers, Mean, Picking, Scaled, Weight
+from jobs.refuse_nets import (
+    Averaged,
+    Checkpointed,
+    Choosing,
+    Counted,
+    Dropping,
+    Echo,
+    Gated,
+    Hiding,
+    Layers,
+    Mean,
+    Picking,
+    Placed,
+    Scaled,
+    Weight,
+)
 from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
@@ -205,6 +221,28 @@ def given_wholes(**spec: Any) -> None:
     part.load_state_dict(Layers().state_dict())
 
 
+def in_turn(model: nn.Module, *inputs: Any, **spec: Any) -> None:
+    """Steps with batches, of which the first is the example."""
+    step = ask(model, inputs[0], **spec)
+    for each in inputs:
+        step((each, TARGET))
+
+
+def listed() -> None:
+    """A target of lists, arrays and numbers: what has a row for each of the batch's is divided."""
+    texts, weights = ["a", "bcd"] * 2 + ["ef"] * 4, np.arange(8.0, dtype=np.float32)
+    target: dict[str, Any] = {"to": TARGET, "texts": texts, "weights": weights, "scale": 2.0, "names": ("x", "y")}
+
+    def loss(output: Tensor, to: dict[str, Any]) -> Tensor:
+        assert to["names"] == ("x", "y")
+        weight = torch.tensor([len(text) for text in to["texts"]]) * torch.from_numpy(to["weights"])
+        return to["scale"] * (weight * (output - to["to"]).square().mean(1)).mean()
+
+    model = Layers()
+    expected = loss(model(X), target)
+    torch.testing.assert_close(ask(model, loss=loss)((X, target)), expected.detach())
+
+
 def without_gradients() -> None:
     step = ask()
     with torch.no_grad():
@@ -273,6 +311,13 @@ CASES: dict[str, Callable[[], Any]] = {
     "no pair later": lambda: later(X),
     "three later": lambda: later((X, TARGET, TARGET)),
     "target of a microbatch's rows": lambda: later((X, TARGET[:4])),
+    "another number in the batch": lambda: in_turn(Scaled(), (X, 3), (X, 4)),
+    "another entry that is read": lambda: in_turn(Placed(), *((X, None, None, {"shift": each}) for each in (1.0, 2.0))),
+    "a tensor in another place": lambda: in_turn(Placed(), (X, X, None), (X, None, X)),
+    "an input that is trained": lambda: in_turn(Layers(), X.clone().requires_grad_()),
+    "an input that is made": lambda: in_turn(Layers(), X.clone().requires_grad_() * 2, **DATA),
+    "an array of another length": lambda: later((X, np.ones((4, 4)))),
+    "a checkpoint of the older kind": lambda: ask(Checkpointed(True), **DATA),
     "eval mode later": lambda: changed(nn.Module.eval),
     "train mode later": lambda: changed(nn.Module.train, nn.Module.eval),
     "unfrozen later": lambda: changed(lambda part: part.requires_grad_(True), ends_frozen),
@@ -309,6 +354,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "no model": lambda: ask("net"),
     "no loss": lambda: ask(loss=None),
     "a class of losses": lambda: ask(loss=nn.MSELoss),
+    "a loss of three": lambda: ask(loss=lambda output, target, weight: (output - target).mean() * weight),
+    "a loss by keyword": lambda: ask(loss=lambda output, *, target: (output - target).mean()),
 }
 """Nothing is sent after the fault, so that the next case finds the connections in order."""
 
@@ -334,6 +381,12 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "double precision": doubled,
     "the same mode again": lambda: changed(nn.Module.train),
     "an int": lambda: ask(Scaled(), (X, 3))(((X, 3), TARGET)),
+    "what forward does not read in a batch": lambda: in_turn(
+        Placed(), *((X, None, None, {"shift": 1.0, "id": f"no. {each}", "at": object()}) for each in range(3))
+    ),
+    "an input that is trained over copies": lambda: in_turn(Layers(), X.clone().requires_grad_(), **DATA),
+    "lists and arrays": listed,
+    "a norm in a checkpoint": lambda: in_turn(Checkpointed(False), X, X, **SHARDED),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
     "what is not finite": lambda: [ask()((X.masked_fill(X > 0, each), TARGET)) for each in (float("nan"), float("-inf"))],
     "an input returned": lambda: ask(Echo(), loss=lambda output: (output[0] - output[1]).square().mean())(X),

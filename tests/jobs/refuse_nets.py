@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Layers(nn.Module):
@@ -38,6 +39,25 @@ class Choosing(Layers):
 class Scaled(Layers):
     def forward(self, x: Tensor, scale: int) -> Tensor:
         return super().forward(x) * torch.arange(scale).sum()
+
+
+class Placed(Layers):
+    """Of two arguments that may be left out, and of a record of which it reads one entry."""
+
+    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None, record: Any = None) -> Tensor:
+        x = super().forward(x if shift is None else x + shift)
+        return (x if scale is None else x * scale) + (0 if record is None else record["shift"])
+
+
+class Checkpointed(Layers):
+    """Its norm writes buffers, and no weight."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant, self.block = reentrant, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(checkpoint(self.block, x, use_reentrant=self.reentrant))
 
 
 class Counted(Layers):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from reprlib import repr
 from typing import Any
 
 import torch
@@ -63,6 +65,7 @@ class Batches:
         assert call is not None
         if call.spec != self.example.call.spec:
             raise InputError("the batch has another structure than the example inputs")
+        self._refuse_constants(call)
         rows = self.rows(call)
         self._refuse_target(target, rows)
         self.whole = self.example.arguments(call.tensors)
@@ -75,17 +78,35 @@ class Batches:
             )
             for number in range(self.count)
         ]
+        by_row = partial(_is_by_row, rows=rows)
         self.targets = [
-            tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target) for number in range(self.count)
+            tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target, is_leaf=by_row)
+            for number in range(self.count)
         ]
+
+    def _refuse_constants(self, call: Call) -> None:
+        """Numbers and texts of the example are part of the stages: others are right where forward does not read them."""
+        pairs = [pair for pair in zip(self.example.call.leaves, call.leaves, strict=True) if not _is_same(*pair)]
+        for known, given in pairs:
+            if isinstance(known, torch.Tensor) or isinstance(given, torch.Tensor):
+                raise InputError(
+                    f"the batch has a {type(given).__name__} where the example inputs had a {type(known).__name__}: give what "
+                    "was left out, or make stages for such batches"
+                )
+        if pairs and (self.watch is None or self.watch.reads(call)):
+            texts = ", ".join(f"{repr(given)} where the example inputs had {repr(known)}" for known, given in pairs[:3])
+            raise InputError(
+                f"the batch has {texts}, and the stages go on with that. Give the same, leave out what forward does not read, "
+                "or, for a number that changes from step to step, a tensor of it: torch.tensor(0.5)"
+            )
 
     def _refuse_target(self, target: Any, rows: int) -> None:
         """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
         for leaf in tree_leaves(target):
-            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] != rows:
+            if (shape := tuple(getattr(leaf, "shape", ()))) and shape[0] != rows:
                 raise InputError(
-                    f"the target has a tensor of shape {tuple(leaf.shape)}, and the batch {rows} rows: a target's tensors have "
-                    "a row for each of them; what else a loss needs, let loss_fn hold it"
+                    f"the target has a {type(leaf).__name__.lower()} of shape {shape}, and the batch {rows} rows: a target's "
+                    "tensors have a row for each of them; what else a loss needs, let loss_fn hold it"
                 )
 
     def rows(self, call: Call) -> int:
@@ -119,8 +140,25 @@ class Batches:
         return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)
 
     def _rows(self, leaf: Any, number: int, rows: int) -> Any:
-        """The rows of one microbatch, of a tensor that has a row for each of the batch's; anything else as it is."""
-        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != rows:
+        """The rows of one microbatch, of what has a row for each of the batch's; anything else as it is."""
+        if not _is_by_row(leaf, rows):
             return leaf
         each = rows // self.count
         return leaf[number * each : (number + 1) * each]
+
+
+def _is_by_row(value: Any, rows: int) -> bool:
+    """Whether a value has a row for each of a batch's: a tensor, an array, or a list of what is no tensor, such as texts."""
+    if type(value) in (list, tuple):
+        return len(value) == rows and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+    return tuple(getattr(value, "shape", ()))[:1] == (rows,)
+
+
+def _is_same(known: Any, given: Any) -> bool:
+    """Whether two leaves of a call are alike: both tensors, or equal and of one type."""
+    if type(known) is not type(given) or isinstance(known, torch.Tensor):
+        return isinstance(known, torch.Tensor) and isinstance(given, torch.Tensor)
+    try:
+        return known is given or bool(known == given)
+    except ValueError:  # of arrays
+        return False

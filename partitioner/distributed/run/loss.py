@@ -42,6 +42,23 @@ def refuse_no_loss(function: Any) -> None:
             f"loss_fn is of type {type(function).__name__}: give a function of the model's output and, if it takes one, of a "
             "target; of a model that returns its loss, loss_fn=lambda output: output. For outputs alone, call inference"
         )
+    needed = [each for each in _parameters(function) or () if each.default is each.empty]
+    named = [each.name for each in needed if each.kind is each.KEYWORD_ONLY]
+    if named or sum(each.kind in (0, 1) for each in needed) > 2:
+        raise InputError(
+            f"loss_fn needs {', '.join(each.name for each in needed)}, and is called with the model's output and, if it takes "
+            "one, a target, by place: let the target be a tuple or dict of all that it needs, or bind the rest with "
+            "functools.partial"
+        )
+
+
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """What a function takes, if it says so."""
+    try:
+        called = function.forward if isinstance(function, nn.Module) else function
+        return [*inspect.signature(called).parameters.values()]
+    except (TypeError, ValueError):
+        return None
 
 
 @dataclass(eq=False)
@@ -67,10 +84,8 @@ class Loss:
     @cached_property
     def takes_target(self) -> bool:
         """Whether the function has a second argument that must be given."""
-        try:
-            called = self.function.forward if isinstance(self.function, nn.Module) else self.function
-            parameters = inspect.signature(called).parameters.values()
-        except (TypeError, ValueError):
+        parameters = _parameters(self.function)
+        if parameters is None:
             return True
         needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
         return len(needed) > 1 or any(each.kind == each.VAR_POSITIONAL for each in parameters)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.ranks import Ranks, all_go_on, told
 from partitioner.distributed.run.batches import Batches
@@ -108,6 +109,7 @@ class Step:
         with told(self.ranks, "reading a batch"):
             self._refuse_changes()
             inputs, target = self.loss.divided(batch)
+            self._refuse_trained((inputs, target))
             self.batches.fill(inputs, target)
             train_begins(self.batches.model, self.part)
         with told(self.ranks, "in a training step"):
@@ -176,6 +178,19 @@ class Step:
                 f"  {min(learnt)} requires a gradient now. Parallelize the model again, with all in it that will be trained; "
                 "what is not to be trained yet, freeze after that"
             )
+
+    def _refuse_trained(self, batch: Any) -> None:
+        """Refuse tensors that want a gradient where ranks would each have another part of it, or microbatches one graph."""
+        apart = self.ranks.wide("pipeline", "branch", "tensor")
+        for leaf in tree_leaves(batch):
+            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                continue
+            if apart or (not leaf.is_leaf and self.batches.count > 1):
+                why = f"ranks along the {apart[0]} axis" if apart else "microbatches"
+                raise InputError(
+                    f"the batch has a tensor of shape {tuple(leaf.shape)} that requires a gradient, and {why} would each "
+                    "make a part of it: detach() it, or let what is trained of it be a parameter or a layer of the model"
+                )
 
     def _refuse_modes(self) -> None:
         for name, (layer, mode) in self.modes.items():

@@ -25,6 +25,7 @@ from torch import nn
 from partitioner.distributed.ranks import here
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
+from partitioner.model.call import Call
 from partitioner.model.modes import modes_here
 from partitioner.model.state import all_state
 from partitioner.model.storage import version_of
@@ -100,6 +101,11 @@ class Watch:
             with _in_modes(self.model, modes, self.modes):
                 if not self.example.is_current():
                     _refuse(self._changed())
+
+    def reads(self, call: Call) -> bool:
+        """Whether forward reads what a call has beside tensors and the example had not; it does, where none can tell."""
+        with _in_modes(self.model, _modes(self.model), self.modes):
+            return not (self.traceable and self.example.is_current(call))
 
     def _see_replaced(self, slot: _Slot) -> None:
         if slot.tensor.requires_grad != slot.needs:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from partitioner.distributed.pipeline.part import Stage, written_parameters
 from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
+from partitioner.frontend.rewrite.higher_order import recompute
 from partitioner.spec.distributed import DistributedSpec
 
 SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
@@ -47,7 +48,8 @@ def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
 
 def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
     """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
-    and parameters with sparse gradients; and those whose copies would part, for a forward writes parameters.
+    parameters with sparse gradients, and checkpoints of the older kind, under DDP; and those whose copies would part, for a
+    forward writes parameters.
 
     Raises:
         SpecError: names them.
@@ -59,6 +61,8 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
             f"forward writes the parameter {key} (max_norm of an embedding does), each copy by its own rows, and {asked.wrap} "
             "makes gradients alike and nothing else: leave that out, or write it after each step of the optimizer"
         )
+    if asked.wrap == "ddp":
+        _refuse_reentrant(modules)
     for node in (node for module in modules for node in module.graph.fx.nodes if node.target in SPARSE):
         place = SPARSE[node.target]
         if node.kwargs.get("sparse", len(node.args) > place and node.args[place]):
@@ -71,6 +75,15 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
         if len(found) > 1:
             pair = " and ".join(f"{key} of {dtype}" for dtype, key in [*found.items()][:2])
             raise SpecError(f"wrap fsdp2 takes trained parameters of one dtype in each stage, and one has {pair}; take ddp")
+
+
+def _refuse_reentrant(modules: Iterable[Stage]) -> None:
+    for node in (node for module in modules for node in module.graph.fx.nodes if node.target is recompute):
+        if node.kwargs.get("use_reentrant") is not False:  # torch takes None for True
+            raise SpecError(
+                f"{node.name} is a checkpoint with use_reentrant=True, which is a backward within a backward, and ddp fails on "
+                "those: give use_reentrant=False, or leave checkpoints out and take recompute: segments"
+            )
 
 
 def wrapped_for(

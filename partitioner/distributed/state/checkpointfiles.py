@@ -4,7 +4,7 @@ run/step-300.unfinished/    a job died while it wrote this; the next save remove
 run/step-200/               whole: what `latest` gives
     .metadata               torch's index of the tensors, and
     __0_0.distcp            each rank's tensors
-    about.json              the rest: what `FORMAT` it has, step, options, and a checksum of each file
+    about.json              the rest: what `FORMAT` it has, step, options, and a checksum of each file and of itself
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from partitioner.errors import CheckpointError
 
-ABOUT, FORMAT, FILES = "about.json", 1, "files"
+ABOUT, INDEX, FORMAT = "about.json", ".metadata", 1
+
+FILES, OWN = "files", "checksum"
+"""Where the checksums of files are, and that of all else that is there."""
 
 CHUNK = 1 << 24
 """Bytes of a file that are in memory at once for its checksum."""
@@ -45,7 +48,7 @@ def latest(folder: str | Path) -> Path | None:
 def _whole(folder: Path) -> list[Path]:
     """The whole checkpoints in a run's folder, by step."""
     found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    whole = [path for path in found if (path / ".metadata").exists()]
+    whole = [path for path in found if (path / INDEX).exists()]
     return sorted(whole, key=lambda path: int(path.name.removeprefix("step-")))
 
 
@@ -87,8 +90,9 @@ def finish(final: Path, unfinished: Path, text: str, files: Mapping[str, int]) -
         CheckpointError: it cannot be written.
     """
     try:
+        about = {**json.loads(text), FILES: {**files, INDEX: _checksum(unfinished / INDEX)}}
         with open(unfinished / ABOUT, "w") as file:
-            json.dump({**json.loads(text), FILES: files}, file, indent=1)
+            json.dump({**about, OWN: _own(about)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         for path in (unfinished, final.parent):
@@ -113,25 +117,37 @@ def read(folder: Path, ours: str) -> tuple[About, Metadata]:
     Raises:
         CheckpointError: it is not whole, damaged, or of a version that is newer than this one.
     """
-    if not (folder / ".metadata").exists():
+    if not (folder / INDEX).exists():
         whole = latest(folder)
         raise CheckpointError(
-            f"{folder} is no whole checkpoint" + (f"; do you mean {whole}?" if whole else ": it has no file .metadata")
+            f"{folder} is no whole checkpoint" + (f"; do you mean {whole}?" if whole else f": it has no file {INDEX}")
         )
     try:
         about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).exists() else {}
+        about = about if isinstance(about, dict) else {}
+        _refuse_others(folder, about)
         found = FileSystemReader(folder).read_metadata()
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged index may raise anything
         raise CheckpointError(f"{folder} is damaged: {type(error).__name__}: {error}. {_earlier(folder)}") from error
-    about = about if isinstance(about, dict) else {}
+    if "step" not in about and any(name.startswith(ours) for name in found.state_dict_metadata):
+        raise CheckpointError(f"{folder} is damaged: {ABOUT}, which has its step and options, is gone. {_earlier(folder)}")
+    return about, found
+
+
+def _refuse_others(folder: Path, about: About) -> None:
+    """Refuse what a newer version wrote, and an index, or what is beside it, that is not as it was written: places in files
+    and numbers of the optimizer would be others, and an index is unpickled."""
     written = about.get("format", 0)  # versions that wrote none had the first
     if not isinstance(written, int) or written > FORMAT:
         raise CheckpointError(
             f"{folder} has format {written}, and this version reads up to {FORMAT}: install the one that wrote it"
         )
-    if "step" not in about and any(name.startswith(ours) for name in found.state_dict_metadata):
-        raise CheckpointError(f"{folder} is damaged: {ABOUT}, which has its step and options, is gone. {_earlier(folder)}")
-    return about, found
+    if OWN in about and about[OWN] != _own(about):
+        raise CheckpointError(f"{folder} is damaged: {ABOUT} is not what was written. {_earlier(folder)}")
+    if OWN in about and (said := damage(folder, {INDEX: about[FILES][INDEX]}, 0, 1)):
+        raise CheckpointError(said)
 
 
 def room(folder: Path) -> str:
@@ -151,6 +167,10 @@ def damage(folder: Path, files: Mapping[str, int], rank: int, ranks: int) -> str
         except OSError as error:
             return f"{folder} could not be read: {error}. {_earlier(folder)}"
     return ""
+
+
+def _own(about: About) -> int:
+    return zlib.crc32(json.dumps({name: value for name, value in about.items() if name != OWN}).encode())
 
 
 def _checksum(path: Path) -> int:

@@ -46,7 +46,8 @@ class Example:
         leaves: of what it returns: ``(name, None)`` of a value of the graph, or ``("", value)`` of anything else.
         differentiable: the values of the graph that need a gradient.
         by_rows: of each of the call's tensors, whether a batch has a row of it for each of its own rows.
-        is_current: whether the model would still be traced to the same graph; asks the tracer's guards, and no op runs.
+        is_current: whether the model would still be traced to the same graph, or with what another call has beside its
+            tensors; asks the tracer's guards, and no op runs.
     """
 
     traced: Traced
@@ -56,7 +57,7 @@ class Example:
     leaves: tuple[tuple[str, Any], ...]
     differentiable: frozenset[str]
     by_rows: tuple[bool, ...]
-    is_current: Callable[[], bool] = field(default=lambda: True)
+    is_current: Callable[..., bool] = field(default=lambda call=None: True)
 
     @property
     def rows(self) -> int:
@@ -150,7 +151,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         tuple(_leaf(leaf, names, model) for leaf in leaves),
         differentiable(traced.graph),
         _by_rows(call),
-        partial(traces.again, partial(method, *args, **kwargs), traced.graph),
+        partial(traces.again, method, call, traced.graph),
     )
 
 
@@ -191,12 +192,13 @@ class _Traces:
         results, self.results, self.found, self.ended = self.results, [], [], True
         return results
 
-    def again(self, method: Callable[[], Any], first: Graph) -> bool:
-        """Whether the call would be of the same graph as the first time."""
+    def again(self, method: Callable[..., Any], known: Call, first: Graph, other: Call | None = None) -> bool:
+        """Whether the call would be of the same graph as the first time, also with what another one has beside tensors."""
         self.last = None
+        args, kwargs = (other or known).fill(known.tensors)
         try:
             with unread(self.model):
-                method()
+                method(*args, **kwargs)
         except PartitionerError:
             return False
         return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))

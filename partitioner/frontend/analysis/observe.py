@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.frontend.analysis.known_ops import SOMETIMES_VIEWS
 from partitioner.frontend.analysis.looks import Looks, form_of, remembered, value_of
 from partitioner.frontend.analysis.static import Effect, Inputs, drops_nothing, static_effect
-from partitioner.frontend.rewrite.higher_order import draws_in_backward, runs_alone
+from partitioner.frontend.rewrite.higher_order import draws_in_backward, is_called_as_it_lies, runs_alone
 from partitioner.frontend.rewrite.modes import is_switch
 from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, LATER, RNG, TOKENS
@@ -109,7 +109,7 @@ class _Observer:
         loaded = [value_of(source) for source in node.all_input_nodes if source.op == "get_attr"]
         bodies = [value for value in loaded if isinstance(value, torch.fx.GraphModule)]
         if bodies:
-            written, work = self._bodies(bodies, NONE.union(*given))
+            written, work = self._bodies(node, bodies, NONE.union(*given))
             later = {LATER} if RNG in written and draws_in_backward(node) else NONE
             return written | later | ({ANY} if runs_alone(node) else NONE), work
         if runs_alone(node):
@@ -148,17 +148,23 @@ class _Observer:
         inputs = Inputs({source: self.effects[source.name].storages for source in node.all_input_nodes})
         return static_effect(node, inputs, None, NONE)
 
-    def _bodies(self, bodies: list[torch.fx.GraphModule], given: Names) -> tuple[Names, Work]:
-        """Of graphs that an op holds. Which argument a body writes depends on the op: any, then."""
+    def _bodies(self, node: torch.fx.Node, bodies: list[torch.fx.GraphModule], given: Names) -> tuple[Names, Work]:
+        """Of graphs that an op holds. Which argument a body writes depends on the op: any, if it is not called as it lies."""
         written, work = NONE, NOTHING
         for body in bodies:
             transforms = any(map(is_bound, body.graph.nodes))
             inner = (_InTransform if transforms else _Observer)(self.looks)
-            names = {node.name for node in body.graph.find_nodes(op="placeholder")}
+            names = [each.name for each in body.graph.find_nodes(op="placeholder")]
+            passed = dict.fromkeys(names, given)
+            if is_called_as_it_lies(node) and len(names) == len(node.args) - 1:
+                passed = {name: self._storages(argument) for name, argument in zip(names, node.args[1:], strict=True)}
             for effect in inner.run(body.graph, {}).values():
-                written |= (given if effect.writes & names else NONE) | (effect.writes & TOKENS)
+                written |= NONE.union(*(passed[name] for name in effect.writes & passed.keys())) | (effect.writes & TOKENS)
                 work = work.also(effect.work or NOTHING)
         return written, work
+
+    def _storages(self, argument: Any) -> Names:
+        return NONE.union(*self.held[argument]) if isinstance(argument, torch.fx.Node) else NONE
 
 
 class _InTransform(_Observer):

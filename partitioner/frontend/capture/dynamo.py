@@ -209,7 +209,7 @@ class Compiled(Owner):
                 self._note_reasons()
             return result
         call = partial(self.entry, self.root, *args, **kwargs)
-        raise refusal(self.root, call, untraceable)  # with its own cause, and no other
+        raise refusal(self.root, call, untraceable, self.once)  # with its own cause, and no other
 
     def own_error(self, *args: Any, **kwargs: Any) -> Exception | None:
         """What the method itself raises on a call. All is left as it was."""

@@ -55,6 +55,8 @@ ADVICE = (
     "one device"
 )
 
+OVER_RANKS = "Move that out of forward, into the data or the loss, or let tensors decide it (torch.where)"
+
 
 def refuse_no_tracer() -> None:
     """Refuse to begin where torch's tracer is turned off: every call would run as it is, and nothing would say so.
@@ -70,28 +72,30 @@ def refuse_no_tracer() -> None:
             raise TraceError(f"{name} turns torch's tracer off, with which models are seen; unset it")
 
 
-def refusal(root: nn.Module, call: partial[Any], error: Exception) -> Exception:
+def refusal(root: nn.Module, call: partial[Any], error: Exception, once: bool = False) -> Exception:
     """What is raised in the place of a result where a call could not be traced as one graph.
 
     Args:
         root: the model; it and the arguments of the call are left as they were.
         call: the method with its arguments, without the tracer.
         error: what the tracer raised.
+        once: whether the graph is wanted for ranks of a job.
 
     Returns:
         What the model itself raises, or a `TraceError` that says why the tracer gave up.
     """
     name = type(root).__name__
     method = f"{name}.{call.func.__name__}"
-    text = f"{method} cannot be one graph, as state on several devices or fullgraph=True asks for: {explain(error)}"
+    asking, advice = ("a job of several ranks", OVER_RANKS) if once else ("state on several devices or fullgraph=True", ADVICE)
+    text = f"{method} cannot be one graph, as {asking} asks for: {explain(error)}"
     if not may_be_the_models(error):
-        return TraceError(f"{text}. {ADVICE}")
+        return TraceError(f"{text}. {advice}")
     if not any(tensor.is_meta for tensor in all_state(root).values()):
         text += f". {name} itself raises nothing on this call"
-        return own_error(root, call) or TraceError(f"{text}. {ADVICE}")
+        return own_error(root, call) or TraceError(f"{text}. {advice}")
     raised = _raised(call, state_kept(root, tensors=False), on_fakes())
     if raised is None or isinstance(raised, BEYOND_FAKES):
-        return TraceError(f"{text}. {ADVICE}")
+        return TraceError(f"{text}. {advice}")
     raised.add_note(WITHOUT_VALUES)
     return raised
 

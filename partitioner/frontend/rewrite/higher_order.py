@@ -109,6 +109,11 @@ def draws_in_backward(node: torch.fx.Node) -> bool:
     return node.target is own_function or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
+def is_called_as_it_lies(node: torch.fx.Node) -> bool:
+    """Whether the arguments of an op's only body are those of the op behind it, one by one."""
+    return node.target in (recompute, inline)
+
+
 def runs_alone(node: torch.fx.Node) -> bool:
     """Whether nothing may run beside an op: it may do anything, or uses or changes what autograd has recorded of others."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
