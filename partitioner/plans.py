@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -80,7 +81,7 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     try:
         found = graphs_of_call(module, call, whole=is_whole(spec, machine), apart=apart, check=check)
     except PartitionerError as error:
-        if only_device(module) is None and "same device" in str(error):
+        if only_device(module) is None and re.search("same device|different devices", str(error)):  # the latter in torch 2.11
             raise PlacementError(_lies_apart(module)) from None
         raise
     if apart:

@@ -108,6 +108,18 @@ def _first_key(model: nn.Module, key: str) -> str:
     return next(name for name, each in model.named_parameters() if each is parameter)
 
 
+def of_older_engines(cases: dict[str, Case]) -> dict[str, Case]:
+    """Less what an older torch's engines cannot do: docs/limits.md."""
+
+    def beyond(case: Case) -> bool:
+        layout = case["distributed"]
+        if layout["mesh"]["pipeline"] > 1 or "stages_per_rank" in layout:  # a value between stages gets no gradient
+            return case["net"] in ("aside", "last alone", "hinted", "in part")
+        return case["net"] == "in part" and layout.get("wrap") == "fsdp2"
+
+    return {name: case for name, case in cases.items() if not beyond(case)}
+
+
 SLOW = {"within": {"bandwidth": "10MB/s", "latency": "1us"}}  # so that no logits are gathered for a loss
 SEVERAL = {"stages_per_rank": 2}
 PAIRS = {
@@ -129,9 +141,6 @@ PAIRS = {
     "means of all batches": case("averaging", "1f1b"),
     "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
 }
-NOT_BEFORE = {"not reached", "what layers look at and keep", "left out by one copy, fsdp2"} if OLD_TORCH else set[str]()
-"""What an older torch's engines cannot do: docs/limits.md."""
-PAIRS = {name: each for name, each in PAIRS.items() if name not in NOT_BEFORE}
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),
     "bits 1f1b": case("skipping", "1f1b", clip=0.0),
@@ -205,6 +214,8 @@ MORE_ON_FOUR = {
     "left out by one copy, 2x2, fsdp2": case("in part", "1f1b", data=2, wrap="fsdp2"),
     "2x2, ddp, without parameters": case("tailed", "1f1b", data=2),
 }
+if OLD_TORCH:
+    PAIRS, MORE, MORE_ON_FOUR = map(of_older_engines, (PAIRS, MORE, MORE_ON_FOUR))
 EIGHTS = {
     "2x2x2, ddp": case("tied", "1f1b", data=2, tensor=2),
     "2x2x2, fsdp2": case("tied", "1f1b", data=2, tensor=2, wrap="fsdp2"),

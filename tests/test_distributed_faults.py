@@ -173,7 +173,9 @@ class Ended:
     def error(self) -> str:
         """The last error of its tracebacks."""
         lines = (line.removeprefix("[rank").partition("]: ")[2] for line in self.errors.splitlines())
-        return [line for line in lines if re.match(r"[\w.]+Error: .", line)][-1]
+        found = [line for line in lines if re.match(r"[\w.]+Error: .", line)]
+        assert found, self.errors
+        return found[-1]
 
     @property
     def failed_at(self) -> float:

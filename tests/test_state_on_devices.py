@@ -73,6 +73,8 @@ class Habits(nn.Module):
             b = b * 2
         if self.habit == "draw" and random.random() < 0.5:
             b = b * 2
+        if self.habit == "count":
+            b = b * int(random.random() * 3)
         if self.habit == "print":
             print(a.shape, a)
         return self.drop(a) * b
@@ -435,7 +437,8 @@ def here(text: str) -> int:
     ("habit", "reason", "line"),
     [
         ("branch", "Python decides on the value of a tensor", 'habit == "branch"'),
-        ("draw", "Python decides on a number that it draws", 'habit == "draw"'),
+        ("draw", "Python (decides on|computes with) a number that it draws", 'habit == "draw"'),
+        ("count", "Python computes with a number that it draws", "int(random.random() * 3)"),
         ("print", "builtin operator `print`", "print(a.shape, a)"),
     ],
 )

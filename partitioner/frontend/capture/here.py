@@ -83,6 +83,7 @@ def _no_warning(*_args: Any, **_kwargs: Any) -> None:
 
 _WORDS = {
     r"(?s)^(generic_jump|Data-dependent branching).*UnspecializedPythonVariable": "Python decides on a number that it draws",
+    r"partial tensor op.*UnspecializedPythonVariable": "Python computes with a number that it draws",  # torch 2.11: or decides
     r"^generic_jump|^Data-dependent branching|data-dependent expression": "Python decides on the value of a tensor",
     r"^step_unsupported$": "what follows cannot be traced, nor gone on with in the middle of it",
     r"distributions/constraints\.py": "a distribution looks at the values of its arguments, unless given validate_args=False",
