@@ -42,6 +42,7 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-tuned": {"tune": True},
     "ours-torchscript": {"compile_tasks": "torchscript"},
     "ours-batched": {"compile_tasks": "batched"},
+    "ours-frozen": {"compile_tasks": "frozen"},
     "ours-inductor": {"compile_tasks": "inductor"},
 }
 """What `partition` is given, by column."""

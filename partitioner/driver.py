@@ -106,8 +106,9 @@ def partition(
             eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
         compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
             kernels and no Python between them, bit for bit equal; ``"batched"``: likewise, and equal ops of one level become
-            one where that is measured to be faster, equal to rounding; ``"inductor"``: with torch.compile's fused kernels
-            (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
+            one where that is measured to be faster, equal to rounding; ``"frozen"``: likewise, on a CPU and without gradients,
+            on copies of weights that are laid out for their kernels, until one is written; ``"inductor"``: with torch.compile's
+            fused kernels (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
         cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
             replayed from then on, and so is its backward. Arguments are copied in, results out. Refused where it cannot be.
         copy: partition a deep copy.

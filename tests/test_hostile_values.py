@@ -26,7 +26,7 @@ class Pair(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("how", ["torchscript", "batched"])
+@pytest.mark.parametrize("how", ["torchscript", "batched", "frozen"])
 def test_an_argument_of_any_name(how: str) -> None:
     """A function of a task was given its arguments under their names, and had two of the name ``self``."""
 

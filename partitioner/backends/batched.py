@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,10 +65,10 @@ def put_together(module: GraphModule, arguments: Sequence[Any]) -> GraphModule |
     if not merger.joins:
         return None
     together = GraphModule({}, merger.graph, type(module).__name__)
-    return together if _outside(together, arguments) == _outside(module, arguments) else None
+    return together if outside(together, arguments) == outside(module, arguments) else None
 
 
-def _outside(module: GraphModule, arguments: Sequence[Any]) -> tuple[object, ...]:
+def outside(module: Callable[..., Any], arguments: Sequence[Any]) -> tuple[object, ...]:
     """What is seen of results besides their values.
 
     That is, which of them and of the arguments lie in one memory, strides, and which arguments have a gradient from each: one

@@ -48,6 +48,9 @@ class Compiler:
     at_all_sizes: bool = True
 
 
+STATE = "state"
+"""What a module's ``meta`` has the positions of those arguments under that are the model's state, and are only read."""
+
 LEAST_OPS = 2
 """Ops of the smallest task that is called as a function on its lane; one op is called as it is in less time."""
 
@@ -197,6 +200,7 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     touched = {access.resource for access in task.accesses if access.write}
     written = frozenset(number for number, name in enumerate(read) if touched.intersection(_storages(plan.graph, name)))
     module = torch.fx.GraphModule({}, graph, task.name)
+    module.meta[STATE] = [number for number, name in enumerate(read) if name in plan.graph.states and number not in written]
     fakes = tuple(nodes[name].meta.get("example_value") for name in read)
     return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.kind == "cpu", len(own))
 

@@ -76,7 +76,7 @@ class Compiled:
                     found = self._compiling(arguments)
                     self.is_first = False
                     return found
-        if self.joined is not None and self.joined.is_allowed():
+        if self.joined is not None and self.joined.is_allowed(arguments):
             with suppress(Exception):  # nothing has been changed, and lanes know whose fault it is
                 return self.joined(arguments)
         return self.lanes(arguments)
@@ -94,6 +94,6 @@ class Compiled:
 
     def _faster(self, one: Joined | None, arguments: Sequence[Any]) -> Joined | None:
         """All lanes as one function, if it takes less time on these values than lanes do."""
-        if one is None or not one.is_allowed():
+        if one is None or not one.is_allowed(arguments):
             return None
         return one if is_faster(lambda *each: one(each), lambda *each: self.lanes(each), arguments) else None

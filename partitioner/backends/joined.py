@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.autograd import profiler
 
 from partitioner.backends.bodies import Body
-from partitioner.backends.compilers import Scripted
+from partitioner.backends.frozen import Frozen, Laid
 from partitioner.backends.nodes import results
 from partitioner.backends.openmp import rest
+from partitioner.backends.scripted import Scripted
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Program, Record, Run, Wait
 from partitioner.ir.segment import Segment, segments
@@ -64,18 +65,24 @@ class Joined:
     Args:
         function: takes the values of some arguments, and gives the graph's results.
         positions: of these arguments among the graph's.
+        laid: the weights that it holds, among the graph's arguments.
         lanes: how many share the CPU.
         source: what was compiled, for people.
     """
 
     function: Callable[..., list[Any]]
     positions: tuple[int, ...]
+    laid: Sequence[Laid]
     lanes: int
     source: str
 
-    def is_allowed(self) -> bool:
-        """Whether a call may use torch's own threads: none is left after a fork, none flushes numbers, none names ranges."""
-        return os.getpid() == _HOME and not flushes() and not profiler._is_profiler_enabled
+    def is_allowed(self, arguments: Sequence[Any]) -> bool:
+        """Whether a call may use torch's own threads: none is left after a fork, none flushes numbers, none names ranges.
+
+        And whether the weights that it holds are those among the arguments.
+        """
+        alone = os.getpid() == _HOME and not flushes() and not profiler._is_profiler_enabled
+        return alone and all(laid.holds(arguments) for laid in self.laid)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run on the values of the graph's placeholders."""
@@ -100,16 +107,26 @@ def joined(plan: Plan, bodies: Mapping[str, Body]) -> Joined | None:
     jobs = _jobs(plan.program, bodies)
     arguments = [name for name in plan.graph.arguments if any(name in job.reads for job in jobs)]
     source = _Text(jobs).program(arguments, [result.name for result in results(plan.graph)])
-    function = _compiled(source, {task: body.run.function for task, body in bodies.items()})  # type: ignore[union-attr]
-    positions = tuple(map(list(plan.graph.arguments).index, arguments))
-    return Joined(function, positions, len({job.lane for job in jobs}), source)
+    function = _compiled(source, {task: _scripted(body).function for task, body in bodies.items()})
+    number = {name: position for position, name in enumerate(plan.graph.arguments)}
+    laid = [
+        replace(body.run.laid, positions=[number[body.inputs[position]] for position in body.run.laid.positions])
+        for body in bodies.values()
+        if isinstance(body.run, Frozen)
+    ]
+    return Joined(function, tuple(map(number.__getitem__, arguments)), laid, len({job.lane for job in jobs}), source)
+
+
+def _scripted(body: Body) -> Scripted:
+    """The function that a task is called as now."""
+    return body.run.laid.function if isinstance(body.run, Frozen) else body.run  # type: ignore[return-value]
 
 
 def _can_join(plan: Plan, bodies: Mapping[str, Body]) -> bool:
     """Whether a program is calls of functions of TorchScript that write nothing, on several lanes of the CPU."""
     runs = [item for item in plan.program.instructions if isinstance(item, Run)]
     calm = all(isinstance(item, Run | Record | Wait | Free) for item in plan.program.instructions)
-    scripted = all(isinstance(getattr(bodies.get(run.task), "run", None), Scripted) for run in runs)
+    scripted = all(isinstance(getattr(bodies.get(run.task), "run", None), Scripted | Frozen) for run in runs)
     pure = not any(body.written or body.draws for body in bodies.values())
     made = {name for body in bodies.values() for name in body.outputs}
     returned = all(isinstance(result, torch.fx.Node) and result.name in made for result in results(plan.graph))

@@ -133,8 +133,9 @@ def is_faster(one: Callable[..., Any], other: Callable[..., Any], arguments: Seq
 
 
 def stand_in(value: Any) -> Any:
-    """What stands for an argument where gradients are asked for: the same memory, with no history and no hooks."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    """What stands for an argument where gradients are recorded: the same memory, with no history and no hooks."""
+    recorded = isinstance(value, Tensor) and torch.is_grad_enabled()
+    return value.detach().requires_grad_(value.requires_grad) if recorded else value
 
 
 def with_gradients(values: Sequence[Any]) -> list[Tensor]:
