@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .program import PROGRAMS, Program, Run, Steps, Two, rand
+from .program import OLDER, PROGRAMS, Program, Run, Steps, Two, rand
 
 HERE = sys.modules[__name__]
 FILE = Path(gettempdir()) / f"asked-{os.getpid()}"
@@ -62,7 +62,7 @@ class Calls(Two):
         return left + right * F.softmax(left, -1) + F.gelu(x) + x.tanh() + shifted
 
 
-def register(name: str, build: Callable[[], nn.Module], *changes: Change) -> None:
+def register(name: str, build: Callable[[], nn.Module], *changes: Change, limit: str = "") -> None:
     def script(run: Run) -> Steps:
         yield run(rand()), run(rand())
         for change in changes:
@@ -70,7 +70,7 @@ def register(name: str, build: Callable[[], nn.Module], *changes: Change) -> Non
                 yield run(rand()), run(rand())
             yield run(rand())
 
-    PROGRAMS[f"asked.{name}"] = Program(f"asked.{name}", build, script, lambda: ((rand(),), {}), slow=True)
+    PROGRAMS[f"asked.{name}"] = Program(f"asked.{name}", build, script, lambda: ((rand(),), {}), slow=True, limit=limit)
 
 
 def swap(owner: Any, name: str, value: Any, **options: Any) -> Change:
@@ -255,6 +255,7 @@ REPLACED: dict[str, list[Change]] = {
 }
 
 for _name, (_question, _changes) in QUESTIONS.items():
-    register(_name, functools.partial(Asks, _question), *_changes)
+    _limit = OLDER if _name in ("version_of_torch", "name_of_a_function") else ""
+    register(_name, functools.partial(Asks, _question), *_changes, limit=_limit)
 for _name, _changes in REPLACED.items():
     register(f"replaced_{_name}", Calls, *_changes)
