@@ -114,7 +114,9 @@ def test_layers_are_laid_out() -> None:
     """Each of the layouts is what its name says."""
     for number, found in enumerate([["aten::t", "aten::linear"], ["aten::batch_norm"]]):
         model, x = (Towers(), X) if number == TURNED else (Pictures(), numbers(2, 3, 8, 8))
-        (task,) = tasks(made(model, x))
+        parallel = made(model, x)
+        (task,) = tasks(parallel)
+        assert "in 1 function, 1 on weights that are laid out" in str(parallel)
         assert not any(f"{name}(" in str(task.laid.function.function.graph) for name in found)
         assert all(f"{name}(" in str(task.plainly.function.graph) for name in found if name != "aten::t")
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.bodies import LEAST_OPS, Compiler, Refused, bodies_of, uncompiled
+from partitioner.backends.frozen import Frozen
 from partitioner.backends.joined import Joined, joined
 from partitioner.backends.race import is_faster
 from partitioner.backends.threads import Threads
@@ -65,6 +66,11 @@ class Compiled:
     def compiled_ops(self) -> int:
         """How many ops are called in functions."""
         return sum(body.ops for body in self.bodies.values() if not body.reason)
+
+    @property
+    def laid(self) -> int:
+        """How many functions have weights that are laid out for their kernels."""
+        return sum(isinstance(body.run, Frozen) for body in self.bodies.values())
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run the program; the graph's results."""

@@ -71,7 +71,10 @@ def _compiled_lines(asked: Collection[Compiled]) -> list[str]:
     if not asked:
         return []
     ops, functions = sum(len(each.plan.graph.ops) for each in asked), sum(len(each.bodies) for each in asked)
-    counted = f"{functions} function{'s' if functions != 1 else ''}"
+    laid = sum(each.laid for each in asked)
+    counted = f"{functions} function{'s' if functions != 1 else ''}" + (
+        f", {laid} on weights that are laid out" if laid else ""
+    )
     one = ", which are one with all lanes in it" if all(each.joined is not None for each in asked) else ""
     lines = [f"  compiled: {sum(each.compiled_ops for each in asked)} of {ops} ops, in {counted}{one}"]
     return [*lines, *(f"    not compiled: {reason}" for reason in dict.fromkeys(why for each in asked for why in each.reasons))]
