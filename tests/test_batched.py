@@ -212,6 +212,17 @@ def test_what_would_share_memory_is_left_alone() -> None:
     assert put_together(recorded(views, *examples), examples) is None
 
 
+def test_what_can_be_viewed_only_apart_stays_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    """Layers of other inputs' shape lie in one tensor with gaps, of which torch makes no view: its trace was shown."""
+
+    def flat(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, w).view(-1).relu(), F.linear(x, v).relu().view(-1)
+
+    examples = numbers(2, 3, 6), numbers(6, 6), numbers(6, 6)
+    assert put_together(recorded(flat, *examples), examples) is None
+    assert "FX-traced" not in capfd.readouterr().err
+
+
 class Heads(nn.Module):
     """Results of which a loss may read some."""
 

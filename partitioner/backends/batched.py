@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ def put_together(module: GraphModule, arguments: Sequence[Any]) -> GraphModule |
     if not merger.joins:
         return None
     together = GraphModule({}, merger.graph, type(module).__name__)
-    return together if outside(together, arguments) == outside(module, arguments) else None
+    with suppress(RuntimeError):  # of a view, say, for which what lies with others is not in one piece
+        if outside(together.forward, arguments) == outside(module.forward, arguments):
+            return together
+    return None
 
 
 def outside(module: Callable[..., Any], arguments: Sequence[Any]) -> tuple[object, ...]:

@@ -132,15 +132,14 @@ def frozen(module: torch.fx.GraphModule, arguments: Sequence[Any], *others: Sequ
     recorded = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
     if recorded or not can_freeze(weights):
         return plainly
-    ways: list[tuple[Lay, Laid]] = []
+    ways: list[Frozen] = []
     for function in _versions(module, plainly, None if others else arguments):
         for passes in LAYOUTS:
             lay = partial(_laid_out, function, module.meta[STATE], passes)
             with suppress(Exception):  # what torch's passes do not take
                 if _agree(plainly, (made := lay(arguments)).function, arguments):
-                    ways.append((lay, made))
-    best = _fastest(plainly, [laid.function for _, laid in ways], arguments)
-    return plainly if best < 0 else Frozen(plainly, *ways[best])
+                    ways.append(Frozen(plainly, lay, made))
+    return _fastest(plainly, ways, arguments)
 
 
 def _versions(module: torch.fx.GraphModule, plainly: Scripted, arguments: Sequence[Any] | None) -> Iterator[Scripted]:
@@ -187,11 +186,11 @@ def _is_near(wanted: Tensor, given: Tensor) -> bool:
     return torch.allclose(given, wanted, rtol=0.0, atol=ROUNDING * largest, equal_nan=True)
 
 
-def _fastest(plainly: Scripted, others: Sequence[Scripted], arguments: Sequence[Any]) -> int:
-    """The number of the one of ``others`` that takes least time; -1 if none is clearly faster than ``plainly``."""
+def _fastest(plainly: Scripted, others: Sequence[Frozen], arguments: Sequence[Any]) -> Scripted | Frozen:
+    """The one of ``others`` that takes least time, with what it asks of weights, or ``plainly`` if none is clearly faster."""
     if not others:
-        return -1
-    found = measured({str(number): partial(way, *arguments) for number, way in enumerate([*others, plainly])}, (), SHORTEST)
-    *seconds, serial = found.values()
-    best = min(range(len(seconds)), key=seconds.__getitem__)
-    return best if seconds[best] * MATTERS < serial else -1
+        return plainly
+    ways: list[Scripted | Frozen] = [plainly, *others]
+    calls = {str(number): partial(way, *arguments) for number, way in enumerate(ways)}
+    serial, *seconds = measured(calls, shortest=SHORTEST).values()
+    return others[seconds.index(min(seconds))] if min(seconds) * MATTERS < serial else plainly
