@@ -37,7 +37,7 @@ def longest_way(traced: Traced, owner: dict[str, int], ranks: int, seconds: dict
     order.add_node("start", seconds=0.0)
     for rank in range(ranks):
         before: Any = "start"
-        for op in branch_of(traced, owner, rank, "").graph.ops:
+        for op in branch_of(traced, owner, rank, "", torch.device("cpu")).graph.ops:
             own = op.name in owner
             node = (rank, op.name) if own else op.name
             cost = seconds.get(op.name, 0.0)

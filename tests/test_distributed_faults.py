@@ -109,6 +109,29 @@ REFUSED = {
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
     "loss no tensor": ("InputError", "loss_fn gave a float"),
     "loss without a gradient": ("InputError", "loss_fn gave a tensor without a gradient, and a step would train nothing"),
+    "frozen on one rank": ("RanksError", r"trained: 6 parameters, \w+ on rank 0, and 4 parameters, \w+ on rank 1"),
+    "autocast on one rank": ("RanksError", "autocast: off on rank 0, and on for cpu in bfloat16 on rank 1"),
+    "a parameter of the part replaced": ("InputError", "layers.0.weight was replaced in the part since its stages were made"),
+    "a layer of the part pruned": (
+        "InputError",
+        "layers.0.weight was taken out of the part .* add, prune, parametrize and tie",
+    ),
+    "a layer of the part parametrized": ("InputError", "layers.0.weight was taken out of the part since its stages were made"),
+    "a parameter added to the part": ("InputError", "more was added to the part since its stages were made"),
+    "the part in another dtype": ("InputError", "layers.0.weight is torch.float64 on cpu .* and they are for torch.float32"),
+    "the model in another dtype": ("InputError", "layers.0.weight is torch.float64 on cpu .* and they are for torch.float32"),
+    "a hook of a layer of the part": ("InputError", "layers.0 has a hook, and a part's layers are never called"),
+    "hooks on sharded gradients": ("InputError", "layers.0.weight has a hook on its gradient, which torch does not call"),
+    "hooks on gradients of the model": ("InputError", "layers.0.weight of the model has a hook on its gradient"),
+    "hooks before copies agree": ("InputError", "layers.0.weight has a hook .* called before the copies are averaged"),
+    "hooks before stages agree": ("InputError", "weight has a hook .* called before the stages that have it"),
+    "hooks before all microbatches": ("InputError", "layers.0.weight has a hook .* called for each of 2 microbatches"),
+    "a hook of all modules": ("InputError", "a hook of all modules was registered .*FlopCounterMode"),
+    "what was made under inference mode": (
+        "InputError",
+        r"the batch has a tensor of shape \(8, 4\) that was made under .*clone",
+    ),
+    "a part pickled": ("InputError", r"one rank's part of a model cannot be pickled: save\(folder, part\)"),
 }
 READ_BY_EACH = {
     "no section": "the spec has no section distributed",
@@ -117,6 +140,11 @@ READ_BY_EACH = {
     "one stage for several": "looped_bfs gives each rank several stages; set stages_per_rank",
     "several stages for one": "1f1b gives each rank one stage, and stages_per_rank is 2",
     "zero bubble with ddp": "interleaved_zero_bubble with ddp gives wrong gradients",
+    "a step at the end": "the process group of this job was destroyed, and reading a batch needs it: destroy it last",
+    "clipped at the end": "the process group of this job was destroyed, and clipping gradients needs it",
+    "saved at the end": "one rank's part of a model, and the process group .* was destroyed: save and load before that",
+    "loaded at the end": "one rank's part of a model, and the process group of its job was destroyed",
+    "made where gradients are off": "stages for training are made where gradients are off",
     "no model": "a model is a torch.nn.Module, and this is of type str",
     "no loss": "loss_fn is of type NoneType: give a function of the model's output",
     "a loss of three": "loss_fn needs output, target, weight, and is called with",
@@ -125,6 +153,10 @@ READ_BY_EACH = {
 }
 TAKEN = (
     "a right step",
+    "hooks on gradients",
+    "hooks on gradients over stages",
+    "hooks behind whole gradients",
+    "ops counted",
     "frozen later",
     "an optimizer made before",
     "what forward does not read",
@@ -246,9 +278,8 @@ def test_what_is_wrong_is_said_once_by_the_first_rank(refused: list[dict[str, An
 @pytest.mark.parametrize("name", READ_BY_EACH)
 def test_what_each_rank_reads_is_refused_before_they_are_connected(refused: list[dict[str, Any]], name: str) -> None:
     for rank in refused:
-        assert rank[name]["raised"] in ("SpecError", "InputError") and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[
-            name
-        ]
+        kinds = ("SpecError", "InputError", "RanksError", "CheckpointError")
+        assert rank[name]["raised"] in kinds and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[name]
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -328,6 +359,17 @@ def test_other_ways_to_fail(how: str, where: str, text: str) -> None:
     # one that has raised may be ended by a thread of gloo's that still runs when Python has gone
     assert second.status in {"kill": (-9,), "raise": (1, -6), "leave": (0,), "stop": (-9,)}[how], second.errors
     assert first.time and first.time - second.failed_at < TIMEOUT + PATIENCE + SLACK
+
+
+@pytest.mark.slow
+def test_a_rank_that_saves_alone_and_one_that_steps_say_where_they_are() -> None:
+    """Each waits for something else of the other; with one process group for both, gloo took one for the other, and aborted."""
+    first, second = job(2, "none", "alone", 0, **PAIR)
+    assert (first.status, second.status) == (1, 1), first.errors + second.errors
+    for each in (first, second):
+        assert "All ranks lost each other: rank" in each.error and "has to make the same calls" in each.error
+        assert "rank 0, agreeing with the others (in parallelize, save or load)" in each.error
+        assert "rank 1 (data 0, pipeline 1), in a training step" in each.error
 
 
 @pytest.mark.slow

@@ -36,6 +36,11 @@ def test_a_rank_reads_what_it_holds(ranks: list[dict[str, Any]]) -> None:
     assert {"idle.weight", "idle.bias"} <= set(first["held"]), "what is never called is with the first stage"
 
 
+def test_so_does_each_rank_of_a_branch_axis(ranks: list[dict[str, Any]]) -> None:
+    """What passes between branches was made on the meta device, where the model was traced."""
+    assert all(rank["branches"]["apart"] < 1e-5 for rank in ranks)
+
+
 def test_all_ranks_skip_together(ranks: list[dict[str, Any]]) -> None:
     """The overflow is on the first rank alone; with torch's own scaler the second would step.
 

@@ -81,3 +81,17 @@ def test_calls_differ_in_what_shares_a_storage_and_in_numbers() -> None:
     assert calls("call_function", larger, (one, one, 1), {}, fake) is one
     assert type(calls("call_function", larger, (one, other, 1.0), {}, fake)[1]) is float
     assert type(calls("call_function", larger, (one, other, True), {}, fake)[1]) is bool
+
+
+def test_what_nobody_counts_writes_of_is_made_each_time() -> None:
+    """Under inference mode tensors do not know whether they were written."""
+    calls, fake, made = Calls(), FakeTensorMode(), []
+    with fake, torch.inference_mode():
+        x = torch.empty(2)
+
+        def written(x: torch.Tensor) -> torch.Tensor:
+            made.append(x)
+            return x.t_()
+
+        assert all(calls("call_function", written, [x], {}, fake) is x for _ in range(2))
+    assert len(made) == 2

@@ -14,8 +14,9 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from threading import Event, Thread
 from types import TracebackType
@@ -33,6 +34,11 @@ ANSWER = 3.0
 GLANCE = 0.5
 """Seconds from one look at the board to the next."""
 
+LOST = "lost: "
+"""What begins a text that tells of no failure, but of where a rank misses another one."""
+
+_WORDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
 _BOARDS: WeakKeyDictionary[dist.ProcessGroup, Board] = WeakKeyDictionary()
 
 
@@ -47,6 +53,24 @@ def board() -> Board:
     if group not in _BOARDS:
         _BOARDS[group] = Board()
     return _BOARDS[group]
+
+
+def words() -> dist.ProcessGroup:
+    """A process group for what ranks agree on: where one saves and others step, neither takes for its own what comes instead.
+
+    All ranks call it at one point, at first.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _WORDS:
+        _WORDS[world] = dist.new_group(backend="gloo", timeout=patience(world))
+    return _WORDS[world]
+
+
+def patience(group: dist.ProcessGroup) -> timedelta:
+    """How long a rank waits for others in a process group."""
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout
 
 
 class Board:
@@ -65,7 +89,7 @@ class Board:
         _tell_what_is_not_caught()
 
     def say(self, text: str) -> None:
-        """Write what the others shall know; an empty text: that another rank is lost to this one."""
+        """Write what the others shall know: what failed, or behind `LOST` where another rank is lost to this one."""
         self.spoke = True
         self.store.set(str(self.rank), text)
 
@@ -102,20 +126,21 @@ class Board:
 
     def why_lost(self, where: str) -> str:
         """Why a connection is lost, as far as the others say; they are told what is found."""
-        self.say("")
+        self.say(LOST + where)
         self.lost = True
         begin, number = time.monotonic(), self._ring()
         while (waited := time.monotonic() - begin) < PATIENCE:
             said = self.read(self.others)
             gone = self._silent(number, (rank for rank in self.others if rank not in said))
-            if any(said.values()) or len(said) == len(self.others) or (gone and waited > ANSWER):
+            if (faults := _faults(said)) or len(said) == len(self.others) or (gone and waited > ANSWER):
                 break
             time.sleep(0.05)
         silent = [rank for rank in self.others if rank not in said]
-        if any(said.values()):
-            return f"The cause: {'; '.join(dict.fromkeys(filter(None, said.values())))}"
+        if faults:
+            return f"The cause: {'; '.join(dict.fromkeys(faults))}"
         if not silent:
-            return "All ranks lost each other."
+            places = "; ".join([where, *(text.removeprefix(LOST) for text in said.values())])
+            return f"All ranks lost each other: {places}. Every rank has to make the same calls, in the same order"
         found = (
             f"{_ranks(gone)} gone: killed, stopped, or at its end"
             if gone
@@ -123,6 +148,10 @@ class Board:
         )
         self.say(f"{where}: {found}")
         return f"{found}."
+
+
+def _faults(said: Mapping[int, str]) -> list[str]:
+    return [text for text in said.values() if not text.startswith(LOST)]
 
 
 def _ranks(numbers: list[int]) -> str:

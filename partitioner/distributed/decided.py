@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
 
@@ -32,6 +33,7 @@ from partitioner.ir.machine import Device, Machine
 from partitioner.ir.saved_job import SavedJob
 from partitioner.ir.saving import saved_graph
 from partitioner.ir.shared import Axis
+from partitioner.model.modes import autocast_here
 from partitioner.spec.cluster import build_cluster
 from partitioner.spec.discover import build_machine
 from partitioner.spec.distributed import DistributedSpec
@@ -50,7 +52,10 @@ def agree_on(spec: Spec, example: Example, saved: SavedJob | None) -> None:
     fields = {f"spec: {key}": json.dumps(value) for key, value in said.items()}
     fields |= {f"spec: distributed.{key}": json.dumps(value) for key, value in asked.items()}
     model = f"{graph.name} of {len(graph.ops)} ops, {saved_graph(graph).digest()[:16]}"
-    agree({"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model})
+    keys = [key for key, each in example.traced.state.items() if each.requires_grad] if example.differentiable else []
+    trained = f"{len(keys)} parameters, {blake2b(' '.join(sorted(keys)).encode(), digest_size=4).hexdigest()}"
+    modes = {"trained": trained, "autocast": autocast_here()}
+    agree({"torch": torch.__version__, "partitioner": version("partitioner"), **fields, "model": model, **modes})
     if saved is not None:
         together(lambda: refuse_other_model(saved, graph))
 
@@ -147,5 +152,8 @@ def _of_one_branch(
     dist.broadcast_object_list(said, group=group, group_src=0)
     made = zip(parts, said[0], strict=True)
     return together(
-        lambda: [replace(part, traced=branch_of(part.traced, owner, ranks.branch, group.group_name)) for part, owner in made]
+        lambda: [
+            replace(part, traced=branch_of(part.traced, owner, ranks.branch, group.group_name, ranks.device))
+            for part, owner in made
+        ]
     )

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from partitioner.distributed.board import board, fault_of
+from partitioner.distributed.board import board, fault_of, words
 from partitioner.errors import InputError, PartitionerError, RanksError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
@@ -218,8 +218,8 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     if not dist.is_initialized():
         return [value]
     said: list[T] = [value] * dist.get_world_size()
-    with told(None, "agreeing with the others"):
-        dist.all_gather_object(said, value, group=group)
+    with told(None, "agreeing with the others (in parallelize, save or load)"):
+        dist.all_gather_object(said, value, group=group or words())
     all_go_on()
     return said
 
@@ -238,6 +238,8 @@ def told(ranks: Ranks | None, doing: str) -> Iterator[None]:
         RanksError: another rank failed, or is lost; names it. What fails here is raised as it is, unless it is the user's
             error and a rank before this one has the same: then this one ends without a word.
     """
+    if not dist.is_initialized():
+        raise RanksError(f"the process group of this job was destroyed, and {doing} needs it: destroy it last")
     try:
         yield
     except RanksError:

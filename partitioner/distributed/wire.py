@@ -37,13 +37,14 @@ from partitioner.distributed.run.loss import Loss, refuse_no_loss
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of
+from partitioner.distributed.run.touched import Touched
 from partitioner.distributed.run.watch import Watch
 from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, wrapped_for
 from partitioner.distributed.state.held import Ranked, held_of, start_alike
 from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import example_in
-from partitioner.errors import SpecError
+from partitioner.errors import InputError, SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import TensorMeta
 from partitioner.model.accept import accepted
@@ -189,6 +190,11 @@ def stages(
     """
     with first_speaks():
         model = accepted(model, loaded=False)
+        if training and not torch.is_grad_enabled():
+            raise InputError(
+                "stages for training are made where gradients are off, and would have none: do it outside of no_grad() and "
+                "inference_mode(); for outputs alone, call inference"
+            )
         before = all_state(model)
         whole, wished = distributed_in(spec)
         saved = None if plan is None else read_job(plan)
@@ -222,7 +228,8 @@ def stages(
         wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
     made = [_stage(module, part, found, ranks) for module, part in zip(wrapped, found.parts, strict=True)]
     held = held_of(model, found.cut, numbers, modules, found.shards, ranks.device)
-    batches.watch = Watch(model, found.example, held, modules, traceable=weights is None)
+    touched = Touched(held, asked, {tie.key for tie in ties} | held_twice(holders), training=training)
+    batches.watch = Watch(model, found.example, held, modules, touched, traceable=weights is None)
     if training:
         refuse_old_parameters(before, held)
         forms = () if found.shards is None else found.shards.forms

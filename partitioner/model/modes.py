@@ -28,6 +28,17 @@ def modes_here() -> tuple[bool, bool, Autocast, bool]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled()
 
 
+def autocast_here() -> str:
+    """Where autocast is on, in words.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     autocast_here()
+        'on for cpu in bfloat16'
+    """
+    return ", ".join(f"on for {kind} in {dtype}" for kind, enabled, dtype in modes_here()[2] if enabled) or "off"
+
+
 def flushes() -> bool:
     """Whether this thread takes numbers below the normal ones for zero: `torch.set_flush_denormal` is for one thread."""
     return SMALLEST * 1.0 == 0.0

@@ -1,7 +1,7 @@
 """fail.py HOW WHERE RANK SPEC FOLDER: a job of which one rank fails, as asked for, and writes when.
 
 HOW is raise, kill, stop, hang, leave or none; WHERE is start, forward, backward, clip, or saving: while a checkpoint is written
-beside a step. In a step it is the third.
+beside a step; or alone: the rank saves a checkpoint, and no other does. In a step it is the third.
 Started by torchrun, or as processes that know of each other from environment variables alone.
 """
 
@@ -89,6 +89,8 @@ def main() -> None:
         if ARMED and WHERE == "saving":
             save(FOLDER, model, step=number, asynchronous=True)
             fail("saving")
+        if ARMED and WHERE == "alone" and os.environ["RANK"] == RANK:
+            save(FOLDER, model, step=number)
         step((x, x))
         fail("clip")
         step.clip_grad_norm_(1.0)

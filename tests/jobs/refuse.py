@@ -35,6 +35,7 @@ from jobs.refuse_nets import (
     Scaled,
     Weight,
 )
+from jobs.touched import HOOKED, TOUCHED, ended
 from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
@@ -407,7 +408,9 @@ if __name__ == "__main__":
     partitioner.distributed.ranks.LEAD = 0.0  # this job does not end at the first error
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    found = {name: outcome(case) for name, case in (CASES | TAKEN).items()}
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    found = {name: outcome(case) for name, case in (CASES | TOUCHED | TAKEN | HOOKED).items()}
+    rank, late = dist.get_rank(), ended()
     dist.barrier()  # lets go of what the last step sent; torch may otherwise wait for ever in the next line
     dist.destroy_process_group()
+    found |= {name: outcome(case) for name, case in late.items()}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -15,7 +15,12 @@ FOLDER = Path(sys.argv[1])
 torch.set_num_threads(1)
 gathered: list[object] = [None, None]
 dist.init_process_group("gloo")
-found = {"weights": weights.answer(FOLDER), "scaler": scaler.answer(), "warned": warned.answer()}
+found = {
+    "weights": weights.answer(FOLDER, pipeline=2),
+    "branches": weights.answer(FOLDER, branch=2),
+    "scaler": scaler.answer(),
+    "warned": warned.answer(),
+}
 dist.all_gather_object(gathered, found)
 if dist.get_rank() == 0:
     (FOLDER / "out.json").write_text(json.dumps(gathered))

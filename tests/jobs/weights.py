@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from partitioner import distributed
 
-SPEC = {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}}
-
 
 class Tied(nn.Module):
     """An embedding that is the head as well, and one layer that is never called."""
@@ -34,7 +32,7 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def answer(folder: Path) -> dict[str, object]:
+def answer(folder: Path, **mesh: int) -> dict[str, object]:
     """Train three steps beside the whole model: what this rank holds, and what it has read."""
     torch.manual_seed(0)
     ids, target = torch.randint(0, 40, (8, 5)), torch.randint(0, 40, (8, 5))
@@ -42,7 +40,8 @@ def answer(folder: Path) -> dict[str, object]:
     whole.load_state_dict(torch.load(folder / "whole.pt", weights_only=True))
     with torch.device("meta"):
         empty = Tied()
-    part, step = distributed.parallelize(empty, ids, SPEC, loss_of, weights=folder / "model.safetensors")
+    spec = {"distributed": {"mesh": mesh, "microbatches": 2, "timeout": 60}}
+    part, step = distributed.parallelize(empty, ids, spec, loss_of, weights=folder / "model.safetensors")
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (part, whole)]
     apart = 0.0
     for _ in range(3):

@@ -106,6 +106,7 @@ class _Branch:
     owner: Mapping[str, int]
     rank: int
     group: str
+    device: torch.device
     fx: torch.fx.Graph = field(default_factory=torch.fx.Graph)
     ops: list[Op] = field(default_factory=list)
     at: dict[str, torch.fx.Node] = field(default_factory=dict)
@@ -157,7 +158,7 @@ class _Branch:
         value, owner = node.meta["example_value"], self.owner[node.name]
         here = owner == self.rank
         mine = self.at[node.name] if here else None
-        rest = ((tuple(value.shape), value.dtype, value.device, value.requires_grad), owner, here, self.group)
+        rest = ((tuple(value.shape), value.dtype, self.device, value.requires_grad), owner, here, self.group)
         made = self._exchange(how, node, (mine, *rest), (node.name,) if here else ())
         if not here and how is share:
             self.at[node.name] = made
@@ -211,7 +212,7 @@ class _Branch:
         return made
 
 
-def branch_of(traced: Traced, owner: Mapping[str, int], rank: int, group: str) -> Traced:
+def branch_of(traced: Traced, owner: Mapping[str, int], rank: int, group: str, device: torch.device) -> Traced:
     """What one rank runs of a stage.
 
     Args:
@@ -219,13 +220,14 @@ def branch_of(traced: Traced, owner: Mapping[str, int], rank: int, group: str) -
         owner: the rank of each op.
         rank: this one.
         group: the name that torch.distributed has for the ranks of the axis.
+        device: where this rank computes; the graph may be of a model on another one, or on meta.
 
     Returns:
         Its graph, whose results are those of the whole stage, in the same order.
     """
     graph = traced.graph
     mine = {key for op in graph.ops if owner[op.name] == rank for key in op.state}
-    branch = _Branch(graph, owner, rank, group)
+    branch = _Branch(graph, owner, rank, group, device)
     nodes = list(graph.fx.nodes)
     for node in nodes:
         if node.op == "placeholder":

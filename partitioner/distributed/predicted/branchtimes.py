@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from partitioner.distributed.pipeline.branches import branch_of
 from partitioner.distributed.pipeline.passing import deliver, fan, share
 from partitioner.distributed.predicted.communication import all_reduce, broadcast
@@ -61,7 +63,7 @@ def branches_of(
         link: what each has to the next.
         forward, backward: seconds of an op of the stage.
     """
-    local = [branch_of(traced, owner, rank, "").graph.ops for rank in range(ranks)]
+    local = [branch_of(traced, owner, rank, "", torch.device("cpu")).graph.ops for rank in range(ranks)]
 
     def exchanged(op: Op, by: Mapping[str, Exchange]) -> float:
         how, meta = by[op.target], op.outputs[0]

@@ -180,10 +180,16 @@ class Step:
             )
 
     def _refuse_trained(self, batch: Any) -> None:
-        """Refuse tensors that want a gradient where ranks would each have another part of it, or microbatches one graph."""
+        """Refuse tensors that want a gradient where ranks would each have another part of it, or microbatches one graph; and
+        those that no backward may keep."""
         apart = self.ranks.wide("pipeline", "branch", "tensor")
-        for leaf in tree_leaves(batch):
-            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+        for leaf in (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
+            if leaf.is_inference():
+                raise InputError(
+                    f"the batch has a tensor of shape {tuple(leaf.shape)} that was made under torch.inference_mode(), and a "
+                    "backward may not keep it: give its clone(), or make it under torch.no_grad()"
+                )
+            if not leaf.requires_grad:
                 continue
             if apart or (not leaf.is_leaf and self.batches.count > 1):
                 why = f"ranks along the {apart[0]} axis" if apart else "microbatches"

@@ -21,12 +21,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from partitioner.distributed.ranks import here
+from partitioner.distributed.run.touched import Touched, has_hooks
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
 from partitioner.model.call import Call
-from partitioner.model.modes import modes_here
+from partitioner.model.modes import autocast_here
 from partitioner.model.state import all_state
 from partitioner.model.storage import version_of
 
@@ -62,14 +64,22 @@ class Watch:
         example: its call, as it was traced.
         part: what this rank holds, under the model's keys.
         stages: likewise, buffers that are no part of a state_dict among them.
+        touched: sees what was done to the part.
         traceable: whether the call can be looked at again: not, where weights were read into a model without storage.
     """
 
     def __init__(
-        self, model: nn.Module, example: Example, part: nn.Module, stages: Iterable[nn.Module], *, traceable: bool
+        self,
+        model: nn.Module,
+        example: Example,
+        part: nn.Module,
+        stages: Iterable[nn.Module],
+        touched: Touched,
+        *,
+        traceable: bool,
     ) -> None:
-        self.model, self.example, self.traceable = model, example, traceable
-        self.modes, self.autocast = _modes(model), _autocast()
+        self.model, self.example, self.touched, self.traceable = model, example, touched, traceable
+        self.modes, self.autocast = _modes(model), autocast_here()
         self.attributes = dict(_attributes(model))
         held = {key: tensor for each in (*stages, part) for key, tensor in all_state(each).items()}
         self.slots = list(_slots(model))
@@ -83,11 +93,12 @@ class Watch:
         Raises:
             InputError: names what has changed, and what it was.
         """
-        if (mode := _autocast()) != self.autocast:
+        if (mode := autocast_here()) != self.autocast:
             raise InputError(
                 f"autocast is {mode}, and was {self.autocast} when the stages were made: call parallelize, and each step, in "
                 "the same autocast"
             )
+        self.touched.refuse_changes()
         modes = _modes(self.model)
         if modes not in _SEEN.get(self.model, ()):
             _refuse(self._switched())
@@ -108,6 +119,11 @@ class Watch:
             return not (self.traceable and self.example.is_current(call))
 
     def _see_replaced(self, slot: _Slot) -> None:
+        if has_hooks(slot.tensor):
+            raise InputError(
+                f"{slot.key} of the model has a hook on its gradient, and the stages have {PLACE}: register it with "
+                f"part.get_parameter({slot.key!r}), or use that one's grad after each step"
+            )
         if slot.tensor.requires_grad != slot.needs:
             raise InputError(
                 f"{slot.key} of the model was {'un' * (not slot.needs)}frozen since its stages were made, and they have "
@@ -138,6 +154,8 @@ class Watch:
             for name, value in _attributes(self.model)
             if name not in self.attributes or self.attributes[name] != value
         ]
+        if _has_any_global_hook():  # type: ignore[no-untyped-call]
+            lines.append("a hook of all modules was registered (FlopCounterMode has one)")
         return "; ".join(lines[:3]) or "forward reads something that has changed: an attribute, a config, a hook, a method"
 
 
@@ -146,11 +164,6 @@ def _refuse(what: str) -> None:
         f"{what} since the stages were made of the model, and they go on as it was then. Put it back, parallelize the model "
         "anew, or, for a number that changes from step to step, keep it in a buffer and write that in place"
     )
-
-
-def _autocast() -> str:
-    """Where autocast is on."""
-    return ", ".join(f"on for {kind} in {dtype}" for kind, enabled, dtype in modes_here()[2] if enabled) or "off"
 
 
 def _modes(model: nn.Module) -> list[bool]:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from partitioner.distributed.board import board
+from partitioner.distributed.board import board, patience
 from partitioner.errors import RanksError
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
@@ -114,8 +114,7 @@ def _patience() -> float | None:
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
         return None
-    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
-    return 0.0 if board().lost else timeout.total_seconds()
+    return 0.0 if board().lost else patience(group).total_seconds()
 
 
 def own_group() -> dist.ProcessGroup | None:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from partitioner.distributed.ranks import agree, gathered, here, together, told
 from partitioner.distributed.state.background import Saving, begun, own_group, wait
 from partitioner.distributed.state.checkpointfiles import FILES, checksums, damage, finish, prepare, read, room
+from partitioner.distributed.state.held import Ranked
 from partitioner.distributed.state.kept import MODEL, RANDOM, Kept, go_on, merged, random_states
 from partitioner.errors import CheckpointError
 from partitioner.ir.words import first_lines
@@ -108,6 +109,7 @@ def save(
         'step-5'
     """
     wait()
+    _refuse_alone(model)
     final = Path(folder) / f"step-{step}"
     unfinished = final.with_name(f"{final.name}.unfinished")
     kept = together(lambda: Kept(model, optimizer, copied=asynchronous, saving=True))
@@ -172,6 +174,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
         ...     load(save(run, nn.Linear(2, 2), step=5, extra="good"), nn.Linear(2, 2))
         Progress(step=5, extra='good')
     """
+    _refuse_alone(model)
     folder = Path(folder)
     kept = together(lambda: Kept(model, optimizer))
     about, found = together(lambda: read(folder, RANDOM))
@@ -205,6 +208,14 @@ def _refuse(folder: Path, lines: list[str]) -> None:
 def _refuse_damage(said: list[str]) -> None:
     if any(said):
         raise CheckpointError(next(filter(None, said)))
+
+
+def _refuse_alone(model: nn.Module) -> None:
+    """Refuse one rank's part of a model without the others: a checkpoint of it would have a part, and look like a whole one."""
+    if not dist.is_initialized() and any(isinstance(each, Ranked) and each.in_job for each in model.modules()):
+        raise CheckpointError(
+            "this is one rank's part of a model, and the process group of its job was destroyed: save and load before that"
+        )
 
 
 def _warn_of_differences(kept: Kept) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ class Ranked(nn.Module):
         device: where this rank computes.
 
     Attributes:
+        in_job: whether there were other ranks when it was made.
         idle: a parameter without elements, of which the model knows nothing: what `parameters` gives where nothing is trained.
     """
 
@@ -47,7 +48,7 @@ class Ranked(nn.Module):
         self, cut: Cut, numbers: tuple[int, ...], shards: Shards | None = None, device: torch.device | None = None
     ) -> None:
         super().__init__()
-        self.cut, self.numbers, self.shards = cut, numbers, shards
+        self.cut, self.numbers, self.shards, self.in_job = cut, numbers, shards, dist.is_initialized()
         self.idle = (nn.Parameter(torch.empty(0, device=device)),)  # in a tuple, where no state_dict finds it
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
@@ -81,6 +82,18 @@ class Ranked(nn.Module):
         if not any(True for _ in made.named_parameters()):  # torch's averages ask the module around this one, and fail on none
             made.register_parameter(IDLE, made.idle[0])
         return made
+
+    def __reduce__(self) -> NoReturn:
+        """A part belongs to the ranks of a job, and is nothing without them.
+
+        Raises:
+            InputError: always.
+        """
+        refuse(
+            "one rank's part of a model cannot be pickled: save(folder, part) on every rank writes a checkpoint of all; "
+            "torch.save(part.state_dict(), path), what this rank holds",
+            "saving",
+        )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

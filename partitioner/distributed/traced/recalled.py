@@ -19,7 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from partitioner.model.modes import modes_here
 from partitioner.model.node import call_target
-from partitioner.model.storage import storage_key
+from partitioner.model.storage import storage_key, version_of
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """What a result may have beside tensors; symbolic numbers are others in each call."""
@@ -142,6 +142,7 @@ def _is_plain(tensor: torch.Tensor, fake: FakeTensorMode) -> bool:
         and tensor.fake_mode is fake
         and tensor.layout is torch.strided
         and all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+        and not tensor.is_inference()  # of these nobody counts how often they are written
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
@@ -149,7 +150,7 @@ def _is_plain(tensor: torch.Tensor, fake: FakeTensorMode) -> bool:
 
 def _versions(leaves: Sequence[Any]) -> list[int]:
     """How often each tensor was written: a call that writes is made each time, for it may change what it is given."""
-    return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _given(leaves: Sequence[Any], result: Any, fake: FakeTensorMode) -> tuple[tuple[Any, ...], TreeSpec] | None:
