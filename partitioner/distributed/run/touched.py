@@ -41,6 +41,10 @@ class Touched:
         self.state = all_state(part)
         self.forms = {key: _form(each) for key, each in self.state.items()}
         self.shared = {self.state[key] for key in shared if key in self.state}
+        layers = list(part.modules())
+        self.hooks = [getattr(layer, each) for layer in layers for each in HOOKS]
+        self.held = [held for layer in layers for held in (layer._parameters, layer._buffers, layer._modules)]
+        self.then = [dict(held) for held in self.held]
 
     def refuse_changes(self) -> None:
         """Refuse a part that its stages are not like any more.
@@ -48,17 +52,30 @@ class Touched:
         Raises:
             InputError: names what was done, and what to do instead.
         """
-        now = all_state(self.part)
-        for key in {**self.state, **now}:
-            self._refuse_another(key, now)
+        if not self._is_as_it_was:
+            now = all_state(self.part)
+            for key in {**self.state, **now}:
+                self._refuse_another(key, now)
+            self._refuse_hooks()
+        for key, why in self._called_wrongly() if self.training else ():
+            raise InputError(f"{key} has a hook on its gradient, {why}: change or read part.get_parameter({key!r}).grad then")
+
+    @property
+    def _is_as_it_was(self) -> bool:
+        """Whether all tensors and layers lie where they lay, without hooks; of each step, so no names are made up."""
+        there = all(
+            len(held) == len(then) and all(held.get(name) is each for name, each in then.items())
+            for held, then in zip(self.held, self.then, strict=True)
+        )
+        return there and not any(self.hooks) and all(_form(each) == self.forms[key] for key, each in self.state.items())
+
+    def _refuse_hooks(self) -> None:
         for name, layer in self.part.named_modules():
             if any(getattr(layer, each) for each in HOOKS):
                 raise InputError(
                     f"{name or 'the part'} has a hook, and a part's layers are never called: register it with a layer of the "
                     "model before parallelize"
                 )
-        for key, why in self._called_wrongly() if self.training else ():
-            raise InputError(f"{key} has a hook on its gradient, {why}: change or read part.get_parameter({key!r}).grad then")
 
     def _refuse_another(self, key: str, now: Mapping[str, torch.Tensor]) -> None:
         known, given = self.state.get(key), now.get(key)
