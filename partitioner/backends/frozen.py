@@ -132,12 +132,18 @@ def frozen(module: torch.fx.GraphModule, arguments: Sequence[Any], *others: Sequ
     recorded = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
     if recorded or not can_freeze(weights):
         return plainly
+    try:
+        seen, wanted = outside(_twice(plainly), arguments), tree_leaves(plainly(*arguments))
+    except Exception:  # it fails on these values, and may not on others
+        return plainly
     ways: list[Frozen] = []
     for function in _versions(module, plainly, None if others else arguments):
         for passes in LAYOUTS:
             lay = partial(_laid_out, function, module.meta[STATE], passes)
             with suppress(Exception):  # what torch's passes do not take
-                if _agree(plainly, (made := lay(arguments)).function, arguments):
+                made = lay(arguments)
+                alike = outside(_twice(made.function), arguments) == seen  # as many results, that lie alike
+                if alike and _are_near(wanted, made.function(*arguments)):
                     ways.append(Frozen(plainly, lay, made))
     return _fastest(plainly, ways, arguments)
 
@@ -167,16 +173,14 @@ def _laid_out(function: Scripted, positions: Sequence[int], passes: Sequence[str
     return Laid(made, positions, weights, now, memory)
 
 
-def _agree(one: Scripted, other: Scripted, arguments: Sequence[Any]) -> bool:
-    """Whether two functions give the same but for rounding, in memory that lies alike, and of its own in each call."""
-    if outside(_twice(one), arguments) != outside(_twice(other), arguments):
-        return False
-    pairs = zip(tree_leaves(one(*arguments)), tree_leaves(other(*arguments)), strict=True)
-    return all(_is_near(wanted, given) for wanted, given in pairs)
-
-
 def _twice(function: Scripted) -> Callable[..., Any]:
+    """Two calls of a function: what lies in memory of its own in each call is seen from outside."""
     return lambda *arguments: (function(*arguments), function(*arguments))
+
+
+def _are_near(wanted: Sequence[Tensor], results: Any) -> bool:
+    """Whether results are those of the weights as they lie, but for rounding."""
+    return all(map(_is_near, wanted, tree_leaves(results)))
 
 
 def _is_near(wanted: Tensor, given: Tensor) -> bool:

@@ -37,7 +37,7 @@ GLANCE = 0.5
 LOST = "lost: "
 """What begins a text that tells of no failure, but of where a rank misses another one."""
 
-_WORDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+_BESIDE: WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
 
 _BOARDS: WeakKeyDictionary[dist.ProcessGroup, Board] = WeakKeyDictionary()
 
@@ -55,16 +55,19 @@ def board() -> Board:
     return _BOARDS[group]
 
 
-def words() -> dist.ProcessGroup:
-    """A process group for what ranks agree on: where one saves and others step, neither takes for its own what comes instead.
+def beside(what: str, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A process group of all ranks for one thing, so that nothing else is taken for it; all call it at one point, at first.
 
-    All ranks call it at one point, at first.
+    Args:
+        what: it is for.
+        timeout: for how long a rank waits for others there; ``None``: for as long as elsewhere.
     """
     world = dist.group.WORLD
     assert world is not None
-    if world not in _WORDS:
-        _WORDS[world] = dist.new_group(backend="gloo", timeout=patience(world))
-    return _WORDS[world]
+    groups = _BESIDE.setdefault(world, {})
+    if what not in groups:
+        groups[what] = dist.new_group(backend="gloo", timeout=timeout or patience(world))
+    return groups[what]
 
 
 def patience(group: dist.ProcessGroup) -> timedelta:

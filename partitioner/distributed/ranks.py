@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from partitioner.distributed.board import board, fault_of, words
+from partitioner.distributed.board import beside, board, fault_of
 from partitioner.errors import InputError, PartitionerError, RanksError, SpecError
 from partitioner.spec.distributed import DistributedSpec
 
@@ -219,7 +219,8 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
         return [value]
     said: list[T] = [value] * dist.get_world_size()
     with told(None, "agreeing with the others (in parallelize, save or load)"):
-        dist.all_gather_object(said, value, group=group or words())
+        # where one rank saves and others step, neither takes for its own what comes instead
+        dist.all_gather_object(said, value, group=group or beside("agreeing"))
     all_go_on()
     return said
 

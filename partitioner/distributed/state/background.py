@@ -18,14 +18,11 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from partitioner.distributed.board import board, patience
+from partitioner.distributed.board import beside, board, patience
 from partitioner.errors import RanksError
-
-_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 _UNDER_WAY: list[Saving] = []
 """The one that nobody has waited for yet, if there is one."""
@@ -119,9 +116,4 @@ def _patience() -> float | None:
 
 def own_group() -> dist.ProcessGroup | None:
     """A process group for the thread, for what other threads send must not come between; all ranks call it at one point."""
-    world = dist.group.WORLD if dist.is_initialized() else None
-    if world is None:
-        return None
-    if world not in _GROUPS:
-        _GROUPS[world] = dist.new_group(backend="gloo", timeout=PATIENCE)
-    return _GROUPS[world]
+    return beside("writing", PATIENCE) if dist.is_initialized() else None
