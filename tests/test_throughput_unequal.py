@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 from random import Random
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from partitioner.planner.throughput.cycles import cycled
 from partitioner.planner.throughput.fitting import anywhere
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.levels import clustered
+from partitioner.planner.throughput.levels import clustered, levels_of
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
@@ -136,6 +136,26 @@ def test_one_misplaced_unit_leaves_and_what_lies_between_stays() -> None:
     homes, problem = [1, *[0] * 19, *[1] * 10], chain(30)
     park = park_of(units_of(problem, contiguous=True))
     assert mended(park, homes, [0.5, 0.5]) == [0] * 20 + [1] * 10
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 8])
+def test_where_no_change_mends_any_more_one_that_does_not_goes_first(seed: int) -> None:
+    """Clusters anywhere: some tasks between others were left, and a thousand looks at them."""
+    problem = parted(Random(seed), 8, 300, "mutual", host=False, kinds=1)
+    top = levels_of(park_of(units_of(problem, contiguous=True)), 10, 0.25)[-1]
+    random = Random(seed)
+    tight = mended(top, [random.randrange(8) for _ in range(top.units.count)], [1 / 8] * 8)
+    assert tight is not None and next(returns(problem, top.units.spread_over(tight)), None) is None
+
+
+@pytest.mark.parametrize("kinds", [1, 4])
+def test_contiguous_parts_are_found_in_the_time_that_there_is(kinds: int) -> None:
+    """What was not contiguous settled until time was over, and was mended for seven seconds more; `list` had no limit."""
+    problem, began = parted(Random(2), 8, 1000, "mutual", host=True, kinds=kinds), process_time()
+    answer = Auto(time_limit=1.0)(problem)
+    assert process_time() - began < 3.0  # 1.0 s where nothing else runs; before, 8 and 13 s
+    assert next(returns(problem, [problem.lanes[lane] for lane in answer.lanes]), None) is None
+    assert answer.cost < 2 * END
 
 
 def test_clusters_tell_which_of_several_equal_processors() -> None:

@@ -26,6 +26,9 @@ from partitioner.planner.policies.single import Single
 SMALL, MIDDLE = 2_000, 50_000
 """Tasks up to which every policy is tried, and up to which those are that take more than one look at a task."""
 
+LIST_SHARE = 0.7
+"""Part of the time after which list scheduling makes loads no more even."""
+
 SOLVER_SHARE = 0.6
 """Part of the time that the solver may take before local search has the rest."""
 
@@ -83,7 +86,7 @@ class Auto:
     def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
         """What to run, in order, each with its part of the time that is left; those that search begin at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
-        yield List() if self.thorough(problem) else List(tries=1)
+        yield List(time_limit=LIST_SHARE * left()) if self.thorough(problem) else List(tries=1)
         if problem.objective == "latency":
             if count <= MIDDLE and not problem.contiguous:
                 yield ByLevel()

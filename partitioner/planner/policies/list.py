@@ -17,6 +17,8 @@ TPDS 13(3), 2002 (upward rank, insertion); Arabnejad and Barbosa, IEEE TPDS 25(3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
@@ -35,6 +37,7 @@ class List:
 
     Args:
         tries: schedules to make, at most; the best is kept and improved. 1: by upward rank, as it is.
+        time_limit: seconds after which loads are made no more even; infinite: the answer is the same on every machine.
 
     >>> from partitioner.ir.problem import ORDER, Kind, Problem, Processor
     >>> seconds = Kind("cpu", {1: [2.0, 4.0, 3.0, 1.0]})
@@ -45,6 +48,7 @@ class List:
     """
 
     tries: int = 16
+    time_limit: float = inf
 
     def __call__(self, problem: Problem) -> Assignment:
         """Place every task.
@@ -52,11 +56,11 @@ class List:
         Raises:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
-        ruled, tries = closed(problem), tries_for(problem, self.tries)
+        until, ruled, tries = monotonic() + self.time_limit, closed(problem), tries_for(problem, self.tries)
         if problem.objective == "throughput":
-            even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or problem.travels)
+            even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or problem.travels, until)
             if self.tries > 1:
-                even, bound = soon_balanced(ruled, even, bound)
+                even, bound = soon_balanced(ruled, even, bound, until=until)
             return placed(problem, "list", even, bound=bound)
         bound = makespan_bound(ruled)
         once = tries == 1 and (self.tries == 1 or not lumpy(ruled))

@@ -37,9 +37,10 @@ class Convex:
             own, after, before = own | self.reach.own[unit], after | self.reach.after[unit], before | self.reach.before[unit]
         return own, after, before
 
-    def between(self, units: Iterable[int]) -> int:
-        """The forward tasks on paths that leave some units and come back, as bits."""
-        own, after, before = self._bits(units)
+    def between(self, processor: int, coming: Iterable[int] = (), going: Collection[int] = ()) -> int:
+        """The forward tasks on paths that leave a processor's units and come back, once some have come and gone, as bits."""
+        state = self._bits(self.units[processor].difference(going)) if going else self._state(processor)
+        own, after, before = (old | new for old, new in zip(state, self._bits(coming), strict=True)) if coming else state
         return after & before & ~own
 
     def may_leave(self, units: Iterable[int], here: int) -> bool:
@@ -54,11 +55,7 @@ class Convex:
 
     def may_join(self, units: Iterable[int], there: int, without: Collection[int] = ()) -> bool:
         """Whether a processor stays convex with further units, and without some of those that it has."""
-        if self.reach is None:
-            return not self.asked
-        state = self._bits(self.units[there].difference(without)) if without else self._state(there)
-        own, after, before = (old | new for old, new in zip(state, self._bits(units), strict=True))
-        return not after & before & ~own
+        return not self.asked if self.reach is None else not self.between(there, units, without)
 
     def _state(self, processor: int) -> tuple[int, int, int]:
         return self.own[processor], self.after[processor], self.before[processor]

@@ -26,7 +26,7 @@ from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.ideals import ideals
 from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
-from partitioner.planner.throughput.parts import in_parts
+from partitioner.planner.throughput.parts import in_parts, moment
 from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.throughput.staging import along
@@ -39,11 +39,10 @@ MOST_RUNS = 8
 """Times that each processor may begin anew in the gathered order: beyond, little was gathered, and no cuts are looked for."""
 
 FEW_IDEALS = 1_000
-"""Down-closed sets of units up to which parts are not worth their second where there is no limit of time: of so few, the best
-stages are found (`staging.py`)."""
+"""See `gathered`; 0 where a search goes on from its answer."""
 
 
-def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[int]]:
+def gathered(park: Park, bound: float, until: float = inf, few: int = FEW_IDEALS) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, near a placement that need not be contiguous.
 
     Either that is mended, and its parts may even lead to each other, as those of stages cannot; or stages are cut along the
@@ -52,7 +51,8 @@ def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[
     Args:
         park: groups as units, whatever contiguity makes of them.
         bound: seconds that no answer can beat, where to begin to look.
-        until: moment, by the monotonic clock, at which units settle no further.
+        until: moment, by the monotonic clock, at which to stop; infinite: the answer is the same on every machine.
+        few: down-closed sets of units up to which parts are not worth their second: the best stages are found (`staging.py`).
 
     Raises:
         PlacementError: no placement or no stages were found.
@@ -62,18 +62,18 @@ def gathered(park: Park, bound: float, until: float = inf) -> tuple[float, list[
     if problem.crowded or park.apart:
         loose = evenly(park, rules, SPARING if problem.crowded else inf, bound, until)[1]
     else:
-        loose = clustered(park, rules, bound, until)[1]
-    tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist())
+        loose = clustered(park, rules, bound, moment(until, 3))[1]
+    tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist(), until=until)
     if tight is not None and closed.units.valid(tight):
-        load, homes = settled(closed, tight, until)
+        load, homes = settled(closed, tight, moment(until, 3))
         found.append((load, closed.units.spread_over(homes)))
     whole = park_of(blocks(park.units))
     parts = whole.units.of_tasks(loose)
     order = guided(whole.units, parts)
     if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
-        line = along(whole, order, bound, min(found, default=(inf,))[0])
+        line = along(whole, order, bound, min(found, default=(inf,))[0], moment(until, 3))
         found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
-    if (problem.crowded or not park.apart) and (until < inf or ideals(whole.units, FEW_IDEALS) is None):
+    if (problem.crowded or not park.apart) and ideals(whole.units, few) is None:
         parts_of = in_parts(closed, rules, bound, until)
         found += [] if parts_of is None else [parts_of]
     if not found:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from math import inf
 from random import Random
+from time import monotonic
 
 from partitioner.planner.feasible import bits
 from partitioner.planner.throughput.convex import Convex
@@ -28,8 +30,11 @@ LOOKS = 1_000
 PATIENCE = 6
 """Tasks in a row for which no change is found, after which changes may be twice as large."""
 
+STUCK = 50
+"""Tasks in a row for which no change is found, after which one is made that leaves as much between others, or more."""
 
-def mended(park: Park, homes: Sequence[int], price: Sequence[float], firm: bool = True) -> list[int] | None:
+
+def mended(park: Park, homes: Sequence[int], price: Sequence[float], firm: bool = True, until: float = inf) -> list[int] | None:
     """Homes near those given that are contiguous; ``None`` if no such were found.
 
     Args:
@@ -37,6 +42,7 @@ def mended(park: Park, homes: Sequence[int], price: Sequence[float], firm: bool 
         homes: of each unit.
         price: of a second of each processor.
         firm: whether memory is kept, if ``homes`` keep it; else what does not fit has a price.
+        until: moment, by the monotonic clock, at which to give up.
     """
     if park.units.reach is None:
         return None
@@ -45,9 +51,14 @@ def mended(park: Park, homes: Sequence[int], price: Sequence[float], firm: bool 
         broken = [each for each, between in enumerate(mending.between) if between]
         if not broken:
             return list(mending.loads.home)
-        idle = 0 if mending.step(broken, largest) else idle + 1
-        if idle > PATIENCE:
-            largest, idle = 2 * largest, 0
+        if monotonic() > until:
+            break
+        stuck = idle > STUCK
+        idle = 0 if mending.step(broken, largest, -inf if stuck else 1) else idle + 1
+        if stuck:
+            largest = 1
+        elif idle and not idle % PATIENCE:
+            largest = 2 * largest
     return None
 
 
@@ -57,42 +68,53 @@ class _Mending:
     def __init__(self, park: Park, homes: Sequence[int], price: Sequence[float], firm: bool) -> None:
         self.units, self.price, self.firm, self.random = park.units, price, firm, Random(0)
         self.loads, self.state = Loads(park, homes), Convex(park.units, homes)
-        self.between = [self.state.between(units) for units in self.state.units]
+        self.between = [self.state.between(each) for each in range(len(self.state.units))]
         paid = sum(each * self.loads.load(number) for number, each in enumerate(price))
         self.mean = float(park.units.memory.sum()) / max(1, park.units.count)
         self.one = paid / max(1, park.units.count)  # what a unit pays on average
 
-    def step(self, broken: Sequence[int], largest: int) -> bool:
-        """Make the best change, of so many units at most, after which fewer tasks lie between others; whether there was one."""
+    def step(self, broken: Sequence[int], largest: int, least: float) -> bool:
+        """Make the best change, of so many units at most; whether there was one.
+
+        Args:
+            broken: processors with tasks between their own.
+            largest: units that may change.
+            least: how many fewer tasks lie between others afterwards.
+        """
         here, best, chosen, found = self.random.choice(broken), inf, dict[int, int](), dict[int, float]()
-        for moves in self._ways(here, self.random.choice(bits(self.between[here])), largest):
-            fewer = sum(self.between[each].bit_count() - self._after(each, moves).bit_count() for each in self._touched(moves))
-            if fewer > 0:
+        left = cache(partial(self._fewer, coming=()))  # asked for each processor that units could go to
+        for units, there in self._ways(here, self.random.choice(bits(self.between[here])), largest):
+            fewer = self._fewer(there, coming=units) + sum(left(each, going=units) for each in {*map(self._home, units)})
+            if fewer >= least and self._may(units, there):
+                moves = dict.fromkeys(units, there)
                 deltas = self.loads.joint_deltas(moves)
-                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items()) + self.one * (
-                    self._over(moves) - fewer
-                )
+                paid = sum(self.price[slot // 3] * each for slot, each in deltas.items())
+                paid += self.one * (self._over(moves) - fewer)
                 if paid < best:
                     best, chosen, found = paid, moves, deltas
         self._make(chosen, found)
         return bool(chosen)
 
-    def _ways(self, here: int, task: int, largest: int) -> Iterator[dict[int, int]]:
+    def _ways(self, here: int, task: int, largest: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """What lies between joins, all or a task's unit; or those that lead to it leave, or those that it leads to."""
         reach, unit = self.units.reach, self.units.unit_of[task]
         assert reach is not None
-        ways = [([unit], here)]
+        yield (unit,), here
         if self.between[here].bit_count() <= largest:
-            ways.append((list(dict.fromkeys(self.units.unit_of[each] for each in bits(self.between[here]))), here))
+            yield tuple(dict.fromkeys(self.units.unit_of[each] for each in bits(self.between[here]))), here
         for side in (reach.before[unit], reach.after[unit]):
-            leaving = sorted(each for each in self.state.units[here] if reach.own[each] & side)
+            leaving = tuple(sorted(each for each in self.state.units[here] if reach.own[each] & side))
             if len(leaving) <= largest:
-                ways += [(leaving, there) for there in range(len(self.between)) if there != here]
-        for some, there in ways:
-            held = sum(self.loads.memory[each] for each in some if self.loads.home[each] != there)
-            fits = not held or not self.firm or self.loads.used[there] + held <= self.units.problem.caps[there]
-            if fits and all(there in self.units.able_sets[each] for each in some):
-                yield {each: there for each in some if self.loads.home[each] != there}
+                yield from ((leaving, there) for there in range(len(self.between)) if there != here)
+
+    def _home(self, unit: int) -> int:
+        return self.loads.home[unit]
+
+    def _may(self, units: Sequence[int], there: int) -> bool:
+        """Whether units may go to a processor, and have room there if memory is kept."""
+        held = sum(self.loads.memory[each] for each in units) if self.firm else 0.0
+        fits = not held or self.loads.used[there] + held <= self.units.problem.caps[there]
+        return fits and all(there in self.units.able_sets[each] for each in units)
 
     def _over(self, moves: Mapping[int, int]) -> float:
         """By how many mean units' bytes memory is exceeded more after some moves, all processors together."""
@@ -103,20 +125,15 @@ class _Mending:
         over = ((self.loads.used[each] - self.units.problem.caps[each], held) for each, held in more.items())
         return sum(max(0.0, each + held) - max(0.0, each) for each, held in over) / self.mean if self.mean > 0.0 else 0.0
 
-    def _touched(self, moves: Mapping[int, int]) -> set[int]:
-        """The processors that units leave or join."""
-        return {self.loads.home[unit] for unit in moves} | set(moves.values())
-
-    def _after(self, processor: int, moves: Mapping[int, int]) -> int:
-        """The tasks between those that a processor has after some moves, as bits."""
-        stay = self.state.units[processor].difference(moves)
-        return self.state.between(stay.union(unit for unit, there in moves.items() if there == processor))
+    def _fewer(self, processor: int, coming: Sequence[int] = (), going: Sequence[int] = ()) -> int:
+        """How many fewer tasks lie between those of a processor once units have come or gone."""
+        return self.between[processor].bit_count() - self.state.between(processor, coming, going).bit_count()
 
     def _make(self, moves: Mapping[int, int], deltas: Mapping[int, float]) -> None:
-        touched, homes = self._touched(moves), {unit: self.loads.home[unit] for unit in moves}
+        homes = {unit: self.loads.home[unit] for unit in moves}
         self.loads.move_all(moves, deltas)
         for unit, there in moves.items():
             self.state.leave((unit,), homes[unit])
             self.state.join(unit, there)
-        for each in touched:
-            self.between[each] = self.state.between(self.state.units[each])
+        for each in {*homes.values(), *moves.values()}:
+            self.between[each] = self.state.between(each)

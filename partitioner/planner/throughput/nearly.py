@@ -11,6 +11,7 @@ Source: Gendreau, Hertz and Laporte, "A tabu search heuristic for the vehicle ro
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
@@ -33,8 +34,7 @@ class Nearly(Annealing):
     """
 
     def __init__(self, closed: Park, homes: Sequence[int], seed: int = 0) -> None:
-        self.fee, self.state = FEES[0], Convex(closed.units, [])
-        self.tasks = max(1, len(closed.units.unit_of))
+        self.fee, self.closed, self.tasks = FEES[0], closed.units, max(1, len(closed.units.unit_of))
         self.apart, self.trial = list[float](), dict[int, float]()
         super().__init__(park_of(Units(closed.units.problem, False, closed.units.unit_of)), homes, seed)
 
@@ -47,23 +47,27 @@ class Nearly(Annealing):
 
     def _restart(self) -> None:
         super()._restart()
-        self.apart = [self._torn(units) for units in self.convex.units]
+        self.convex = Convex(self.closed, self.best)
+        self.apart = [self._torn(each) for each in range(len(self.convex.units))]
         self.least = self._cost
 
-    def _torn(self, units: set[int]) -> float:
-        """How far some units are from being convex: 0 to 1. One unit more often leaves hundreds between, hence the root."""
-        return sqrt(self.state.between(units).bit_count() / self.tasks)
+    def _torn(self, processor: int, coming: Sequence[int] = (), going: Sequence[int] = ()) -> float:
+        """How far a processor is from being convex: 0 to 1. One unit more often leaves hundreds between, hence the root."""
+        return sqrt(self.convex.between(processor, coming, going).bit_count() / self.tasks)
+
+    def _convex(self, *_: object) -> bool:
+        return True  # or at a price
 
     @property
     def _cost(self) -> float:
         return self.loads.largest / self.scale + self.fee * sum(self.apart) if self.scale > 0.0 else 0.0
 
     def _fee(self, moves: Mapping[int, int]) -> float:
-        home, sets = self.loads.home, self.convex.units
-        self.trial = {}
-        for each in {home[unit] for unit in moves} | set(moves.values()):
-            stay = sets[each].difference(moves)
-            self.trial[each] = self._torn(stay.union(unit for unit, there in moves.items() if there == each))
+        coming, going = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for unit, there in moves.items():
+            coming[there].append(unit)
+            going[self.loads.home[unit]].append(unit)
+        self.trial = {each: self._torn(each, coming[each], going[each]) for each in coming.keys() | going.keys()}
         return super()._fee(moves) + self.fee * sum(torn - self.apart[each] for each, torn in self.trial.items())
 
     def _note(self) -> None:

@@ -60,7 +60,7 @@ def start(park: Park, soon: float, bound: float, until: float, known: Sequence[l
 def _makes(park: Park, bound: float, until: float) -> list[Callable[[], tuple[float, list[int]]]]:
     """Ways to the processor of each task, the most promising first."""
     if park.units.contiguous:
-        return [lambda: gathered(_apart(park), bound, until)]
+        return [lambda: gathered(_apart(park), bound, until, few=0)]
     rules = Homes(park.units.problem)
     return [
         partial(clustered, park, rules, bound, until),

@@ -55,17 +55,17 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     known = [levels_of(closed, *size) for size in SIZES]
     tries = list(product(range(1 + (closed.units.count >= AGAIN)), range(len(SIZES))))
     near = [
-        _near(known[number][-1], rules, bound, _part(until, left), seed)
+        _near(known[number][-1], rules, bound, moment(until, left), seed)
         for left, (seed, number) in zip(range(2 * len(tries), len(tries), -1), tries, strict=True)
     ]
     found: list[tuple[float, int, list[int]]] = []
-    for firm in (True, False):
+    for firm in (True, False) if closed.units.problem.crowded else (True,):
         for left, (seed, number), homes in zip(range(len(tries) + 1, 1, -1), tries, near, strict=True):
-            top, moment = known[number][-1], _part(until, left)
-            tight = mended(top, homes, closed.rents[0].tolist(), firm)
+            top, turn = known[number][-1], moment(until, left)
+            tight = mended(top, homes, closed.rents[0].tolist(), firm, until)
             if tight is not None:
-                search = Annealing(top, settled(top, tight, moment)[1], seed)
-                search.run(moment, ROUNDS, STEPS * top.units.count // 2, bound)
+                search = Annealing(top, settled(top, tight, turn)[1], seed)
+                search.run(turn, ROUNDS, STEPS * top.units.count // 2, bound)
                 found += [(search.least, number, top.units.spread_over(search.best))] if search.least < inf else []
         if found:
             _, number, tasks = min(found)
@@ -73,8 +73,8 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     return None
 
 
-def _part(until: float, left: int) -> float:
-    """The moment when one of so many equal parts of the time that is left will be over."""
+def moment(until: float, left: int) -> float:
+    """The moment, by the monotonic clock, when one of so many equal parts of the time that is left will be over."""
     return until if until == inf else monotonic() + (until - monotonic()) / left
 
 

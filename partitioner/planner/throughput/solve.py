@@ -98,7 +98,7 @@ def balanced(
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[list[int], float]:
+def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool, until: float = inf) -> tuple[list[int], float]:
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
@@ -116,43 +116,47 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool) -> tuple[
     park = park_of(units_of(problem, contiguous=False))
     bound = bound_of(park)
     makes: list[Callable[[], tuple[float, list[int]]]] = [
-        *(partial(evenly, park, homes, each, bound) for each in sparings(park)[:count])
+        *(partial(evenly, park, homes, each, bound, until) for each in sparings(park)[:count])
     ]
     enough = 1 if large or (count == 1 and problem.contiguous) else inf
     if (tries > 1 or large) and in_line:
         first = problem.contiguous or (large and not park.waste)
-        makes.insert(0 if first else len(makes), lambda: _in_a_line(park, bound, min((each for each, _ in found), default=inf)))
+        makes.insert(
+            0 if first else len(makes), lambda: _in_a_line(park, bound, until, min((each for each, _ in found), default=inf))
+        )
         if park.waste and not park.apart and not problem.contiguous and not large:
-            makes.insert(0, partial(clustered, park, homes, bound, inf))
+            makes.insert(0, partial(clustered, park, homes, bound, until))
         if problem.contiguous and park.waste and not large:
-            makes, enough = [partial(gathered, park, bound), *makes], enough + 1
+            makes, enough = [partial(gathered, park, bound, until), *makes], enough + 1
     for number, make in enumerate(makes, start=1):
         try:
             found.append(make())
         except PlacementError as error:
             reason = error
-        if found and (number >= enough or found[-1][0] <= bound * (1 + NEARLY)):
+        if found and (number >= enough or found[-1][0] <= bound * (1 + NEARLY) or monotonic() > until):
             break
     if not found:
         raise reason
     return min(found)[1], bound
 
 
-def _in_a_line(park: Park, bound: float, least: float) -> tuple[float, list[int]]:
+def _in_a_line(park: Park, bound: float, until: float, least: float) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, of stages along one order that are better than ``least``."""
     problem = park.units.problem
-    line = staged(park, inf, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
+    line = staged(park, until, min(MOST_IDEALS, SOON_IDEALS // max(1, len(problem.tasks))), bound, 1, least)
     if line is None:
         raise PlacementError(none_found(park, "No stages were found"))
     found = park.units.spread_over(line)
     return largest_load(problem, found), found
 
 
-def soon_balanced(problem: Problem, homes: list[int], bound: float, hidden: float = 0.0) -> tuple[list[int], float]:
+def soon_balanced(
+    problem: Problem, homes: list[int], bound: float, hidden: float = 0.0, until: float = inf
+) -> tuple[list[int], float]:
     """A placement that is no worse than ``homes``, after as many moves as milliseconds allow, which are counted; and the bound.
 
-    Of few tasks all placements are looked at. Nothing is moved where the largest load is nearly ``bound``, which is its least.
-    ``hidden``: see `exchanged`.
+    Of few tasks all placements are looked at. Nothing is moved where the largest load is nearly ``bound``, which is its least,
+    or when it is ``until``, by the monotonic clock. ``hidden``: see `exchanged`.
     """
     if not 1 < len(problem.tasks) <= MOST_MOVED:
         return homes, bound
@@ -169,7 +173,7 @@ def soon_balanced(problem: Problem, homes: list[int], bound: float, hidden: floa
         search.take(found.homes or ())
         if found.complete:
             return units.spread_over(search.best), search.least * (1 - CLOSE)
-    _quickly(search, inf, moves, bound * (1 + NEARLY))
+    _quickly(search, until, moves, bound * (1 + NEARLY))
     if start is not given:
         search.take(given)
     return units.spread_over(search.best), bound

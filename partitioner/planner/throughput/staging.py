@@ -78,7 +78,7 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
     for number, order in enumerate(islice(orders(park.units), most_orders if park.units.count <= MANY else 1)):
         if number and monotonic() > until:
             break
-        found = along(park, order, bound, least)
+        found = along(park, order, bound, least, until if number else inf)
         if found is not None:
             least = min(least, found[0])
             yield found[1]
@@ -92,14 +92,19 @@ def _answers(park: Park, until: float, most_ideals: int, bound: float, most_orde
             yield placed_stages(park, cuts, best[1])
 
 
-def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) -> tuple[float, list[int]] | None:
-    """The best stages along an order, no worse than ``limit``: of a long one, between coarse cut points, then finer ones."""
+def along(
+    park: Park, order: Sequence[int], bound: float, limit: float = inf, until: float = inf
+) -> tuple[float, list[int]] | None:
+    """The best stages along an order, no worse than ``limit``: of a long one, between coarse cut points, then finer ones.
+
+    Those that are known when it is ``until``, by the monotonic clock, are the best.
+    """
     known, count = rectangles(park.units, order), len(order)
     states, stages = states_of(park.classes).count, sum(len(each.processors) for each in park.classes)
     most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_REACHED // states, min(EACH * stages, MOST_FOR_EACH // states)))
     step = max(1, -(-count // most))
     points = np.append(np.arange(0, count, step), count)
-    found = _within(park, order, known, points, bound, limit if step == 1 else inf, limit)
+    found = _within(park, order, known, points, bound, limit if step == 1 else inf, limit, until)
     gain = 0.0
     while found is not None and (step > 1 or gain > DRIFT):
         chosen = found[2]
@@ -107,14 +112,14 @@ def along(park: Park, order: Sequence[int], bound: float, limit: float = inf) ->
         reach = max(1, min(4, most // (2 * len(chosen))))
         near = (chosen[:, None] + step * np.arange(-reach, reach + 1)).ravel()
         points = np.unique(np.concatenate([[0, count], chosen, near[(near > 0) & (near < count)]]))
-        finer = _within(park, order, known, points, bound, found[0], found[0])
+        finer = _within(park, order, known, points, bound, found[0], found[0], until)
         gain = 0.0 if finer is None else 1.0 - finer[0] / max(found[0], 1e-300)
         found = found if finer is None else finer
     return None if found is None else found[:2]
 
 
 def _within(
-    park: Park, order: Sequence[int], known: Rectangles, points: Numbers, bound: float, limit: float, like: float
+    park: Park, order: Sequence[int], known: Rectangles, points: Numbers, bound: float, limit: float, like: float, until: float
 ) -> tuple[float, list[int], Numbers] | None:
     """The best stages between some cut points: their load, the processor of each unit and the cut points that they use.
 
@@ -124,7 +129,7 @@ def _within(
     cuts = LineCuts(park, order, known, points)
     tried = [bound * slack for slack in SLACKS if like == inf or bound * slack > FAR * like]
     for most in (*(each for each in tried if 0 < each < limit), limit):
-        found = best_stages(cuts.again(), park.classes, most)
+        found = best_stages(cuts.again(), park.classes, most, until)
         if found is not None:
             used = np.array([points[last] for _, last, _ in found[1]], dtype=np.int64)
             return found[0], placed_stages(park, cuts, found[1]), used
