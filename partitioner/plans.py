@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,7 @@ from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
 from partitioner.ir.machine import Machine, accelerators_first, with_less
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.model.call import Call
-from partitioner.model.state import all_state, only_device
+from partitioner.model.state import all_state, is_of_several_devices, only_device
 from partitioner.runtime.moving import refuse_shared, staying, where_it_lies
 from partitioner.spec.entries import collector_off
 from partitioner.spec.spec import Spec
@@ -81,7 +80,7 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     try:
         found = graphs_of_call(module, call, whole=is_whole(spec, machine), apart=apart, check=check)
     except PartitionerError as error:
-        if only_device(module) is None and re.search("same device|different devices", str(error)):  # the latter in torch 2.11
+        if only_device(module) is None and is_of_several_devices(error):
             raise PlacementError(_lies_apart(module)) from None
         raise
     if apart:

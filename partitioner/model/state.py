@@ -46,6 +46,11 @@ def only_device(module: nn.Module) -> str | None:
     return devices.pop() if len(devices) == 1 else None
 
 
+def is_of_several_devices(error: BaseException) -> bool:
+    """Whether an op refused tensors of several devices, which torch says in words alone; the latter ones in torch 2.11."""
+    return "same device" in str(error) or "different devices" in str(error)
+
+
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy.
 

@@ -30,6 +30,7 @@ from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import CheckFailed, Planned, end_here
 from partitioner.model.overriding import has_own_rules
+from partitioner.model.state import is_of_several_devices
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.cannot import as_it_lies, caught_by_the_model, under_a_transform
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
@@ -155,7 +156,7 @@ class Programs:
         try:
             return as_it_is(*args, **kwargs)
         except RuntimeError as error:
-            if "same device" in str(error):
+            if is_of_several_devices(error):
                 raise refusal from None
             raise
 
@@ -172,7 +173,7 @@ class Programs:
             return method(*args, **kwargs)
         except Exception as error:
             raised, HERE.raised = HERE.raised, None
-            if not self.on_one and not method.whole and "same device" in str(error):
+            if not self.on_one and not method.whole and is_of_several_devices(error):
                 raise TraceError(as_it_lies(type(self.original).__name__, error)) from error
             if raised is None or raised.error is not error:
                 raised = Raised(error, other=isinstance(error, CheckFailed))
