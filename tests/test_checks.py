@@ -15,7 +15,16 @@ from lanes import programs
 from lanes import spread as on_lanes
 from pretend import TWO, World, spread
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Beta, Categorical, Distribution, Independent, Normal, TransformedDistribution
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Distribution,
+    Independent,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+)
 from torch.distributions.transforms import TanhTransform
 
 from partitioner import PartitionerError, TraceError
@@ -101,6 +110,15 @@ class Others(Two):
         return chance.log_prob((x > 0).float()) + squashed.log_prob(squashed.rsample()).sum(-1) + share.entropy().sum(-1)
 
 
+class Correlated(Two):
+    """A matrix of which torch asks first whether it is symmetric."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = self.left(x)
+        found = MultivariateNormal(self.right(x), covariance_matrix=root.unsqueeze(-1) * root.unsqueeze(-2) + torch.eye(4))
+        return found.rsample() * found.log_prob(x).unsqueeze(-1)
+
+
 class Translates(Encoder):
     """Its handler makes another error of it."""
 
@@ -116,7 +134,7 @@ class Translates(Encoder):
         return y * self.right(x)
 
 
-KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others, Translates]
+KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others, Correlated, Translates]
 
 
 @pytest.mark.sampled(5)

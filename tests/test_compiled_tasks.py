@@ -139,6 +139,26 @@ class Lookup(nn.Module):
         return self.last(self.table(index)).relu()
 
 
+class Masks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        mask, first = x > 0, torch.zeros(len(x), 1, dtype=torch.long)
+        kept = mask.scatter(1, first, True).masked_fill(x > 1, False) == True  # noqa: E712
+        full = torch.full((4,), True), torch.full_like(kept, fill_value=False), x.new_full((2,), True)
+        return self.last(x.masked_fill(kept, True)).fill_(False), kept, *full
+
+
+def test_masks_are_filled_in_functions() -> None:
+    """TorchScript's record of an op fails that is given a bool for a number, and then all of its task was called op by op."""
+    model = Masks()
+    parallel = partition(model, ["cpu"], example_inputs=X, compile_tasks="torchscript", copy=True)
+    assert_same(parallel(X), model(X))
+    assert executable(parallel).compiled_ops > 8 and not executable(parallel).reasons
+
+
 def test_a_failing_function_fails_as_the_model_does() -> None:
     model = Lookup()
     parallel = partition(model, ["cpu"], example_inputs=torch.tensor([1, 2]), compile_tasks="torchscript")

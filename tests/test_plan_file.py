@@ -300,8 +300,9 @@ def test_a_machine_of_another_shape_is_refused(path: Path, machine: Any, words: 
         (Towers(activation="relu"), r"op left is relu_\(left_linear\) in the plan and relu\(left_linear\) here"),
         (Towers(scale=2.0), r"op mul is mul\(left, 1\.0\) in the plan and mul\(left, 2\.0\) here"),
         (nn.Linear(4, 4), r"state .* is only"),
+        (Towers().eval(), r"or for other calls or modes of it\. The first .*, or make such a call before save_plan"),
     ],
-    ids=["shape", "dtype", "op missing", "op more", "other op", "other constant", "other model"],
+    ids=["shape", "dtype", "op missing", "op more", "other op", "other constant", "other model", "other mode"],
 )
 def test_a_model_that_has_changed_is_refused_with_the_first_difference(path: Path, model: nn.Module, words: str) -> None:
     inputs = X.double() if next(model.parameters()).dtype is torch.float64 else X

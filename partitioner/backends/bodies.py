@@ -193,6 +193,7 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     elsewhere = lane.torch_device if plan.graph.device not in ("", lane.torch_device) else None
     for op in task.ops:
         target, args, kwargs = retarget(nodes[op], elsewhere)
+        args, kwargs = _with_numbers(nodes[op], args, kwargs)
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda source: made[source.name])
         made[op] = graph.create_node(nodes[op].op, target, args, kwargs, name=op)
     results = tuple(made[name] for name in task.outputs)
@@ -203,6 +204,16 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     module.meta[STATE] = [number for number, name in enumerate(read) if name in plan.graph.states and number not in written]
     fakes = tuple(nodes[name].meta.get("example_value") for name in read)
     return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.kind == "cpu", len(own))
+
+
+def _with_numbers(node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What a call is given, with 1 for ``True`` where that fills a tensor or is compared: TorchScript has no bool there."""
+    filled = {key: kwargs[key] for key in ("value", "fill_value") if key in kwargs}
+    if target_name(node) not in FILLING or not any(isinstance(value, bool) for value in (*args, *filled.values())):
+        return args, kwargs
+    numbers = {key: int(value) if isinstance(value, bool) else value for key, value in filled.items()}
+    kind = {"dtype": node.meta["example_value"].dtype} if target_name(node) == "full" else {}
+    return tuple(int(value) if isinstance(value, bool) else value for value in args), {**kwargs, **numbers, **kind}
 
 
 def _storages(graph: Graph, name: str) -> tuple[str, ...]:
@@ -259,6 +270,11 @@ SWITCHING = frozenset(
 BESIDE_AUTOGRAD = frozenset(["randint_like"])
 """Of torch, and Python calls them outside of autograd, for ATen's own op wants gradients that it has no derivative for."""
 
+
+FILLING = frozenset(
+    "eq fill_ full full_like index_fill index_fill_ masked_fill masked_fill_ ne new_full scatter scatter_".split()
+)
+"""What takes a number whose own kind is not that of the result, but for ``full``."""
 
 CASTS = frozenset("bfloat16 bool byte cdouble cfloat char double float half int long short type".split())
 """Methods that ATen knows as ``to``, with a dtype by name."""

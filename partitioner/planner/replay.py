@@ -73,8 +73,8 @@ class Replayed:
             made, asked = ("with", "give") if _lands(nearest) else ("without", "leave out")
             what, advice = f"it was made {made} fullgraph=False", f"For this plan, {asked} fullgraph=False."
         else:
-            what = f"it was made for another {self.document.model} than is here"
-            advice = "Plan this one anew, without plan=."
+            what = f"it was made for another {self.document.model} than is here, or for other calls or modes of it"
+            advice = "Plan this one anew, without plan=, or make such a call before save_plan()."
         raise SpecError(f"{self.where}: {what}. The first difference: {first}. {advice}")
 
     def __call__(self, problem: Problem) -> Assignment:

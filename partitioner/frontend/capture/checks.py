@@ -13,7 +13,8 @@ import builtins
 from collections.abc import Callable
 from inspect import getattr_static
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import SymBool, Tensor
@@ -39,7 +40,10 @@ from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.handlers import frames, handlers, leaves
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.call import CheckFailed
+from partitioner.model.definite import CHECK, definite_in_tensors
 from partitioner.model.source import is_user_code
+
+_IN_TENSORS = cast(FunctionType, definite_in_tensors)
 
 
 class Check(NamedTuple):
@@ -149,6 +153,14 @@ def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwar
     if self.value is not constraints.is_dependent:
         return plain(self, tx, args, kwargs)
     return BuiltinVariable(isinstance).call_function(tx, [*args, VariableTracker.build(tx, constraints._Dependent)], kwargs)
+
+
+@amends(UserFunctionVariable, "call_function")
+def _call_user(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Whether matrices are symmetric decides what else a distribution asks of them."""
+    if self.fn is CHECK:
+        return plain(UserFunctionVariable(_IN_TENSORS), tx, [*self.self_args(), *args], kwargs)
+    return plain(self, tx, args, kwargs)
 
 
 @amends(UserDefinedClassVariable, GETATTR)

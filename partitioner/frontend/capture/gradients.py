@@ -64,7 +64,9 @@ def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: An
 def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """On several devices an argument may be copied, and in a job a tensor may be another rank's."""
     asks = self.value is torch.autograd.grad and not HERE.once
-    with config.patch(trace_autograd_ops=True) if asks and not (HERE.whole and _given(args, kwargs)) else nullcontext():
+    if asks and HERE.whole and _given(args, kwargs):
+        raise Unsupported("torch.autograd.grad is asked for gradients of what it is given, and a device may have a copy")
+    with config.patch(trace_autograd_ops=True) if asks else nullcontext():
         return plain(self, tx, args, kwargs)
 
 

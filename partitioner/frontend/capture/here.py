@@ -93,10 +93,12 @@ _WORDS = {
     r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
     r"Attempted to call `(torch\.autograd\.\w+)` with config": r"\1 is asked for gradients of what forward computes",
     r"Module-level backwards hooks require": "a module in it has backward hooks",
+    r"^Attempted to use `torch\.nn\.Parameter\(\)`": "it makes a parameter, or a layer that has one",
     r"Opaque objects cannot be created|Generator\.__new__": "it makes a torch.Generator, or an object that no op takes",
     r"marked that (?:the function )?`([\w.]+)`": r"torch's tracer does not look into \1",
     r"(?s)Missing `as_proxy\(\)`.*UserDefined\w+Variable\((\w+)\)": r"an op is given a \1, which no graph can hold",
     r"Missing `as_proxy\(\)`": "an op is given an object that no graph can hold",
+    r"^(.+)\n *Explanation: (?:Dynamo does not support this|(?:This is |This is c|C)(?:urrently )?not supported)": r"\1",
     r"(?m)^ *(?:Explanation|Developer debug context): (.+)": r"\1",
 }
 """What torch's tracer says, and what it means for the model; the first that is found counts."""
