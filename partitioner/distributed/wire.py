@@ -31,15 +31,16 @@ from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.predicted.outlook import distributed_in, settled
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
+from partitioner.distributed.run.alike import alike_along
 from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.forward import Forward, refuse_other_than_rows
+from partitioner.distributed.run.forward import Forward, merging_of
 from partitioner.distributed.run.loss import Loss, refuse_no_loss
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of
 from partitioner.distributed.run.touched import Touched
 from partitioner.distributed.run.watch import Watch
-from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, wrapped_for
+from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, refuse_synchronized, wrapped_for
 from partitioner.distributed.state.held import Ranked, held_of, start_alike
 from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
@@ -101,6 +102,7 @@ def parallelize(
         sharded=wired.asked.wrap == "fsdp2" and wired.asked.mesh.data > 1,
         apart=wired.apart,
         shards=wired.shards,
+        alike=alike_along(wired.asked, wired.held, () if wired.shards is None else wired.shards.forms),
     )
     return wired.held, step
 
@@ -131,7 +133,8 @@ def inference(
         output = forward(x)
     """
     wired = stages(model, example_inputs, spec, weights, plan, training=False)
-    engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches)
+    count = wired.asked.microbatches
+    engine = ScheduleGPipe(wired.stages[0], count, output_merge_spec=merging_of(wired.batches.example, count))
     return wired.held, Forward(wired.ranks, engine, 0 in wired.held.numbers, wired.batches, wired.shards)
 
 
@@ -211,10 +214,11 @@ def stages(
             raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
     together(lambda: refuse_hook(asked, ranks))
+    together(lambda: refuse_synchronized(model, ranks))
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: example_in(model, example_inputs, None, count))
     if not training:
-        together(lambda: refuse_other_than_rows(example))
+        together(lambda: merging_of(example, count))
     agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)

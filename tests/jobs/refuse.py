@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,18 +22,25 @@ import torch
 import torch.distributed as dist
 from jobs.refuse_nets import (
     Averaged,
+    Cached,
     Checkpointed,
     Choosing,
     Counted,
     Dropping,
     Echo,
     Gated,
+    Hidden,
     Hiding,
     Layers,
+    Logged,
     Mean,
+    Measured,
+    Noted,
+    Noting,
     Picking,
     Placed,
     Scaled,
+    Started,
     Weight,
 )
 from jobs.touched import HOOKED, TOUCHED, ended
@@ -200,6 +208,13 @@ def evaluated(
     assert loss > 0 and (before is None or torch.equal(before, after) == told), "told of what is not so"
 
 
+def run_forwards(model: nn.Module, **spec: Any) -> None:
+    """What inference gives on the rank of the last stage is what the model gives."""
+    found, expected = inference(model.eval(), X, {"distributed": PIPELINE | spec})[1](X), model(X)
+    assert (found is None) == (dist.get_rank() == 0)
+    torch.testing.assert_close(found if found is not None else expected, expected)
+
+
 def own_loop() -> None:
     """A schedule and a loop of one's own, over the stages: the gradients are those of one process."""
     model = Layers()
@@ -260,6 +275,26 @@ def tuned() -> None:
     torch.optim.SGD([each for each in part.parameters() if each.requires_grad], lr=0.5).step()
 
 
+def in_two_steps(rate: Callable[[], float], **spec: Any) -> None:
+    """Each rank with a learning rate of its own."""
+    part, step = parallelize(Layers(), X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(part.parameters(), lr=rate())
+    for _ in range(2):
+        step((X, TARGET))
+        optimizer.step()
+
+
+def drawn(output: Tensor, target: Tensor) -> Tensor:
+    """Mixed by a number of each rank's own."""
+    return (output - target).square().mean() * np.random.default_rng(dist.get_rank()).random()
+
+
+def on_meta() -> None:
+    step = ask()
+    with torch.device("meta"):
+        step((X, TARGET))
+
+
 def under_autocast() -> None:
     step = ask()
     with torch.autocast("cpu", torch.bfloat16):
@@ -297,6 +332,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "hides a tensor": lambda: ask(Hiding()),
     "returns a weight": lambda: ask(Weight()),
     "counts its calls": lambda: ask(Counted()),
+    "writes a global": lambda: ask(Noting()),
+    "begins otherwise": lambda: ask(Started()),
     "replaces a buffer": lambda: ask(Averaged()),
     "sizes that depend on data": lambda: ask(Picking(), mesh={"tensor": 2}),
     "too many stages": lambda: ask(nn.Linear(4, 4)),
@@ -312,6 +349,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "no pair later": lambda: later(X),
     "three later": lambda: later((X, TARGET, TARGET)),
     "target of a microbatch's rows": lambda: later((X, TARGET[:4])),
+    "a target inside of an object": lambda: later((X, Hidden(TARGET))),
+    "a target inside of a dict of another kind": lambda: later((X, UserDict(label=TARGET))),
+    "on the meta device": on_meta,
+    "a norm of all ranks": lambda: ask(nn.Sequential(*Layers().layers, nn.SyncBatchNorm(4))),
+    "a model that fails": lambda: ask(nn.Linear(3, 4)),
+    "another learning rate": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), **DATA),
+    "another learning rate of wholes": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), mesh={"tensor": 2}),
+    "a loss that draws": lambda: ask(loss=drawn, mesh={"tensor": 2})((X, TARGET)),
     "another number in the batch": lambda: in_turn(Scaled(), (X, 3), (X, 4)),
     "another entry that is read": lambda: in_turn(Placed(), *((X, None, None, {"shift": each}) for each in (1.0, 2.0))),
     "a tensor in another place": lambda: in_turn(Placed(), (X, X, None), (X, None, X)),
@@ -387,6 +432,13 @@ TAKEN: dict[str, Callable[[], Any]] = {
     ),
     "an input that is trained over copies": lambda: in_turn(Layers(), X.clone().requires_grad_(), **DATA),
     "lists and arrays": listed,
+    "an object of one microbatch": lambda: ask(
+        loss=lambda output, to: (output - to.inside).square().mean(), microbatches=1, schedule="gpipe"
+    )((X, Hidden(TARGET))),
+    "a loss inside, of one microbatch": lambda: run_forwards(Measured(), microbatches=1, schedule="gpipe"),
+    "an attribute that is given once": lambda: [(step := ask(Noted()))((X, TARGET)), step((X, TARGET))],
+    "what is logged once": lambda: ask(Logged())((X, TARGET)),
+    "what forward leaves elsewhere for a while": lambda: run_forwards(Cached()),
     "a norm in a checkpoint": lambda: in_turn(Checkpointed(False), X, X, **SHARDED),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
     "what is not finite": lambda: [ask()((X.masked_fill(X > 0, each), TARGET)) for each in (float("nan"), float("-inf"))],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 
@@ -68,6 +71,43 @@ class Counted(Layers):
         return super().forward(x) / self.calls
 
 
+class Noted(Layers):
+    """Notes once what kind it is, as configs of Hugging Face's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: str | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if self.kind is None:
+            self.kind = "regression"
+        return x * (1.0 if self.kind == "regression" else 2.0)
+
+
+class Started(Layers):
+    """Does something else in its first call."""
+
+    started = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.started:
+            self.started, x = True, x * 2
+        return super().forward(x)
+
+
+class Logged(Layers):
+    """As the losses of transformers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        LOGGER.warning_once("an unknown loss")
+        return super().forward(x)
+
+
+logging.Logger.warning_once = cache(logging.Logger.warning)  # type: ignore[attr-defined]
+LOGGER: Any = logging.getLogger(__name__)
+
+
 class Averaged(Layers):
     def __init__(self) -> None:
         super().__init__()
@@ -109,6 +149,40 @@ class Gated(Layers):
 class Mean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean()
+
+
+class Measured(Layers):
+    """Gives its loss beside its output."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = super().forward(x)
+        return {"loss": x.square().mean(), "output": x}
+
+
+class Noting(Layers):
+    def forward(self, x: Tensor) -> Any:
+        NOTES["norm"] = self.layers[0].weight.norm()
+        return super().forward(x)
+
+
+NOTES: dict[str, Tensor] = {}
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+class Cached(Layers):
+    """While it runs, a weight that is no row of a batch lies in torch's cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parametrize.register_parametrization(self.layers[0], "weight", Doubled())
+
+    def forward(self, x: Tensor) -> Any:
+        with parametrize.cached():
+            return super().forward(x)
 
 
 class Hidden:

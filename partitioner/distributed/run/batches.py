@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,6 +109,11 @@ class Batches:
                     f"the target has a {type(leaf).__name__.lower()} of shape {shape}, and the batch {rows} rows: a target's "
                     "tensors have a row for each of them; what else a loss needs, let loss_fn hold it"
                 )
+            if self.count > 1 and _hides_tensors(leaf):
+                raise InputError(
+                    f"the target has a {type(leaf).__name__} with tensors inside, which would go whole to each microbatch: "
+                    "give a tuple or dict of them, or tell torch of the class, torch.utils._pytree.register_dataclass"
+                )
 
     def rows(self, call: Call) -> int:
         """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
@@ -152,6 +158,13 @@ def _is_by_row(value: Any, rows: int) -> bool:
     if type(value) in (list, tuple):
         return len(value) == rows and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
     return tuple(getattr(value, "shape", ()))[:1] == (rows,)
+
+
+def _hides_tensors(value: Any) -> bool:
+    """Whether an object that torch's pytree does not know has tensors with rows: a dataclass, a subclass of a dict or tuple."""
+    if value is None or isinstance(value, torch.Tensor | bool | int | float | str) or callable(value):
+        return False
+    return any(isinstance(each, torch.Tensor) and each.dim() for each in tree_leaves(gc.get_referents(value)))
 
 
 def _is_same(known: Any, given: Any) -> bool:

@@ -3,15 +3,16 @@
     rank 0   m0 m1 m2 m3
     rank 1      m0 m1 m2 m3  ->  output       microbatches follow each other through the stages
 
-Outputs of microbatches are put together by rows.
+Outputs of microbatches are put together by rows; of a single one they may be anything, such as a loss.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _CustomReducer
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.ranks import Ranks, told
@@ -58,17 +59,26 @@ class Forward:
         return None if merged is None else self.batches.example.output(tree_leaves(merged), self.batches.whole)
 
 
-def refuse_other_than_rows(example: Example) -> None:
-    """Refuse a model whose output is not by rows: outputs of microbatches could not be put together.
+def merging_of(example: Example, count: int) -> tuple[Any, ...]:
+    """How results of microbatches are put together, as torch's schedules take it: by rows, or else the last one stands for all.
+
+    Args:
+        example: a call with a microbatch.
+        count: how many there are.
 
     Raises:
-        InputError: names the value.
+        InputError: there are several, and the model returns what is not by rows; names the value.
     """
     graph, rows = example.traced.graph, example.rows
+    returned = {name for name, _ in example.leaves}
+    chunks, reducer, found = cast("Any", TensorChunkSpec), cast("Any", _CustomReducer), []
     for name in graph.outputs:
         meta = graph.metas[name]
-        if meta is None or meta.shape[:1] != (rows,):
+        by_rows = meta is not None and meta.shape[:1] == (rows,)
+        if count > 1 and name in returned and not by_rows:
             raise InputError(
                 f"the model returns {name}, {meta}, without a row for each of the {rows} of a microbatch; return "
                 "what is by rows, or ask for one microbatch"
             )
+        found.append(chunks(0) if by_rows else reducer(None, lambda _, last: last))
+    return tuple(found)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.ranks import Ranks, all_go_on, told
+from partitioner.distributed.run.alike import refuse_other_batches, refuse_other_losses, refuse_other_parameters
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.loss import Loss
 from partitioner.distributed.run.norms import scale_gradients, total_norm
@@ -30,7 +31,7 @@ from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
 
 WATCHED_STEPS = 2
-"""Steps at the beginning in which ranks compare their batches."""
+"""Steps at the beginning in which ranks compare what they have alike."""
 
 
 @dataclass(eq=False)
@@ -53,7 +54,8 @@ class Step:
         sharded: whether parameters are sharded along the data axis.
         apart: parameters that DDP or FSDP2 leave alone.
         shards: which part of each parameter this rank has, if there is a tensor axis.
-        steps: how many have been watched for ranks that are given different batches.
+        alike: by axis, the parameters that ranks along it have alike.
+        steps: how many there were.
 
     Attributes:
         parameters: this rank's, by key.
@@ -76,6 +78,7 @@ class Step:
     sharded: bool
     apart: Set[nn.Parameter]
     shards: Shards | None = None
+    alike: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
     steps: int = 0
     parameters: Mapping[str, nn.Parameter] = field(init=False)
     modes: Mapping[str, tuple[nn.Module, bool]] = field(init=False)
@@ -113,13 +116,18 @@ class Step:
             self.batches.fill(inputs, target)
             train_begins(self.batches.model, self.part)
         with told(self.ranks, "in a training step"):
-            self._see_one_batch()
+            watched, self.steps = self.steps < WATCHED_STEPS, self.steps + 1
+            if watched:
+                refuse_other_batches(self.batches, self.ranks)
+                refuse_other_parameters(self.alike, self.ranks)
             if self.shards is not None:
                 self.shards.start_step()
             without = [each for each in self.doubtful if each.grad is None]
             with gradients_summed(self.ties, self.ranks, self.parameters, self.apart):
                 losses = self._run()
             loss, reached = self._shared(losses)
+            if watched:
+                refuse_other_losses(loss, self.ranks)
             bits = _bits(reached) if without else 0  # waits for the device, if it is one
             for each in without:
                 if not self.doubtful[each] & bits:
@@ -221,28 +229,6 @@ class Step:
         wanted = {"target": numbers, "losses": losses} if self.ranks.pipeline == self.last else {}
         self.schedule.step(*given, number=numbers, return_outputs=False, **wanted)
         return losses
-
-    def _see_one_batch(self) -> None:
-        """Compare what the ranks of one copy were given, in the first steps: a sampler that gives each its own goes unnoticed.
-
-        Raises:
-            InputError: they differ.
-        """
-        axes = self.ranks.wide("pipeline", "branch", "tensor")
-        if self.steps >= WATCHED_STEPS or not axes:
-            return
-        self.steps += 1
-        mine = self.batches.checksum().to(self.ranks.device)
-        for axis in axes:
-            group = self.ranks.mesh.get_group(axis)
-            found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(found, mine, group=group)
-            others = [place for place, each in enumerate(found) if not torch.equal(each, found[0])]
-            if others:
-                raise InputError(
-                    f"the ranks of one copy of the model were given different batches: {axis} 0 and {axis} {others[0]}. Give "
-                    f"ranks along the {axis} axis the same: DistributedSampler(num_replicas=data axis, rank=step.ranks.data)"
-                )
 
     def _shared(self, losses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss, which the rank of the last stage tells the others; and of each result, if there are several, whether

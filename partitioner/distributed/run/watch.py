@@ -98,6 +98,8 @@ class Watch:
                 f"autocast is {mode}, and was {self.autocast} when the stages were made: call parallelize, and each step, in "
                 "the same autocast"
             )
+        if torch.get_default_device().type == "meta":
+            raise InputError('tensors are made on the meta device here, without values: step outside of torch.device("meta")')
         self.touched.refuse_changes()
         modes = _modes(self.model)
         if modes not in _SEEN.get(self.model, ()):

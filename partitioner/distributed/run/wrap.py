@@ -46,6 +46,21 @@ def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
         raise SpecError(f"hook {asked.hook} does not work on gloo: {why} (torch 2.13); take fp16, or none")
 
 
+def refuse_synchronized(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse a norm that would wait for ranks which have other layers: without a group of its own, it waits for all.
+
+    Raises:
+        SpecError: names it.
+    """
+    apart = ranks.wide("pipeline", "branch", "tensor")
+    for name, layer in model.named_modules() if apart else ():
+        if isinstance(layer, nn.SyncBatchNorm) and layer.training and layer.process_group is None:
+            raise SpecError(
+                f"{name} is a SyncBatchNorm, which waits for every rank of the job, and ranks along the {apart[0]} axis do not "
+                "run it all alike: take BatchNorm, of a microbatch's own statistics, or GroupNorm"
+            )
+
+
 def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
     """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
     parameters with sparse gradients, and checkpoints of the older kind, under DDP; and those whose copies would part, for a

@@ -28,7 +28,7 @@ from partitioner.frontend.check.interpret import interpret
 from partitioner.frontend.trace import graph_of
 from partitioner.ir.graph import Graph, TensorMeta
 from partitioner.ir.saving import saved_graph
-from partitioner.model.call import Call, example_call
+from partitioner.model.call import Call, example_call, on_examples
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
 from partitioner.model.storage import tensor_bytes
@@ -106,7 +106,10 @@ def rows_of(call: Call | None) -> int:
     for tensor in call.tensors if call is not None else ():
         if tensor.dim() and len(tensor):
             return len(tensor)
-    raise InputError("example_inputs has no tensor with rows; give one rank's batch, or for mesh: auto that of the whole job")
+    raise InputError(
+        "example_inputs has no tensor with rows that torch's pytree finds; give one rank's batch, or for mesh: auto that of "
+        "the whole job, of tensors, tuples, lists, dicts, and classes told to torch.utils._pytree.register_dataclass"
+    )
 
 
 def _by_rows(call: Call) -> tuple[bool, ...]:
@@ -121,20 +124,15 @@ def example_of(model: nn.Module, call: Call) -> Example:
     Raises:
         TraceError: Python stands between several graphs, or the model returns an object that hides its tensors, or gives
             an attribute another value.
-        InputError: the graph reads a number of the call that is no tensor.
+        InputError: the call fails, or the graph reads a number of it that is no tensor.
     """
     traces = _Traces(model)
     if any(tensor.is_meta for tensor in all_state(model).values()):
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True, once=True)
     args, kwargs = call.fill(call.tensors)
-    with unread(model), state_kept(model) as changed:
+    with unread(model), state_kept(model) as changed, on_examples(model):
         returned = method(*args, **kwargs)
-    if changed:
-        raise TraceError(
-            f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
-            f"the example; {_instead_of(model, changed)}"
-        )
     if len(traces.found) != 1:
         raise TraceError(
             f"{type(model).__name__} has no ops to share out" if not traces.found else "the call was traced more than once"
@@ -143,6 +141,11 @@ def example_of(model: nn.Module, call: Call) -> Example:
     leaves, structure = tree_flatten(returned)
     places = _places(traced.graph, found, call)
     names = _names(traced.graph, traces.end(), call, places)
+    if changed and not traces.settles(method, call, traced.graph):
+        raise TraceError(
+            f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
+            f"the example; {_instead_of(model, changed)}"
+        )
     return Example(
         traced,
         call,
@@ -203,6 +206,17 @@ class _Traces:
             return False
         return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))
 
+    def settles(self, method: Callable[..., Any], call: Call, first: Graph) -> bool:
+        """Whether what the call gives to attributes stays: a second call is of one graph, and changes nothing."""
+        with state_kept(self.model):
+            alike = self.again(method, call, first)
+            try:
+                with state_kept(self.model) as twice:
+                    alike &= self.again(method, call, first)
+            except Exception:  # forward reads a tensor that it has left there, which has no values
+                return False
+        return alike and not twice
+
 
 def _facts(graph: Graph) -> tuple[str, list[Any]]:
     """What tells a graph from others."""
@@ -240,12 +254,12 @@ def _names(graph: Graph, results: Sequence[Any], call: Call, places: dict[str, i
 
 def _instead_of(model: nn.Module, changed: Sequence[str]) -> str:
     """What to do about attributes that forward replaces: hooks of torch are such, for some of which it has something newer."""
-    owners = {key.rpartition(".")[0] for key in changed}
-    hooks = [hook for path in owners for hook in model.get_submodule(path)._forward_pre_hooks.values()]
+    layers, owners = dict(model.named_modules()), {key.rpartition(".")[0] for key in changed}  # or what is no layer, a global
+    hooks = [hook for path in owners & layers.keys() for hook in layers[path]._forward_pre_hooks.values()]
     for kind, advice in _NEWER.items():
         if any(isinstance(hook, kind) for hook in hooks):
             return advice
-    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new)"
+    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new); or give it that value before"
 
 
 _NEWER: dict[type, str] = {

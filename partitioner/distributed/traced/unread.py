@@ -1,24 +1,34 @@
 """A value that transformers of torch read from a tensor in Python, where a graph would end, and need not read: whether their
 mask is the causal one. It is a hint, for the mask itself says so; taken is what ``is_causal`` says. Attention is equal to
-rounding.
+rounding. And what a library logs once in a process, as transformers of Hugging Face's do in their first loss: none of the steps
+would say it again.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
+from torch._dynamo import config
 from torch.nn.modules import transformer
 
 from partitioner.frontend.capture.amended import amended
 
+LOGGED = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+"""What older versions of torch call it."""
 
-def unread(model: nn.Module) -> AbstractContextManager[None]:
-    """While a call of a model is looked at: its transformers do not look at their masks."""
-    if any(isinstance(each, nn.TransformerEncoder | nn.TransformerDecoder) for each in model.modules()):
-        return amended(transformer, _detect_is_causal_mask=_is_causal)
-    return nullcontext()
+
+@contextmanager
+def unread(model: nn.Module) -> Iterator[None]:
+    """While a call of a model is looked at: its transformers do not look at their masks, and nothing is logged once."""
+    attends = any(isinstance(each, nn.TransformerEncoder | nn.TransformerDecoder) for each in model.modules())
+    once = {each for name, each in vars(logging.Logger).items() if name.endswith("_once")}
+    masks = amended(transformer, _detect_is_causal_mask=_is_causal) if attends else nullcontext()
+    with masks, config.patch({LOGGED: {*getattr(config, LOGGED), *once}}):
+        yield
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

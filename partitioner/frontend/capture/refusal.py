@@ -55,7 +55,10 @@ ADVICE = (
     "one device"
 )
 
-OVER_RANKS = "Move that out of forward, into the data or the loss, or let tensors decide it (torch.where)"
+OVER_RANKS = (
+    "Move that out of forward, into the data or the loss, let tensors decide it (torch.where), or, where only a first call "
+    "does it, call the model once before"
+)
 
 
 def refuse_no_tracer() -> None:
