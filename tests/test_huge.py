@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partitioner import InputError, PlacementError, SpecError, partition
+from partitioner.distributed import plan as job_plan
 from partitioner.driver import planned
 from partitioner.ir.liveness import peak_bytes
 from partitioner.ir.plan import Plan, resident_bytes, state_devices
@@ -291,6 +292,33 @@ def test_a_planned_model_is_loaded_and_runs(tmp_path: Path, device: str) -> None
     for ids in (torch.arange(4), torch.arange(6)):
         assert_same(model(ids), parallel(ids))
     assert not any(each.is_meta for each in parallel.state_dict().values())
+
+
+class Places(nn.Module):
+    """Makes tensors without saying where, and one that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(16, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Maps (batch, length) to (batch, length, 8)."""
+        x = self.embed(ids) + self.places(torch.arange(ids.shape[1]))
+        mask = torch.tril(torch.ones(ids.shape[1], ids.shape[1])) * torch.tensor(0.5)
+        return self.head(mask @ x) * torch.tensor([1.0, 2.0] * 4, device=x.device)
+
+
+def test_what_forward_makes_has_no_values_either_where_weights_have_none(tmp_path: Path) -> None:
+    """It lay on the CPU, beside weights on meta; and what `torch.tensor` makes on meta was no fake."""
+    model, ids = Places(), torch.arange(8).reshape(2, 4)
+    save(model, tmp_path)
+    with torch.device("meta"):
+        bare = Places()
+    assert {op.name for op in planned(bare, ["cpu:0", "cpu:1"], example_inputs=ids).graph.ops} >= {"arange", "tril", "tensor"}
+    found = job_plan(bare, ids, {"distributed": {"mesh": {"pipeline": 2}, "microbatches": 2}})
+    assert str(found).startswith("Places: data 1 x pipeline 2")
+    assert_same(model(ids), partition(bare, example_inputs=ids, spec=spec(2), weights=tmp_path)(ids))
+    assert torch.get_default_device().type == "cpu"
 
 
 def test_a_model_on_several_devices_is_loaded_and_runs(

@@ -9,6 +9,7 @@ Arguments and results are told by what they are: the tensor that the tracer was 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -183,7 +184,8 @@ class _Traces:
             if self.ended:
                 empty = _without_storage(traced.graph)
                 return [arguments[same[place]] if place in same else each for place, each in enumerate(empty)]
-            self.results = interpret(traced.graph, arguments)
+            with torch.device("meta") if any(each.is_meta for each in arguments) else nullcontext():
+                self.results = interpret(traced.graph, arguments)
             places = {id(each): place for place, each in enumerate(arguments)}
             same.update((place, places[id(each)]) for place, each in enumerate(self.results) if id(each) in places)
             return self.results

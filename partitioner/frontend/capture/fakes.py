@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, utils
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from partitioner.frontend.capture.amended import amended
+from partitioner.frontend.capture.amended import amended, amends
 from partitioner.frontend.capture.here import HERE
 
 
@@ -43,6 +44,19 @@ def forget(module: torch.fx.GraphModule) -> None:
         if isinstance(fake, FakeTensor):
             fake.fake_mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
             return
+
+
+@amends(utils, "run_node")
+def _run_node(plain: Callable[..., Any], tracer: Any, node: torch.fx.Node, *rest: Any, **named: Any) -> Any:
+    """What `torch.tensor` makes on the meta device is real, whatever mode of fakes is on; and a model whose weights have no
+    values makes tensors without a device where these will be."""
+    value, mode = plain(tracer, node, *rest, **named), active_fake_mode()
+    if mode is None or not isinstance(value, torch.Tensor):
+        return value
+    value = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
+    if HERE.empty and not node.all_input_nodes and value.fake_device.type == "cpu":
+        value.fake_device = torch.device("meta")
+    return value
 
 
 class _OnFakes(TorchDispatchMode):  # type: ignore[no-untyped-call]

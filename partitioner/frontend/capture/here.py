@@ -32,6 +32,7 @@ class Here(threading.local):
         once: whether it is taken for all other calls.
         counts: whether counts of batches stay tensors.
         inference: whether the call is under inference mode, which Dynamo leaves while it traces.
+        empty: whether the model lies on the meta device.
         compared: pairs of names of which the frame asks whether they are one object.
         builtins: names of functions of Python's own that no global hides, with those globals, by their ``id``.
         dressed: names of tuples, texts and numbers that have attributes.
@@ -49,6 +50,7 @@ class Here(threading.local):
     once: bool = False
     counts: bool = False
     inference: bool = False
+    empty: bool = False
     scope: Mapping[str, Any] = field(default_factory=dict)
     watched: Watched = ()
     compared: dict[tuple[str, str], None] = field(default_factory=dict)
