@@ -141,7 +141,8 @@ def check(model: Branches, x: Tensor, merges: bool) -> None:
     for one, other in zip(gradients(results, inputs), gradients(expected, inputs), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
-            torch.testing.assert_close(one, other)
+            most = float(other.abs().max()) if other is not None and other.numel() else 1.0
+            torch.testing.assert_close(one, other, rtol=1.3e-6, atol=1e-5 * max(1.0, most))  # sums in other orders
 
 
 def gradients(results: list[Tensor], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
