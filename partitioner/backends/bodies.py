@@ -272,7 +272,7 @@ BESIDE_AUTOGRAD = frozenset(["randint_like"])
 
 
 FILLING = frozenset(
-    "eq fill_ full full_like index_fill index_fill_ masked_fill masked_fill_ ne new_full scatter scatter_".split()
+    "__eq__ __ne__ eq fill_ full full_like index_fill index_fill_ masked_fill masked_fill_ ne new_full scatter scatter_".split()
 )
 """What takes a number whose own kind is not that of the result, but for ``full``."""
 
