@@ -57,7 +57,7 @@ def refuse_other_parameters(alike: Mapping[str, Sequence[nn.Parameter]], ranks: 
     """
     for axis in ranks.wide(*alike):
         none = torch.zeros((), dtype=torch.float64, device=ranks.device)
-        mine = sum((each.detach().abs().sum(dtype=torch.float64).to(ranks.device) for each in alike[axis]), none)
+        mine = sum((_size(each.detach()).to(ranks.device) for each in alike[axis]), none)
         if other := _other(mine, ranks, axis, 1e-6):
             raise InputError(
                 f"ranks along the {axis} axis have one model, and other parameters: {axis} 0 and {axis} {other}. Do the same "
@@ -77,6 +77,13 @@ def refuse_other_losses(loss: torch.Tensor, ranks: Ranks) -> None:
                 f"the ranks of one copy of the model have other losses of one batch: {axis} 0 and {axis} {other}. Each of them "
                 "computes loss_fn: let what it draws or reads be the same, as part of the batch, or of a generator of one seed"
             )
+
+
+def _size(parameter: torch.Tensor) -> torch.Tensor:
+    """The sum of absolute values, in double precision, without a copy of single ones."""
+    precise = None if parameter.element_size() > 2 else torch.float32
+    found: torch.Tensor = torch.linalg.vector_norm(parameter, 1, dtype=precise)
+    return found.double()
 
 
 def _other(mine: torch.Tensor, ranks: Ranks, axis: str, tolerance: float = 0.0) -> int:
