@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from partitioner.distributed.pipeline.cut import Cut, _evenly, cut_into, sharing
 from partitioner.distributed.pipeline.part import Stage, part_of
 from partitioner.distributed.pipeline.rerun import Rerun
 from partitioner.distributed.traced.example import Example, example_of
-from partitioner.errors import PlacementError, VerifyError
+from partitioner.errors import PlacementError, TraceError, VerifyError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.access import Access
@@ -122,7 +123,11 @@ def test_a_tied_weight_that_autocast_casts_is_in_several_stages() -> None:
 def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count: int, train: bool) -> None:
     model.train(train)
     inputs = model.example_inputs(seed=0)
-    example = example_of(model, Call.of(inputs, {}))
+    try:
+        example = example_of(model, Call.of(deepcopy(inputs), {}))  # which may be written
+    except TraceError as refused:
+        assert "returns a tensor as it is" in str(refused)
+        return
     most = len(places(example.traced.graph, sharing_a_stage(example.traced.graph, {}))) + 1
     cut = cut_into(example.traced, min(count, most), CPU)
     assert_equal_runs(model, Staged(model, example, cut), inputs, train=train)
