@@ -48,8 +48,8 @@ def forget(module: torch.fx.GraphModule) -> None:
 
 @amends(utils, "run_node")
 def _run_node(plain: Callable[..., Any], tracer: Any, node: torch.fx.Node, *rest: Any, **named: Any) -> Any:
-    """What `torch.tensor` makes on the meta device is real, whatever mode of fakes is on; and a model whose weights have no
-    values makes tensors without a device where these will be."""
+    """What `torch.tensor` makes on the meta device is real, whatever mode of fakes is on; and of a model whose weights have no
+    values, what it makes without a device has none either, and lies with them."""
     value, mode = plain(tracer, node, *rest, **named), active_fake_mode()
     if mode is None or not isinstance(value, torch.Tensor):
         return value

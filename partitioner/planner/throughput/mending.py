@@ -84,7 +84,8 @@ class _Mending:
         here, best, chosen, found = self.random.choice(broken), inf, dict[int, int](), dict[int, float]()
         left = cache(partial(self._fewer, coming=()))  # asked for each processor that units could go to
         for units, there in self._ways(here, self.random.choice(bits(self.between[here])), largest):
-            fewer = self._fewer(there, coming=units) + sum(left(each, going=units) for each in {*map(self._home, units)})
+            homes = {self.loads.home[unit] for unit in units}
+            fewer = self._fewer(there, coming=units) + sum(left(each, going=units) for each in homes)
             if fewer >= least and self._may(units, there):
                 moves = dict.fromkeys(units, there)
                 deltas = self.loads.joint_deltas(moves)
@@ -106,9 +107,6 @@ class _Mending:
             leaving = tuple(sorted(each for each in self.state.units[here] if reach.own[each] & side))
             if len(leaving) <= largest:
                 yield from ((leaving, there) for there in range(len(self.between)) if there != here)
-
-    def _home(self, unit: int) -> int:
-        return self.loads.home[unit]
 
     def _may(self, units: Sequence[int], there: int) -> bool:
         """Whether units may go to a processor, and have room there if memory is kept."""
