@@ -360,6 +360,20 @@ def test_sparse_tensors_have_no_storage(layout: str, as_buffer: bool, examples: 
     torch.testing.assert_close(parallel(*inputs), model(*inputs), rtol=0, atol=0)
 
 
+NEIGHBOURS = torch.eye(4).to_sparse()
+
+
+def test_a_sparse_tensor_in_a_global_has_a_size() -> None:
+    """What forward speaks of is kept while it is traced, as far as there is room; asked for its bytes, a sparse one raised."""
+
+    class Global(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if NEIGHBOURS is None else torch.relu(super().forward(x))
+
+    model, x = Global(4, 4), torch.ones(2, 4)
+    torch.testing.assert_close(partition(model, ["cpu:0", "cpu:1"], example_inputs=x)(x), model(x))
+
+
 @pytest.mark.filterwarnings("ignore:.*nested")
 @pytest.mark.parametrize("examples", [True, False])
 def test_tensors_without_strides(examples: bool) -> None:

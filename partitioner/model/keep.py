@@ -37,6 +37,7 @@ from partitioner.model.containers import CONTAINERS, items_of, methods_of_contai
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
+from partitioner.model.storage import tensor_bytes
 from partitioner.model.taken import Taken, is_iterator
 from partitioner.model.undo import STATEFUL, attributes_undo, state_undo, tensor_undo
 
@@ -119,7 +120,7 @@ class _Kept:
         self.silent: dict[str, list[tuple[Path, Any]]] = {}  # methods of which none has spoken yet
 
     def look(self, root: nn.Module, arguments: tuple[Any, ...]) -> None:
-        small = sum(parameter.nbytes for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
+        small = sum(tensor_bytes(parameter) for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
         waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
         while (waiting or self._asked_for(waiting)) and len(self.seen) < MOST:
             path, value = waiting.popleft()
@@ -148,7 +149,7 @@ class _Kept:
         while path:
             path = path[0]
         if path is None:
-            self.room -= getattr(held, "nbytes", 0)
+            self.room -= tensor_bytes(held) if isinstance(held, torch.Tensor) else getattr(held, "nbytes", 0)
         return path is not None or self.room >= 0
 
     def _asked_for(self, waiting: deque[tuple[Path, Any]]) -> bool:

@@ -39,6 +39,7 @@ from jobs.refuse_nets import (
     Noting,
     Picking,
     Placed,
+    Real,
     Scaled,
     Started,
     Weight,
@@ -295,6 +296,15 @@ def on_meta() -> None:
         step((X, TARGET))
 
 
+def with_threads() -> None:
+    """Each rank with another number of them, and so with other sums of one batch."""
+    x, before = torch.randn(2**18, 4, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
+    step = ask(inputs=x)
+    torch.set_num_threads(1 + 3 * dist.get_rank())
+    step((x, x))
+    torch.set_num_threads(before)
+
+
 def under_autocast() -> None:
     step = ask()
     with torch.autocast("cpu", torch.bfloat16):
@@ -349,7 +359,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "no pair later": lambda: later(X),
     "three later": lambda: later((X, TARGET, TARGET)),
     "target of a microbatch's rows": lambda: later((X, TARGET[:4])),
+    "a sparse input": lambda: ask(inputs=X.to_sparse()),
+    "a sparse target": lambda: later((X, TARGET.to_sparse())),
+    "a nested target": lambda: later((X, torch.nested.as_nested_tensor([*TARGET], layout=torch.jagged))),
     "a target inside of an object": lambda: later((X, Hidden(TARGET))),
+    "a target inside of an object in another": lambda: later((X, Hidden([Hidden(TARGET)]))),
     "a target inside of a dict of another kind": lambda: later((X, UserDict(label=TARGET))),
     "on the meta device": on_meta,
     "a norm of all ranks": lambda: ask(nn.Sequential(*Layers().layers, nn.SyncBatchNorm(4))),
@@ -357,6 +371,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "another learning rate": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), **DATA),
     "another learning rate of wholes": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), mesh={"tensor": 2}),
     "a loss that draws": lambda: ask(loss=drawn, mesh={"tensor": 2})((X, TARGET)),
+    "other imaginary parts": lambda: in_turn(Real(), torch.complex(X, on_one(1, -X, X))),
     "another number in the batch": lambda: in_turn(Scaled(), (X, 3), (X, 4)),
     "another entry that is read": lambda: in_turn(Placed(), *((X, None, None, {"shift": each}) for each in (1.0, 2.0))),
     "a tensor in another place": lambda: in_turn(Placed(), (X, X, None), (X, None, X)),
@@ -432,6 +447,7 @@ TAKEN: dict[str, Callable[[], Any]] = {
     ),
     "an input that is trained over copies": lambda: in_turn(Layers(), X.clone().requires_grad_(), **DATA),
     "lists and arrays": listed,
+    "another number of threads": with_threads,
     "an object of one microbatch": lambda: ask(
         loss=lambda output, to: (output - to.inside).square().mean(), microbatches=1, schedule="gpipe"
     )((X, Hidden(TARGET))),

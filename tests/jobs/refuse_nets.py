@@ -190,6 +190,11 @@ class Hidden:
         self.inside = inside
 
 
+class Real(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.real)
+
+
 class Hiding(Layers):
     def forward(self, x: Tensor) -> Hidden:
         return Hidden(super().forward(x))

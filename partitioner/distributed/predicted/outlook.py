@@ -23,7 +23,7 @@ from partitioner.distributed.predicted.choice import Choice
 from partitioner.distributed.predicted.cuts import staged
 from partitioner.distributed.predicted.prediction import Outlook
 from partitioner.distributed.ranks import here, together, told_by_first
-from partitioner.distributed.traced.example import rows_of
+from partitioner.distributed.traced.rows import rows_of
 from partitioner.errors import SpecError
 from partitioner.model.accept import accepted
 from partitioner.model.call import example_call

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from reprlib import repr
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partitioner.distributed.run.watch import Watch
 from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.rows import refuse_not_dense
 from partitioner.errors import InputError
 from partitioner.model.call import Call, example_call
 
@@ -62,6 +65,7 @@ class Batches:
         """
         if self.watch is not None:
             self.watch.refuse_changes()
+        refuse_not_dense((inputs, target), "the batch has")
         call = example_call(self.model, inputs, None)
         assert call is not None
         if call.spec != self.example.call.spec:
@@ -135,15 +139,15 @@ class Batches:
         return self.example.rows * self.count
 
     def checksum(self) -> torch.Tensor:
-        """What tells one batch from another: sums of its microbatches' inputs, as they are and by place.
+        """What tells one batch from another: that of the bytes of its microbatches.
 
-        Masks are infinite and data may have gaps: what is not finite counts as numbers, for no sum of it equals another rank's.
+        Sums of numbers would be rounded, and otherwise on ranks with another number of threads.
         """
-        given = [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)]
-        tensors = [each.detach().double().flatten().cpu().nan_to_num(0.25, 0.5, -0.5) for each in given]
-        places = (torch.arange(each.numel(), dtype=torch.float64) for each in tensors)
-        sums = [torch.stack((each.sum(), each @ place)) for each, place in zip(tensors, places, strict=True)]
-        return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.float64)
+        found = 0
+        for each in (leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)):
+            flat = each.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous()
+            found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+        return torch.tensor(found)
 
     def _rows(self, leaf: Any, number: int, rows: int) -> Any:
         """The rows of one microbatch, of what has a row for each of the batch's; anything else as it is."""
@@ -160,11 +164,16 @@ def _is_by_row(value: Any, rows: int) -> bool:
     return tuple(getattr(value, "shape", ()))[:1] == (rows,)
 
 
-def _hides_tensors(value: Any) -> bool:
-    """Whether an object that torch's pytree does not know has tensors with rows: a dataclass, a subclass of a dict or tuple."""
-    if value is None or isinstance(value, torch.Tensor | bool | int | float | str) or callable(value):
+def _hides_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an object that torch's pytree does not know has tensors with rows: a dataclass, a subclass of a dict or tuple.
+
+    Or such an object in it, as boxes lie within instances.
+    """
+    plain = torch.Tensor | bool | int | float | str | ModuleType
+    if not depth or value is None or isinstance(value, plain) or callable(value):
         return False
-    return any(isinstance(each, torch.Tensor) and each.dim() for each in tree_leaves(gc.get_referents(value)))
+    inside = tree_leaves(gc.get_referents(value))
+    return any((isinstance(each, torch.Tensor) and each.dim()) or _hides_tensors(each, depth - 1) for each in inside)
 
 
 def _is_same(known: Any, given: Any) -> bool:

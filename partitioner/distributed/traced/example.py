@@ -21,6 +21,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.distributed.traced.rows import by_rows, rows_of
 from partitioner.distributed.traced.unread import unread
 from partitioner.errors import InputError, PartitionerError, TraceError
 from partitioner.frontend.analysis.build import Traced
@@ -92,31 +93,10 @@ def example_in(model: nn.Module, inputs: Any, kwargs: Any, count: int) -> Exampl
     assert call is not None
     if rows % count:
         raise InputError(f"a batch of {rows} rows does not divide into {count} microbatches")
-    by_rows = _by_rows(call)
-    taken = iter(by_rows)
+    along = by_rows(call)
+    taken = iter(along)
     leaves = (leaf[: rows // count].clone() if isinstance(leaf, torch.Tensor) and next(taken) else leaf for leaf in call.leaves)
-    return replace(example_of(model, Call(call.spec, tuple(leaves))), by_rows=by_rows)
-
-
-def rows_of(call: Call | None) -> int:
-    """How many rows a batch has: those of the first of its tensors that has a dimension.
-
-    Raises:
-        InputError: it has none.
-    """
-    for tensor in call.tensors if call is not None else ():
-        if tensor.dim() and len(tensor):
-            return len(tensor)
-    raise InputError(
-        "example_inputs has no tensor with rows that torch's pytree finds; give one rank's batch, or for mesh: auto that of "
-        "the whole job, of tensors, tuples, lists, dicts, and classes told to torch.utils._pytree.register_dataclass"
-    )
-
-
-def _by_rows(call: Call) -> tuple[bool, ...]:
-    """Which of its tensors have as many rows as the first that has any."""
-    rows = next((len(tensor) for tensor in call.tensors if tensor.dim() and len(tensor)), None)
-    return tuple(tensor.dim() > 0 and len(tensor) == rows for tensor in call.tensors)
+    return replace(example_of(model, Call(call.spec, tuple(leaves))), by_rows=along)
 
 
 def example_of(model: nn.Module, call: Call) -> Example:
@@ -154,7 +134,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         structure,
         tuple(_leaf(leaf, names, model) for leaf in leaves),
         differentiable(traced.graph),
-        _by_rows(call),
+        by_rows(call),
         partial(traces.again, method, call, traced.graph),
     )
 
