@@ -39,7 +39,7 @@ from partitioner.ir.words import refuse_mistaken
 from partitioner.model.accept import accepted
 from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
-from partitioner.model.state import all_state, copied, only_device
+from partitioner.model.state import all_state, copied, lies_on_meta, only_device
 from partitioner.planner.replay import Replayed
 from partitioner.plans import is_between, is_whole, make_plan, make_plans, where_state_lies, without_graphs
 from partitioner.runtime.alone import faster_alone
@@ -244,7 +244,7 @@ def planned(
     refuse_unmade(document, machine)
     machine = as_captured(machine, document)
     call = example_call(model, example_inputs, example_kwargs)
-    if call is not None and any(tensor.is_meta for tensor in all_state(model).values()):
+    if call is not None and lies_on_meta(model):
         call = call.on("meta")
     with on_examples(model):
         return make_plan(model, call, machine, document, check=check)

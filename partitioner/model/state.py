@@ -36,6 +36,11 @@ def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(named)
 
 
+def lies_on_meta(module: nn.Module) -> bool:
+    """Whether parameters or buffers of a module have no values."""
+    return any(tensor.is_meta for tensor in all_state(module).values())
+
+
 def only_device(module: nn.Module) -> str | None:
     """The torch device of all parameters, buffers and tensors in attributes of modules; ``None`` if there are several.
 

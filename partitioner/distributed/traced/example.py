@@ -32,7 +32,7 @@ from partitioner.ir.graph import Graph, TensorMeta
 from partitioner.ir.saving import saved_graph
 from partitioner.model.call import Call, example_call, on_examples
 from partitioner.model.keep import state_kept
-from partitioner.model.state import all_state
+from partitioner.model.state import all_state, lies_on_meta
 from partitioner.model.storage import tensor_bytes
 
 
@@ -108,7 +108,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
         InputError: the call fails, or the graph reads a number of it that is no tensor.
     """
     traces = _Traces(model)
-    if any(tensor.is_meta for tensor in all_state(model).values()):
+    if lies_on_meta(model):
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True, once=True)
     args, kwargs = call.fill(call.tensors)

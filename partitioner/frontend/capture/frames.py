@@ -60,7 +60,7 @@ from partitioner.frontend.capture.sameness import check
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.quiet import Note, quiet
 from partitioner.model.recursion import deeper
-from partitioner.model.state import all_state
+from partitioner.model.state import lies_on_meta
 from partitioner.model.tracing import HERE as THREAD
 
 SETTINGS: Mapping[str, Any] = {
@@ -240,8 +240,7 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         THREAD.ours = True
         scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
         paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
-        code, begins = frame.f_code, _begins(frame, owner.entry.__code__)
-        empty = any(tensor.is_meta for tensor in all_state(owner.root).values())
+        code, begins, empty = frame.f_code, _begins(frame, owner.entry.__code__), lies_on_meta(owner.root)
         here = Here(paths, code, True, begins, owner.whole, owner.once, counted, inference, empty, scope, now=answered_now())
         vars(HERE).update(vars(here))
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):

@@ -29,7 +29,7 @@ from partitioner.frontend.capture.checks import can_only_raise
 from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.here import explain
 from partitioner.model.keep import state_kept
-from partitioner.model.state import all_state
+from partitioner.model.state import lies_on_meta
 
 _RAISES = (
     "Observed exception",
@@ -93,7 +93,7 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, once: bool = 
     text = f"{method} cannot be one graph, as {asking} asks for: {explain(error)}"
     if not may_be_the_models(error):
         return TraceError(f"{text}. {advice}")
-    if not any(tensor.is_meta for tensor in all_state(root).values()):
+    if not lies_on_meta(root):
         text += f". {name} itself raises nothing on this call"
         return own_error(root, call) or TraceError(f"{text}. {advice}")
     raised = _raised(call, state_kept(root, tensors=False), on_fakes())

@@ -24,6 +24,7 @@ from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import Call, on_examples
 from partitioner.model.keep import state_kept
 from partitioner.model.modes import threads, uncached
+from partitioner.model.state import lies_on_meta
 
 Run = Callable[..., Any]
 
@@ -127,7 +128,7 @@ def eager(module: nn.Module, call: Call, draws: Sequence[Sequence[torch.Tensor]]
 
 def is_meta(module: nn.Module, call: Call) -> bool:
     """Whether there are no values to compare."""
-    return any(tensor.is_meta for tensor in (*call.tensors, *module.parameters(), *module.buffers()))
+    return lies_on_meta(module) or any(tensor.is_meta for tensor in call.tensors)
 
 
 def redraw(tensor: torch.Tensor) -> torch.Tensor:

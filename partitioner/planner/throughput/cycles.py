@@ -14,6 +14,7 @@ from __future__ import annotations
 from time import monotonic
 
 from partitioner.planner.throughput.levels import levels_of
+from partitioner.planner.throughput.parts import moment
 from partitioner.planner.throughput.search import WARM, Annealing
 
 CYCLES = 3
@@ -43,7 +44,7 @@ def cycled(search: Annealing, bound: float, until: float, cycles: int = CYCLES) 
     """
     for left in range(cycles, 0, -1):
         if search.least > bound * (1 + 1e-9):
-            _cycle(search, bound, monotonic() + (until - monotonic()) / left)
+            _cycle(search, bound, moment(until, left))
 
 
 def _cycle(search: Annealing, bound: float, until: float) -> None:
