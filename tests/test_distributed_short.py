@@ -1,8 +1,9 @@
-"""A model without memory, of which each rank reads what it holds alone; a gradient scaler over ranks; and warnings."""
+"""A model without memory, of which each rank reads what it holds; a gradient scaler over ranks; warnings; merged outputs."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,21 @@ def test_all_ranks_skip_together(ranks: list[dict[str, Any]]) -> None:
 def test_a_warning_is_said_once(ranks: list[dict[str, Any]]) -> None:
     """Each step put a filter of its own before the others, and so made Python forget what it had said."""
     assert [rank["warned"] for rank in ranks] == [["called"], ["called"]]
+
+
+def test_outputs_of_microbatches_are_those_of_the_batch_or_refused(ranks: list[dict[str, Any]]) -> None:
+    """What had as many rows as a microbatch by accident was put together: layers of a state, weights, pairs of rows."""
+    refused = {
+        "as many weights as rows": "the model returns mul, of shape .* not one microbatch behind the other",
+        "a mean over rows": "the model returns mean, of shape .* ask for one microbatch",
+        "a pair of rows": "the model returns matmul, of shape .* ask for one microbatch",
+        "how many rows": "the model returns [123] for [12] of a batch's [24] rows and [24] for all",
+        "a list of rows": "another structure for a batch than for one of 2 microbatches",
+        "rows in order of steps": "the model returns flatten, of shape .* ask for one microbatch",
+    }
+    for (name, first), last in zip(ranks[0]["outputs"].items(), ranks[1]["outputs"].values(), strict=True):
+        for batch, said in last.items():
+            if name in refused and batch != "all at once":
+                assert re.search(refused[name], first[batch]), (name, batch, first[batch])
+            else:
+                assert said == "equal" and not first[batch], (name, batch, said, first[batch])

@@ -114,7 +114,7 @@ def plan(
     """
     model = accepted(model, loaded=False)
     whole, wished = distributed_in(spec)
-    asked, count, choice = _settled(model, example_inputs, whole, wished, training)
+    asked, count, choice = _settled(model, example_inputs, whole, wished if training else without_backward(wished))
     place = build_machine(whole).devices[0].torch_device
     device = build_machine(whole, [place]).devices[0]
     cluster = build_cluster(whole, asked, device)
@@ -144,15 +144,12 @@ def plan(
     return JobPlan(document, cut, sharding, choice)
 
 
-def _settled(
-    model: nn.Module, inputs: Any, spec: Spec, asked: DistributedSpec, training: bool
-) -> tuple[DistributedSpec, int, Choice | None]:
+def _settled(model: nn.Module, inputs: Any, spec: Spec, asked: DistributedSpec) -> tuple[DistributedSpec, int, Choice | None]:
     """Mesh and schedule; into how many microbatches the inputs are divided; how ``mesh: auto`` came to it."""
     choice = None
     count = asked.microbatches
     if asked.mesh.auto:
-        wished = asked if training else without_backward(asked)
-        found = outlook(model, inputs, spec.model_copy(update={"distributed": wished}))
+        found = outlook(model, inputs, spec.model_copy(update={"distributed": asked}))
         asked, count, choice = found.asked, parts(found.asked), found.choice
     kind_of(asked)
     return asked, count, choice

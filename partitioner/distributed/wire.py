@@ -29,7 +29,7 @@ from partitioner.distributed.pipeline.part import Part, Stage
 from partitioner.distributed.pipeline.rerun import run_of
 from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
-from partitioner.distributed.predicted.outlook import distributed_in, settled
+from partitioner.distributed.predicted.outlook import distributed_in, settled, without_backward
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
 from partitioner.distributed.run.alike import alike_along
 from partitioner.distributed.run.batches import Batches
@@ -45,7 +45,7 @@ from partitioner.distributed.state.held import Ranked, held_of, start_alike
 from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import example_in
-from partitioner.errors import InputError, SpecError
+from partitioner.errors import InputError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.graph import TensorMeta
 from partitioner.model.accept import accepted
@@ -119,7 +119,7 @@ def inference(
     Args:
         model: the whole model, the same on every rank; usually in eval mode.
         example_inputs: one rank's batch; its rows are divided into microbatches.
-        spec: as for `parallelize`, with one stage for each rank; of its schedule nothing but the forward is left.
+        spec: as for `parallelize`, with one stage for each rank; of its schedule only microbatches are left, and one will do.
         weights, plan: as for `parallelize`.
 
     Returns:
@@ -133,8 +133,7 @@ def inference(
         output = forward(x)
     """
     wired = stages(model, example_inputs, spec, weights, plan, training=False)
-    count = wired.asked.microbatches
-    engine = ScheduleGPipe(wired.stages[0], count, output_merge_spec=merging_of(wired.batches.example, count))
+    engine = ScheduleGPipe(wired.stages[0], wired.asked.microbatches, output_merge_spec=wired.merging)
     return wired.held, Forward(wired.ranks, engine, 0 in wired.held.numbers, wired.batches, wired.shards)
 
 
@@ -152,6 +151,7 @@ class Wired:
         stages: of torch, this rank's; for any schedule of torch's.
         held: this rank's parameters and buffers under the model's keys.
         shards: which part of each this rank has, if there is a tensor axis.
+        merging: how results of microbatches are put together, without a backward.
     """
 
     asked: DistributedSpec
@@ -163,6 +163,7 @@ class Wired:
     stages: list[PipelineStage]
     held: Ranked
     shards: Shards | None = None
+    merging: tuple[Any, ...] = ()
 
 
 def stages(
@@ -200,25 +201,23 @@ def stages(
             )
         before = all_state(model)
         whole, wished = distributed_in(spec)
+        wished = wished if training else without_backward(wished)
         saved = None if plan is None else read_job(plan)
         place = join(wished)
     agree({"plan": "none" if saved is None else saved.digest()[:16]})
     if saved is None:
-        wish = settled(model, example_inputs, whole, wished, place, training=training)
+        wish = settled(model, example_inputs, whole, wished, place)
     else:
         wish = together(lambda: settled_by(saved, whole, wished, training=training))
     asked, count = wish.asked, wish.count
     with first_speaks():
         kind = kind_of(asked)
-        if not training and asked.stages_per_rank > 1:
-            raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
     ranks = connect(asked)
     together(lambda: refuse_hook(asked, ranks))
     together(lambda: refuse_synchronized(model, ranks))
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: example_in(model, example_inputs, None, count))
-    if not training:
-        together(lambda: merging_of(example, count))
+        merging = () if training else together(lambda: merging_of(model, example, asked.microbatches))
     agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)
@@ -238,7 +237,7 @@ def stages(
         refuse_old_parameters(before, held)
         forms = () if found.shards is None else found.shards.forms
         refuse_partial_views(held, forms, alone=asked.mesh.data == ranks.mesh.size())
-    return Wired(asked, kind, ranks, batches, ties, apart, made, held, found.shards)
+    return Wired(asked, kind, ranks, batches, ties, apart, made, held, found.shards, merging)
 
 
 def _modules(
@@ -256,9 +255,8 @@ def _modules(
     parts, shards = found.parts, found.shards
     copied = held_otherwise(model, parts, training=training)
     state = together(lambda: state_of(model, found.cut, parts, batches.device, traced.state, weights, shards, copied=copied))
-    again = asked if training else asked.model_copy(update={"recompute": "none"})
     draws = shards.draws if shards else None
-    runs = together(lambda: [run_of(part.traced, found.machine, spec, again, draws) for part in parts])
+    runs = together(lambda: [run_of(part.traced, found.machine, spec, asked, draws) for part in parts])
     modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
     together(lambda: refuse_parameters(asked, modules if training else ()))
     return modules, state

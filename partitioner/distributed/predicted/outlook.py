@@ -95,16 +95,13 @@ class Settled:
     choice: Choice | None = None
 
 
-def settled(
-    model: nn.Module, example_inputs: Any, spec: Spec, asked: DistributedSpec, place: torch.device, *, training: bool = True
-) -> Settled:
+def settled(model: nn.Module, example_inputs: Any, spec: Spec, asked: DistributedSpec, place: torch.device) -> Settled:
     """What a job does: what was asked for or, for ``mesh: auto``, what its first rank chooses and tells the others.
 
     Args:
         model, example_inputs: as for `parallelize`; for ``mesh: auto`` the batch of the whole job.
-        spec, asked: as `distributed_in` gives them.
+        spec, asked: as `distributed_in` gives them, and `without_backward` if none follows.
         place: what this rank computes on.
-        training: whether a backward follows; without one, each rank has one stage.
 
     Raises:
         As `outlook`, on the first rank; the others end.
@@ -115,18 +112,23 @@ def settled(
     def by_first() -> Settled | None:
         if here() > 0:
             return None
-        wished = asked if training else without_backward(asked)
         device = build_machine(spec, [str(place)]).devices[0]
         bench = Bench(model, example_inputs, None, spec, device, build_cluster(spec, asked, device))
-        found = _chosen(bench, wished)
+        found = _chosen(bench, asked)
         return Settled(found.asked, parts(found.asked), found.choice)
 
     return told_by_first(together(by_first))
 
 
 def without_backward(asked: DistributedSpec) -> DistributedSpec:
-    """What is left to choose for inference: one stage for each rank, and nothing that a backward would need."""
-    return asked.model_copy(update={"stages_per_rank": 1, "recompute": "none"})
+    """What inference takes of what was asked for: of its schedule, that microbatches follow each other, however many there are.
+
+    Raises:
+        SpecError: a rank would have several stages.
+    """
+    if asked.stages_per_rank > 1:
+        raise SpecError(f"inference takes one stage for each rank, and stages_per_rank is {asked.stages_per_rank}")
+    return asked.model_copy(update={"schedule": "gpipe", "stages_per_rank": 1, "recompute": "none"})
 
 
 def distributed_in(spec: Spec | Mapping[str, Any] | str | Path) -> tuple[Spec, DistributedSpec]:

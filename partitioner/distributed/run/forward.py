@@ -3,22 +3,25 @@
     rank 0   m0 m1 m2 m3
     rank 1      m0 m1 m2 m3  ->  output       microbatches follow each other through the stages
 
-Outputs of microbatches are put together by rows; of a single one they may be anything, such as a loss.
+Outputs of microbatches are put together by rows, in whatever dimension they are; of a single one they may be anything, such as
+a loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _CustomReducer
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.ranks import Ranks, told
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.tensor.shards import Shards
-from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.example import Example, whole_results
 from partitioner.errors import InputError
 
 
@@ -59,26 +62,47 @@ class Forward:
         return None if merged is None else self.batches.example.output(tree_leaves(merged), self.batches.whole)
 
 
-def merging_of(example: Example, count: int) -> tuple[Any, ...]:
+def merging_of(model: nn.Module, example: Example, count: int) -> tuple[Any, ...]:
     """How results of microbatches are put together, as torch's schedules take it: by rows, or else the last one stands for all.
 
     Args:
+        model: what was traced.
         example: a call with a microbatch.
         count: how many there are.
 
     Raises:
-        InputError: there are several, and the model returns what is not by rows; names the value.
+        InputError: there are several, and together they are not what the model returns of a batch; names the value.
     """
-    graph, rows = example.traced.graph, example.rows
-    returned = {name for name, _ in example.leaves}
-    chunks, reducer, found = cast("Any", TensorChunkSpec), cast("Any", _CustomReducer), []
-    for name in graph.outputs:
-        meta = graph.metas[name]
-        by_rows = meta is not None and meta.shape[:1] == (rows,)
-        if count > 1 and name in returned and not by_rows:
+    chunks, reducer = cast("Any", TensorChunkSpec), cast("Any", _CustomReducer)
+    along = _along(example, whole_results(model, example, count), count) if count > 1 else {}
+    return tuple(
+        chunks(along[name]) if name in along else reducer(None, lambda _, last: last) for name in example.traced.graph.outputs
+    )
+
+
+def _along(example: Example, whole: Sequence[Any], count: int) -> dict[str, int]:
+    """The dimension of each result in which rows follow each other; one of as many may be anything else.
+
+    Args:
+        example: a call with a microbatch.
+        whole: what the model returns of ``count`` times the rows.
+        count: how many microbatches there are.
+    """
+    graph, rows, found = example.traced.graph, example.rows, dict[str, int]()
+    for (name, value), wanted in zip(example.leaves, whole, strict=True):
+        meta = graph.metas[name] if name in graph.outputs else None
+        if meta is not None:
+            longer = [place for place, pair in enumerate(zip(meta.shape, wanted.shape, strict=True)) if pair[0] != pair[1]]
+            if [meta.shape[each] for each in longer] != [rows] or wanted.shape[longer[0]] != rows * count:
+                raise InputError(
+                    f"the model returns {name}, of shape {meta.shape} for {rows} of a batch's {rows * count} rows and "
+                    f"{tuple(wanted.shape)} for all, which is not one microbatch behind the other; return what is by rows, or "
+                    "ask for one microbatch"
+                )
+            found[name] = longer[0]
+        elif not name and value != wanted:
             raise InputError(
-                f"the model returns {name}, {meta}, without a row for each of the {rows} of a microbatch; return "
-                "what is by rows, or ask for one microbatch"
+                f"the model returns {value!r} for {rows} of a batch's {rows * count} rows and {wanted!r} for all; leave it "
+                "out, or ask for one microbatch"
             )
-        found.append(chunks(0) if by_rows else reducer(None, lambda _, last: last))
-    return tuple(found)
+    return found
