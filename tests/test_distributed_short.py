@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,16 @@ def test_outputs_of_microbatches_are_those_of_the_batch_or_refused(ranks: list[d
                 assert re.search(refused[name], first[batch]), (name, batch, first[batch])
             else:
                 assert said == "equal" and not first[batch], (name, batch, said, first[batch])
+
+
+def test_ignored_targets_count_for_nothing_or_are_refused(ranks: list[dict[str, Any]]) -> None:
+    """The mean of microbatches' means was another loss than the batch's wherever they ignored other numbers of targets."""
+    for name, found in ranks[0]["ignored"].items():
+        apart, said = found
+        if name == "nothing":
+            assert math.isnan(apart) and said == 0.0, "as in eager"
+        elif "uneven" in name:
+            assert apart < 1e-5 and ranks[1]["ignored"][name][0] < 1e-5, name
+            assert re.search(r"is the mean of \d+ targets in one microbatch or copy and of .* Say what counts", said), name
+        else:
+            assert max(apart, said, *ranks[1]["ignored"][name]) < 1e-5, name

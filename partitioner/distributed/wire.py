@@ -61,6 +61,7 @@ def parallelize(
     loss_fn: Callable[..., torch.Tensor],
     weights: str | Path | None = None,
     plan: str | Path | None = None,
+    count_fn: Callable[..., Any] | None = None,
 ) -> tuple[Ranked, Step]:
     """Share a model out over the ranks of a job that torchrun started. Every rank calls it, with the same arguments.
 
@@ -72,6 +73,9 @@ def parallelize(
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. Each
             rank reads what it holds.
         plan: a file that `plan(...).save` wrote: what it says is checked and done, and nothing is decided again.
+        count_fn: of how many things ``loss_fn`` gives the mean, if not of rows: a function of a microbatch's target or, where
+            ``loss_fn`` takes none, of the model's arguments, such as ``lambda target: (target != -100).sum()``. Without it a
+            cross entropy that ignores more targets in one microbatch than in another is refused, when that is seen.
 
     Returns:
         This rank's part, whose parameters go to an optimizer; and the step.
@@ -86,9 +90,9 @@ def parallelize(
         loss = step((x, target))
         step.clip_grad_norm_(1.0)  # of the whole model; torch's own sees what this rank holds
     """
-    refuse_no_loss(loss_fn)
+    refuse_no_loss(loss_fn, count_fn)
     wired = stages(model, example_inputs, spec, weights, plan)
-    loss = Loss(loss_fn, wired.batches)
+    loss = Loss(loss_fn, wired.batches, count_fn)
     step = Step(
         ranks=wired.ranks,
         schedule=schedule(wired.asked, wired.kind, wired.stages, loss),

@@ -1,5 +1,5 @@
 """short.py FOLDER: what two ranks are asked that takes less than their start: weights of a model without memory, a scaler,
-warnings, outputs of microbatches."""
+warnings, outputs of microbatches, targets that are ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from jobs import outputs, scaler, warned, weights
+from jobs import ignored, outputs, scaler, warned, weights
 
 import partitioner.distributed.ranks
 
@@ -24,6 +24,7 @@ found = {
     "scaler": scaler.answer(),
     "warned": warned.answer(),
     "outputs": outputs.answer(),
+    "ignored": ignored.answer(),
 }
 dist.all_gather_object(gathered, found)
 if dist.get_rank() == 0:

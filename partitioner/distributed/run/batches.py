@@ -35,6 +35,7 @@ class Batches:
 
     Attributes:
         inputs, targets: of each microbatch.
+        tensors: of each microbatch, as a call has them.
         whole: the inputs of all of them together, as they were given.
     """
 
@@ -45,7 +46,12 @@ class Batches:
     watch: Watch | None = None
     inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
+    tensors: list[list[torch.Tensor]] = field(default_factory=list)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def call(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the model for one microbatch."""
+        return self.example.call.fill(self.tensors[number])
 
     def __call__(self, number: int) -> Mapping[str, torch.Tensor]:
         """The graph's inputs of one microbatch, by name.
@@ -74,15 +80,14 @@ class Batches:
         rows = self.rows(call)
         self._refuse_target(target, rows)
         self.whole = self.example.arguments(call.tensors)
-        self.inputs = [
-            self.example.arguments(
-                [
-                    (self._rows(tensor, number, rows) if by_row else tensor).to(self.device)
-                    for tensor, by_row in zip(call.tensors, self.example.by_rows, strict=True)
-                ]
-            )
+        self.tensors = [
+            [
+                (self._rows(tensor, number, rows) if by_row else tensor).to(self.device)
+                for tensor, by_row in zip(call.tensors, self.example.by_rows, strict=True)
+            ]
             for number in range(self.count)
         ]
+        self.inputs = list(map(self.example.arguments, self.tensors))
         by_row = partial(_is_by_row, rows=rows)
         self.targets = [
             tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target, is_leaf=by_row)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from partitioner.distributed.ranks import first_speaks
+from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.counts import Watched, counts_in, weighted, weights_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -29,8 +30,8 @@ class Scaler(Protocol):
 
 
 @first_speaks()
-def refuse_no_loss(function: Any) -> None:
-    """Refuse what cannot be called with a model's output.
+def refuse_no_loss(function: Any, count: Any) -> None:
+    """Refuse what cannot be called with a model's output, and as a count what cannot be called.
 
     Raises:
         InputError: says what it is.
@@ -41,6 +42,11 @@ def refuse_no_loss(function: Any) -> None:
         raise InputError(
             f"loss_fn is of type {type(function).__name__}: give a function of the model's output and, if it takes one, of a "
             "target; of a model that returns its loss, loss_fn=lambda output: output. For outputs alone, call inference"
+        )
+    if count is not None and not callable(count):
+        raise InputError(
+            f"count_fn is of type {type(count).__name__}: give a function of a microbatch's target, such as "
+            "count_fn=lambda target: (target != -100).sum()"
         )
     needed = [each for each in _parameters(function) or () if each.default is each.empty]
     named = [each.name for each in needed if each.kind is each.KEYWORD_ONLY]
@@ -65,21 +71,28 @@ def _parameters(function: Any) -> list[inspect.Parameter] | None:
 class Loss:
     """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
 
-    What it gives is divided by the number of microbatches, so that their sum is the mean over all of them.
+    What it gives is divided by the number of microbatches, so that their sum is the mean over all of them; or weighted by how
+    much counts in each (`partitioner/distributed/run/counts.py`).
 
     Args:
         function: of the model's output, and of a target if it takes two arguments.
         batches: which know the targets.
+        count: of a microbatch's target, or of the model's arguments if there is none: of how many things it gives the mean.
         scaler: scales what the schedule gets, if there is one; see `partitioner/distributed/run/scaler.py`.
         own: parameters that the function may read beside the output: where each rank has all of them, and DDP averages.
         reached: places of the results of which losses were made since it was emptied.
+        weights: of the microbatches of this step, if there is ``count``.
+        watched: sees what the losses of this step are means of, if that is wanted.
     """
 
     function: Callable[..., torch.Tensor]
     batches: Batches
+    count: Callable[..., Any] | None = None
     scaler: Scaler | None = None
     own: Iterable[torch.Tensor] = ()
     reached: set[int] = field(default_factory=set)
+    weights: torch.Tensor | None = None
+    watched: Watched | None = None
 
     @cached_property
     def takes_target(self) -> bool:
@@ -104,6 +117,32 @@ class Loss:
                 f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
             )
         return batch[0], batch[1]
+
+    def begin(self, ranks: Ranks, *, watched: bool) -> None:
+        """Count what there is in the microbatches of a step or, if nobody says how, see what is counted.
+
+        Raises:
+            InputError: ``count`` gave no number.
+        """
+        if self.count is not None:
+            self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks)
+        self.watched = Watched() if watched and self.count is None else None
+
+    def _count(self, number: int) -> Any:
+        assert self.count is not None
+        if self.takes_target:
+            return self.count(self.batches.targets[number])
+        args, kwargs = self.batches.call(number)
+        return self.count(*args, **kwargs)
+
+    def _called(self, output: Any, number: int) -> Any:
+        """What the user's function gives."""
+        given = (output, self.batches.targets[number]) if self.takes_target else (output,)
+        if self.watched is None:
+            return self.function(*given)
+        self.watched.found.append(counts_in(self.batches.example, self.batches(number)))
+        with self.watched:
+            return self.function(*given)
 
     def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -132,8 +171,7 @@ class Loss:
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
-        output, target = self.batches.example.output(flat, self.batches(place)), self.batches.targets[place]
-        found = self.function(output, target) if self.takes_target else self.function(output)
+        found = self._called(self.batches.example.output(flat, self.batches(place)), place)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise InputError(
@@ -146,7 +184,7 @@ class Loss:
                 "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
         self._see_what_is_reached(found, flat)
-        part = found / self.batches.count
+        part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)
 
 

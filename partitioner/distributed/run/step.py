@@ -3,7 +3,7 @@
     batch       16 rows, 4 microbatches     rows 0-3 | 4-7 | 8-11 | 12-15
     schedule    torch.distributed.pipelining's, forwards and backwards
     ties        gradients of what several stages hold are summed
-    loss        the mean over microbatches and over the data axis, on every rank
+    loss        the mean over microbatches and over the data axis, on every rank; or over what counts in them
 
 Whatever is not as the stages were made for is refused before anything is sent: the engine itself would not notice.
 """
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from partitioner.distributed.ranks import Ranks, all_go_on, told
 from partitioner.distributed.run.alike import refuse_other_batches, refuse_other_losses, refuse_other_parameters
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.counts import refuse_uneven
 from partitioner.distributed.run.loss import Loss
 from partitioner.distributed.run.norms import scale_gradients, total_norm
 from partitioner.distributed.run.reached import doubtful
@@ -120,6 +121,7 @@ class Step:
             if watched:
                 refuse_other_batches(self.batches, self.ranks)
                 refuse_other_parameters(self.alike, self.ranks)
+            self.loss.begin(self.ranks, watched=watched)
             if self.shards is not None:
                 self.shards.start_step()
             without = [each for each in self.doubtful if each.grad is None]
@@ -128,6 +130,8 @@ class Step:
             loss, reached = self._shared(losses)
             if watched:
                 refuse_other_losses(loss, self.ranks)
+            if self.loss.watched is not None:
+                refuse_uneven(self.loss.watched.found, self.ranks, self.last)
             bits = _bits(reached) if without else 0  # waits for the device, if it is one
             for each in without:
                 if not self.doubtful[each] & bits:

@@ -1,0 +1,169 @@
+"""What a loss is the mean of: of targets that are ignored, microbatches and copies of a model have different numbers.
+
+    microbatch     targets   ignored   mean of the rest      weight of its mean
+    0              8         1         2.0                   7 / 10
+    1              8         5         3.0                   3 / 10        the batch's loss is 2.3, the mean of both 2.5
+
+``count_fn`` says how many count; they are summed up over microbatches and copies before the first backward. Where nobody says,
+the cross entropies of a step are watched: if their numbers differ, the mean of means would be another loss, and is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy, nll_loss
+from torch.overrides import TorchFunctionMode
+
+from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.tensor.losses import cross_entropy_of_part
+from partitioner.distributed.traced.example import Example
+from partitioner.errors import InputError
+from partitioner.model.node import call_node, fill, target_name
+
+MEANS: tuple[Callable[..., Any], ...] = (cross_entropy, nll_loss, cross_entropy_of_part)
+"""What gives a mean over the targets that are not ignored."""
+
+MOST = 8
+"""Means of a microbatch that are watched."""
+
+
+def weights_of(counts: Sequence[Any], ranks: Ranks) -> torch.Tensor:
+    """What the mean of each microbatch is multiplied by, for the mean over copies of the sums to be that of the whole batch.
+
+    Args:
+        counts: how many count in each of this copy's: numbers, or tensors of one.
+        ranks: this rank.
+
+    Raises:
+        InputError: something else was counted.
+    """
+    for each in counts:
+        if not isinstance(each, int | float) and not (isinstance(each, torch.Tensor) and each.numel() == 1):
+            raise InputError(
+                f"count_fn gave a {type(each).__name__}; a number is needed, of what loss_fn takes the mean of in a "
+                "microbatch: count_fn=lambda target: (target != -100).sum()"
+            )
+    found = torch.stack([torch.as_tensor(each, dtype=torch.float64, device=ranks.device).reshape(()) for each in counts])
+    whole = found.sum()
+    if ranks.sizes["data"] > 1:
+        dist.all_reduce(whole, group=ranks.mesh.get_group("data"))
+    return found * ranks.sizes["data"] / whole
+
+
+def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A microbatch's part in the loss. The mean of nothing is no number, and no part of it, nor of any gradient."""
+    return loss.masked_fill(~(weight > 0), 0.0) * weight.to(loss.dtype)
+
+
+class Watched(TorchFunctionMode):
+    """Sees of how many targets the losses of a microbatch are means.
+
+    Attributes:
+        found: by microbatch, of each loss.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[torch.Tensor]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in MEANS and (count := _counted(func, args, kwargs or {})) is not None:
+            self.found[-1].append(count)
+        return func(*args, **(kwargs or {}))
+
+
+def counts_in(example: Example, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Of how many targets a model's own losses are means in one microbatch, as far as the batch alone says it.
+
+    Args:
+        example: the model's graph.
+        inputs: of it.
+    """
+    graph, found = example.traced.graph.fx, list[torch.Tensor]()
+    for loss in (node for node in graph.nodes if node.target in MEANS):
+        logits = loss.args[0] if loss.args else loss.kwargs["input"]
+        needed = _made_of(node for node in loss.all_input_nodes if node is not logits)
+        if all(_is_told(node, inputs) for node in needed):
+            values = _values((node for node in graph.nodes if node in needed), inputs)
+            count = _counted(loss.target, *fill((loss.args, loss.kwargs), values.get))
+            found += [] if count is None else [count]
+    return found
+
+
+def refuse_uneven(found: Iterable[Sequence[torch.Tensor]], ranks: Ranks, last: int) -> None:
+    """Refuse a mean of means that is not the mean over the batch.
+
+    Args:
+        found: by microbatch, of how many targets each of its losses is the mean; on the rank of the last stage.
+        ranks: this rank.
+        last: the place along the pipeline axis of the rank that has the last stage.
+
+    Raises:
+        InputError: on every rank; says which numbers differ.
+    """
+    rows = [torch.stack([each.double().to(ranks.device) for each in row[:MOST]]) for row in found if row]
+    ends = torch.full((2, MOST), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, and minus the smallest
+    if rows and len({len(row) for row in rows}) == 1:
+        counts = torch.stack(rows)
+        ends[:, : counts.shape[1]] = torch.stack([counts.amax(0), (-counts).amax(0)])
+    for axis in ranks.wide("pipeline", "data"):
+        if axis == "pipeline":
+            dist.broadcast(ends, group=ranks.mesh.get_group(axis), group_src=last)
+        else:
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
+    most, least = ends[0], -ends[1]
+    uneven = torch.isfinite(most) & torch.isfinite(least) & (most > least * (1 + 1e-6))
+    if bool(uneven.any()):
+        place = int(uneven.int().argmax())
+        raise InputError(
+            f"a cross entropy is the mean of {least[place]:g} targets in one microbatch or copy and of {most[place]:g} in "
+            "another, for others are ignored or weigh less, and the mean of such means is not that of the batch. Say what "
+            "counts: parallelize(..., count_fn=lambda target: (target != -100).sum()), of a microbatch's target or, where "
+            "loss_fn takes none, of the model's arguments; count_fn=lambda *_, **__: 1 takes the mean of means"
+        )
+
+
+def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of how many targets, or of what weight of them, a loss is the mean; ``None`` if it is none."""
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    options, target = given.arguments, given.arguments["target"]
+    legacy = any(options.get(name) is not None for name in ("size_average", "reduce"))
+    if options["reduction"] != "mean" or legacy or target.is_floating_point():
+        return None
+    kept, weight = target != options.get("ignore_index", options.get("ignored")), options.get("weight")
+    count: torch.Tensor = kept.sum() if weight is None else weight.detach()[target.where(kept, 0)].where(kept, 0.0).sum()
+    return count
+
+
+def _made_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    found, waiting = set[torch.fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _is_told(node: torch.fx.Node, inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a value comes of the batch alone, and nobody writes to it."""
+    known = node.op in ("call_function", "call_method") or (node.op == "placeholder" and node.name in inputs)
+    names = map(target_name, node.users)
+    return known and not any(name == "setitem" or (name.endswith("_") and not name.endswith("__")) for name in names)
+
+
+def _values(nodes: Iterable[torch.fx.Node], inputs: Mapping[str, torch.Tensor]) -> dict[torch.fx.Node, Any]:
+    """What some nodes of a graph give, in its order."""
+    values: dict[torch.fx.Node, Any] = {}
+    for node in nodes:
+        called = node.op != "placeholder"
+        values[node] = call_node(node, *fill((node.args, node.kwargs), values.get)) if called else inputs[node.name]
+    return values
