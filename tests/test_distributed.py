@@ -140,6 +140,12 @@ PAIRS = {
     "left out by one copy, fsdp2": case("in part", "gpipe", data=2, pipeline=1, wrap="fsdp2"),
     "means of all batches": case("averaging", "1f1b"),
     "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
+    "what a transform gives": case("mapped", "1f1b", clip=0.1),
+    "masks of a first call": case("late", "1f1b"),
+    "masks of a first call, tensor": case("late", "gpipe", clip=0.1, pipeline=1, tensor=2),
+    "buffers that a backward reads": case("cooling", "gpipe"),
+    "buffers that a backward reads, zbv": case("cooling", "zbv_zero_bubble", **SEVERAL),
+    "buffers that a backward reads, tensor": case("cooling", "gpipe", pipeline=1, tensor=2, recompute="segments"),
 }
 BITWISE = {
     "bits gpipe": case("skipping", "gpipe", clip=0.0),

@@ -271,6 +271,19 @@ def test_what_is_no_checkpoint_is_refused(plain: tuple[Path, list[float], nn.Mod
         load(tmp_path / "step-1", build())
 
 
+def test_expanded_buffers_are_read(tmp_path: Path) -> None:
+    """torch cannot write into them, and what was saved could not be read."""
+
+    def made(value: float) -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.register_buffer("table", torch.tensor([[value], [2 * value]]).expand(2, 3))
+        return model
+
+    other = made(0.0)
+    load(save(tmp_path, made(1.5)), other)
+    assert other.table.tolist() == [[1.5] * 3, [3.0] * 3]  # type: ignore[operator, union-attr]
+
+
 def test_extra_is_of_what_json_can_say(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"extra, .* is not JSON: Object of type device"):
         save(tmp_path, build(), extra={"device": torch.device("cpu")})

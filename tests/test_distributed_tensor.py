@@ -14,13 +14,15 @@ from jobs.nets import TRAININGS
 from jobs.torchrun import start
 from torch import Tensor, nn
 
+from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.local import Place
-from partitioner.distributed.tensor.shards import sharding_of, shared
+from partitioner.distributed.tensor.shards import Shards, sharding_of, shared
 from partitioner.distributed.tensor.ways import Ways
 from partitioner.distributed.traced.example import example_in
 from partitioner.ir.access import SENT, Access
 from partitioner.ir.machine import Device
-from partitioner.ir.shared import Axis, Rule
+from partitioner.ir.sharding import Placement
+from partitioner.ir.shared import Axis, Rule, Sharding
 from partitioner.spec.spec import Spec
 
 JOBS = Path(__file__).parent / "jobs"
@@ -39,6 +41,15 @@ def test_random_programs_give_what_eager_gives(ranks: list[dict[str, Any]]) -> N
     for rank in ranks:
         assert max(each["apart"] for each in rank["programs"]) < 2e-4
     assert sum(each["parts"] for each in ranks[0]["programs"]) > 30, "hardly anything was shared out"
+
+
+def test_a_part_of_one_row_has_strides_of_its_own() -> None:
+    """With those of the whole, DDP cannot send a buffer; more rows than one, in memory of another order, keep that."""
+    forms = {"row": Placement("S", 1), "image": Placement("S", 0)}
+    parts = Shards(Sharding(Axis(2), {}, {}), forms, Place(), Draws(torch.device("cpu"), 0))
+    assert parts.part("row", torch.zeros(1, 8)).stride() == (4, 1)
+    image = torch.zeros(8, 3, 2, 2).to(memory_format=torch.channels_last)
+    assert parts.part("image", image).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_ranks_drop_the_same_of_wholes_and_others_of_parts(ranks: list[dict[str, Any]]) -> None:

@@ -40,6 +40,61 @@ class Averaging(nn.Module):
         return {"logits": x}
 
 
+class Cooling(nn.Module):
+    """Buffers that each forward writes, and that its backward reads: the next microbatch has written them by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.register_buffer("warmth", torch.ones(()))
+        self.register_buffer("middle", torch.zeros(16))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = x.masked_fill(mask, 0.0)
+        for layer in self.layers[:4]:
+            x = x + torch.relu(layer(x))
+        self.warmth.mul_(0.95)
+        self.middle.lerp_(x.detach().mean(0), 0.1)
+        for layer in self.layers[4:]:
+            x = x + torch.tanh(layer(x * self.warmth)) * (1 + self.middle)
+        return {"logits": x}
+
+
+class Late(nn.Module):
+    """Masks and tables that a first call makes, and all others find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.mask: Tensor | None = None
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x, width = x.masked_fill(mask, 0.0), x.shape[1]
+        if self.mask is None or len(self.mask) < width:
+            self.mask = torch.ones(width, width).tril() / width
+        if width not in self.tables:
+            self.tables[width] = torch.arange(width).cos()
+        for layer in self.layers:
+            x = x + torch.relu(layer(x @ self.mask[:width, :width])) * self.tables[width]
+        return {"logits": x}
+
+
+class Mapped(nn.Module):
+    """What a transform of functorch gives at the beginning, and the end reads; the tracer says that it needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(16, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = self.first(x.masked_fill(mask, 0.0))
+        mapped = torch.vmap(lambda row: row.sin() * row)(x)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return {"logits": x * mapped.cos()}
+
+
 class Hinted(nn.Module):
     """Attention under a mask of its own, which torch looks at; norms of weights whose buffers are put in their own places."""
 

@@ -41,6 +41,7 @@ from jobs.refuse_nets import (
     Placed,
     Real,
     Scaled,
+    Spread,
     Started,
     Weight,
 )
@@ -260,6 +261,39 @@ def listed() -> None:
     torch.testing.assert_close(ask(model, loss=loss)((X, target)), expected.detach())
 
 
+def spread(**spec: Any) -> None:
+    """Buffers of other values on each rank, that lie otherwise than new ones: all ranks begin with the first one's."""
+    with torch.random.fork_rng():
+        torch.manual_seed(dist.get_rank())
+        part, step = parallelize(Spread(), X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
+    step((X, TARGET))
+    for each in part.buffers():
+        found = [torch.empty(each.shape) for _ in range(2)]
+        dist.all_gather(found, each.contiguous())
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def transposed() -> nn.Module:
+    model = Layers()
+    model.layers[1].weight = nn.Parameter(model.layers[1].weight.detach().t())
+    return model
+
+
+def of_instances() -> None:
+    """A target of one item for each row, as detectors have: a dict of boxes, of which there are not equally many; an object."""
+    boxes = [{"boxes": each.expand(1 + place % 3, 4), "label": torch.tensor(float(place))} for place, each in enumerate(TARGET)]
+    target = {"boxes": boxes, "seen": [Hidden(each) for each in TARGET]}
+
+    def loss(output: Tensor, to: dict[str, Any]) -> Tensor:
+        pairs = zip(output, to["boxes"], to["seen"], strict=True)
+        return torch.stack([(row - each["boxes"] - seen.inside).mean() * each["label"] for row, each, seen in pairs]).mean()
+
+    model = Layers()
+    expected = loss(model(X), target)
+    torch.testing.assert_close(ask(model, loss=loss)((X, target)), expected.detach())
+    torch.testing.assert_close(ask(model, loss=loss)((X, target | {"boxes": tuple(boxes)})), expected.detach())
+
+
 def without_gradients() -> None:
     step = ask()
     with torch.no_grad():
@@ -276,13 +310,14 @@ def tuned() -> None:
     torch.optim.SGD([each for each in part.parameters() if each.requires_grad], lr=0.5).step()
 
 
-def in_two_steps(rate: Callable[[], float], **spec: Any) -> None:
-    """Each rank with a learning rate of its own."""
+def at_own_rates(every: int = 1, steps: int = 2, **spec: Any) -> None:
+    """Each rank with a learning rate of its own, for a step of the optimizer behind every so many."""
     part, step = parallelize(Layers(), X, {"distributed": PIPELINE | spec}, nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(part.parameters(), lr=rate())
-    for _ in range(2):
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1 + dist.get_rank())
+    for number in range(1, steps + 1):
         step((X, TARGET))
-        optimizer.step()
+        if number % every == 0:
+            optimizer.step()
 
 
 def drawn(output: Tensor, target: Tensor) -> Tensor:
@@ -362,14 +397,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "a sparse input": lambda: ask(inputs=X.to_sparse()),
     "a sparse target": lambda: later((X, TARGET.to_sparse())),
     "a nested target": lambda: later((X, torch.nested.as_nested_tensor([*TARGET], layout=torch.jagged))),
+    "a transposed parameter with fsdp2": lambda: ask(transposed(), **SHARDED),
+    "a list that may be either": lambda: later((X, [{"boxes": torch.ones(8, 4)}] * 8)),
     "a target inside of an object": lambda: later((X, Hidden(TARGET))),
     "a target inside of an object in another": lambda: later((X, Hidden([Hidden(TARGET)]))),
     "a target inside of a dict of another kind": lambda: later((X, UserDict(label=TARGET))),
     "on the meta device": on_meta,
     "a norm of all ranks": lambda: ask(nn.Sequential(*Layers().layers, nn.SyncBatchNorm(4))),
     "a model that fails": lambda: ask(nn.Linear(3, 4)),
-    "another learning rate": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), **DATA),
-    "another learning rate of wholes": lambda: in_two_steps(lambda: 0.1 + dist.get_rank(), mesh={"tensor": 2}),
+    "another learning rate": lambda: at_own_rates(**DATA),
+    "another learning rate, of every third step": lambda: at_own_rates(3, 5, **DATA),
+    "another learning rate of wholes": lambda: at_own_rates(mesh={"tensor": 2}),
     "a loss that draws": lambda: ask(loss=drawn, mesh={"tensor": 2})((X, TARGET)),
     "other imaginary parts": lambda: in_turn(Real(), torch.complex(X, on_one(1, -X, X))),
     "another number in the batch": lambda: in_turn(Scaled(), (X, 3), (X, 4)),
@@ -445,8 +483,12 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "what forward does not read in a batch": lambda: in_turn(
         Placed(), *((X, None, None, {"shift": 1.0, "id": f"no. {each}", "at": object()}) for each in range(3))
     ),
+    "buffers that lie otherwise": lambda: spread(**DATA),
+    "buffers that lie otherwise, with fsdp2": lambda: spread(**SHARDED),
+    "buffers that lie otherwise, with a tensor axis": lambda: spread(mesh={"tensor": 2}),
     "an input that is trained over copies": lambda: in_turn(Layers(), X.clone().requires_grad_(), **DATA),
     "lists and arrays": listed,
+    "lists of dicts and objects": of_instances,
     "another number of threads": with_threads,
     "an object of one microbatch": lambda: ask(
         loss=lambda output, to: (output - to.inside).square().mean(), microbatches=1, schedule="gpipe"

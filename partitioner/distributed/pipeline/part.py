@@ -66,6 +66,18 @@ class Part:
             name for name, each in storages.items() if any(storage.startswith("self.") for storage in each)
         )
 
+    @cached_property
+    def renewed(self) -> tuple[str, ...]:
+        """The names of the buffers of which each microbatch has a copy: an op writes them, and another one reads them. So its
+        backward may do, when the next microbatch has written them; a norm, which reads what it writes, does not.
+        """
+        graph, read = self.graph, set[str]()
+        for op in graph.ops:
+            written = {access.resource for access in op.accesses if access.write}
+            read.update(access.resource for access in op.accesses if access.resource not in written)
+        both = {name: key for name, key in graph.states.items() if f"self.{key}" in read & graph.written}
+        return tuple(name for name, key in both.items() if not isinstance(self.traced.state[key], nn.Parameter))
+
 
 def part_of(traced: Traced, cut: Cut, number: int) -> Part:
     """The part of a graph that one stage runs."""
@@ -146,8 +158,11 @@ class Stage(nn.Module):
         known: dict[str, Any] = dict(inside.batch(int(chosen)))
         known |= dict(zip(part.received, values if part.number else (), strict=True))
         known |= {name: held[key] for name, (held, key) in inside.places.items()}
-        arguments = [known[name] for name in part.graph.arguments]
+        renewed = {name: known[name].clone() for name in part.renewed} if torch.is_grad_enabled() else {}
+        arguments = [renewed.get(name, known[name]) for name in part.graph.arguments]
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
+        for name, each in renewed.items():
+            known[name].copy_(each.detach())
         for name in part.passed:
             _refuse_another(name, known[name], part.graph.metas.get(name))
         return tuple(_sendable(known[name], name in part.copied) for name in part.passed)

@@ -1,4 +1,5 @@
-"""What ranks have alike, compared in the first steps, for nothing else would notice: what is not goes into other numbers.
+"""What ranks have alike, compared in some of the first steps, for nothing else would notice: what differs makes other
+numbers.
 
 batch         the ranks of one copy of the model get the same rows
 parameters    copies under DDP, and what ranks of a tensor axis have whole: one learning rate, one checkpoint for all

@@ -112,17 +112,31 @@ class Batches:
 
     def _refuse_target(self, target: Any, rows: int) -> None:
         """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
-        for leaf in tree_leaves(target):
-            if (shape := tuple(getattr(leaf, "shape", ()))) and shape[0] != rows:
+        for leaf in tree_leaves(target, is_leaf=lambda each: type(each) is list or _is_by_row(each, rows)):
+            if _is_by_row(leaf, rows):
+                continue
+            if type(leaf) is list:
+                self._refuse_list(leaf, rows)
+            elif shape := tuple(getattr(leaf, "shape", ())):
                 raise InputError(
                     f"the target has a {type(leaf).__name__.lower()} of shape {shape}, and the batch {rows} rows: a target's "
-                    "tensors have a row for each of them; what else a loss needs, let loss_fn hold it"
+                    "tensors have a row for each of them, and its lists an item; what else a loss needs, let loss_fn hold it"
                 )
-            if self.count > 1 and _hides_tensors(leaf):
+            elif self.count > 1 and _hides_tensors(leaf):
                 raise InputError(
                     f"the target has a {type(leaf).__name__} with tensors inside, which would go whole to each microbatch: "
                     "give a tuple or dict of them, or tell torch of the class, torch.utils._pytree.register_dataclass"
                 )
+
+    def _refuse_list(self, items: list[Any], rows: int) -> None:
+        """Refuse a list of which none can tell whether an item, or each of its tensors, has a row of the batch."""
+        if len(items) == rows and self.count > 1:
+            raise InputError(
+                f"the target has a list of {rows} items for {rows} rows, whose tensors have {rows} rows each: give a tuple if "
+                "each tensor has a row for each of the batch's, and stacked tensors if each item is of one row"
+            )
+        for each in items:
+            self._refuse_target(each, rows)
 
     def rows(self, call: Call) -> int:
         """How many rows a batch has, once each of its tensors is seen to be that many times the example's.
@@ -163,10 +177,15 @@ class Batches:
 
 
 def _is_by_row(value: Any, rows: int) -> bool:
-    """Whether a value has a row for each of a batch's: a tensor, an array, or a list of what is no tensor, such as texts."""
-    if type(value) in (list, tuple):
-        return len(value) == rows and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
-    return tuple(getattr(value, "shape", ()))[:1] == (rows,)
+    """Whether a value has a row for each of a batch's: a tensor, an array, or a list with an item for each.
+
+    Such items are texts, numbers, or what else one row is told by: a dict of its boxes. They are not, where each tensor in the
+    list has a row for each of the batch's.
+    """
+    if type(value) not in (list, tuple):
+        return tuple(getattr(value, "shape", ()))[:1] == (rows,)
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return len(value) == rows and (not shapes or any(shape[0] != rows for shape in shapes))
 
 
 def _hides_tensors(value: Any, depth: int = 3) -> bool:

@@ -31,8 +31,8 @@ from partitioner.distributed.run.ties import Tie, gradients_summed
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
 
-WATCHED_STEPS = 2
-"""Steps at the beginning in which ranks compare what they have alike."""
+WATCHED_STEPS = frozenset((0, *(2**power for power in range(9))))
+"""Steps before which ranks compare what they have alike: also later ones, for an optimizer may step behind several."""
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class Step:
             self.batches.fill(inputs, target)
             train_begins(self.batches.model, self.part)
         with told(self.ranks, "in a training step"):
-            watched, self.steps = self.steps < WATCHED_STEPS, self.steps + 1
+            watched, self.steps = self.steps in WATCHED_STEPS, self.steps + 1
             if watched:
                 refuse_other_batches(self.batches, self.ranks)
                 refuse_other_parameters(self.alike, self.ranks)

@@ -62,9 +62,9 @@ def refuse_synchronized(model: nn.Module, ranks: Ranks) -> None:
 
 
 def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
-    """Refuse stages with which DDP or FSDP2 would fail in the first step: trained parameters of several dtypes, under FSDP2,
-    parameters with sparse gradients, and checkpoints of the older kind, under DDP; and those whose copies would part, for a
-    forward writes parameters.
+    """Refuse stages with which DDP or FSDP2 would fail: parameters of several dtypes, or that lie in another order, under
+    FSDP2, parameters with sparse gradients, and checkpoints of the older kind, under DDP; and those whose copies would part,
+    for a forward writes parameters.
 
     Raises:
         SpecError: names them.
@@ -85,6 +85,11 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
     for module in modules if asked.wrap == "fsdp2" else ():
         found: dict[torch.dtype, str] = {}
         for key, each in module.named_parameters():
+            if not each.is_contiguous():
+                raise SpecError(
+                    f"wrap fsdp2 takes contiguous parameters, and {key} has shape {tuple(each.shape)} and strides "
+                    f"{each.stride()}, as of a transpose or channels_last: make it contiguous() before parallelize, or take ddp"
+                )
             if each.requires_grad and each.dim():
                 found.setdefault(each.dtype, key)
         if len(found) > 1:
@@ -151,7 +156,9 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
             sharded.set_reduce_scatter_unused_params(True)  # a copy's loss may leave out a result, and all send the same
         return module
     group: Any = ranks.mesh.get_group("data")
+    written = module.graph.written
     ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
+    ignored += [name for name, each in module.named_buffers() if not _is_in_order(each) and f"self.{name}" not in written]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
     if asked.hook == "power_sgd":
@@ -159,3 +166,8 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
     elif asked.hook != "none":
         wrapped.register_comm_hook(group, fp16_compress_hook if asked.hook == "fp16" else bf16_compress_hook)
     return wrapped
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies as a new one would: not expanded, nor a row of a wider one, for DDP cannot send these."""
+    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()

@@ -31,6 +31,7 @@ from partitioner.distributed.state.background import Saving, begun, own_group, w
 from partitioner.distributed.state.checkpointfiles import FILES, checksums, damage, finish, prepare, read, room
 from partitioner.distributed.state.held import Ranked
 from partitioner.distributed.state.kept import MODEL, RANDOM, Kept, go_on, merged, random_states
+from partitioner.distributed.tensor.collectives import put
 from partitioner.errors import CheckpointError
 from partitioner.ir.words import first_lines
 
@@ -187,9 +188,12 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
     states = together(lambda: kept.empty_states(found))
     random = random_states(here()) if optimizer is not None and about.get("ranks") == len(lines) else {}
     random = {name: state for name, state in random.items() if name in found.state_dict_metadata}
-    content = {**kept.tensors(), **states, **random}
+    spread = {name: each for name, each in kept.tensors().items() if not each.is_contiguous() and 0 in each.stride()}
+    content = {**kept.tensors(), **{name: each.contiguous() for name, each in spread.items()}, **states, **random}
     with _explained(lambda: f"{folder} could not be read", "loading a checkpoint"):
         state_dict_loader.load(content, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized())
+    for name, each in spread.items():
+        put(each, content[name])
     together(lambda: kept.give({name: content[name] for name in states}, about))
     if optimizer is not None and about:
         go_on({name: content[name] for name in random}, about["seed"], about["step"], here())

@@ -22,6 +22,7 @@ from partitioner.distributed.pipeline.part import Stage, register
 from partitioner.distributed.ranks import Ranks, refuse
 from partitioner.distributed.run.ties import Tie
 from partitioner.distributed.state.values import State, unused
+from partitioner.distributed.tensor.collectives import from_first
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
 from partitioner.model.state import all_state
@@ -163,7 +164,7 @@ def start_alike(modules: list[Stage], ties: Iterable[Tie], ranks: Ranks, state: 
             state.shards.begin(key, tensor.detach(), state.known.get(key, tensor))
     if ranks.sizes["data"] > 1:
         for tensor in held.values():
-            dist.broadcast(tensor.detach(), group=ranks.mesh.get_group("data"), group_src=0)
+            from_first(tensor.detach(), ranks.mesh.get_group("data"))
     for tie in ties:
         if tie.key in held:
-            dist.broadcast(held[tie.key].detach(), group=tie.group, group_src=0)
+            from_first(held[tie.key].detach(), tie.group)

@@ -203,6 +203,24 @@ def conversion(
     raise ValueError(f"no conversion from {source} to {target}")
 
 
+def from_first(held: Tensor, group: dist.ProcessGroup) -> None:
+    """Give what each rank of a group holds the values of the first one's.
+
+    gloo sends memory as it lies, as much as there are elements: of an expanded tensor more than there is. So what lies in
+    another order than a new tensor is sent as a copy.
+    """
+    dense = held.contiguous()
+    dist.broadcast(dense, group=group, group_src=0)
+    if dense is not held:
+        put(held, dense)
+
+
+def put(held: Tensor, values: Tensor) -> None:
+    """Write values into a tensor, which may be expanded: then one of each that share memory."""
+    one = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in held.stride())
+    held[one].copy_(values[one])
+
+
 def group_named(name: str) -> dist.ProcessGroup:
     """The ranks of an axis."""
     return _resolve_process_group(GroupName(name))

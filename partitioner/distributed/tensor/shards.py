@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from partitioner.distributed.tensor.collectives import cut, group_named
+from partitioner.distributed.tensor.collectives import cut, from_first, group_named
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.distributed.tensor.local import Place, local_graph
 from partitioner.distributed.tensor.losses import exchange_seconds, form_of_logits
@@ -60,7 +60,9 @@ class Shards:
         form = self.forms.get(key)
         if form is None:
             return tensor
-        return cut(tensor, form.dim, form.blocks, self.ranks, self.place.rank if rank is None else rank).clone()
+        found = cut(tensor, form.dim, form.blocks, self.ranks, self.place.rank if rank is None else rank)
+        # a single row would keep the stride of the whole, with which DDP cannot send it
+        return found.clone(memory_format=torch.contiguous_format if len(found) == 1 else torch.preserve_format)
 
     def begin(self, key: str, held: torch.Tensor, whole: torch.Tensor) -> None:
         """Give every rank of the axis what the first has, or its part of that.
@@ -72,7 +74,7 @@ class Shards:
         """
         group = group_named(self.place.group)
         if key not in self.forms:
-            dist.broadcast(held, group=group, group_src=0)
+            from_first(held, group)
             return
         ranks = range(self.ranks if self.place.rank == 0 else 0)
         parts = [self.part(key, whole.detach(), rank).to(held.device) for rank in ranks]

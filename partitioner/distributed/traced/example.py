@@ -21,6 +21,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from partitioner.distributed.traced.begun import begun, held_in
 from partitioner.distributed.traced.rows import by_rows, rows_of
 from partitioner.distributed.traced.unread import unread
 from partitioner.errors import InputError, PartitionerError, TraceError
@@ -114,6 +115,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     args, kwargs = call.fill(call.tensors)
     with unread(model), state_kept(model) as changed, on_examples(model):
         returned = method(*args, **kwargs)
+        left = held_in(model, traces.named())
     if len(traces.found) != 1:
         raise TraceError(
             f"{type(model).__name__} has no ops to share out" if not traces.found else "the call was traced more than once"
@@ -123,6 +125,9 @@ def example_of(model: nn.Module, call: Call) -> Example:
     places = _places(traced.graph, found, call)
     names = _names(traced.graph, traces.end(), call, places)
     if changed and not traces.settles(method, call, traced.graph):
+        left |= {*traced.graph.outputs} - {names.get(id(leaf)) for leaf in leaves}
+        if begun(model, call, traced.graph, left, partial(traces.now, method, call)):
+            return example_of(model, call)
         raise TraceError(
             f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
             f"the example; {_instead_of(model, changed)}"
@@ -196,6 +201,10 @@ class _Traces:
 
         return run
 
+    def named(self) -> list[tuple[str, Any]]:
+        """The results of the call, and what the graph calls them."""
+        return [*zip(self.found[0][0].graph.outputs, self.results, strict=True)] if len(self.found) == 1 else []
+
     def end(self) -> list[Any]:
         """The results of the call, which are not kept; from now on nothing runs."""
         results, self.results, self.found, self.ended = self.results, [], [], True
@@ -203,14 +212,19 @@ class _Traces:
 
     def again(self, method: Callable[..., Any], known: Call, first: Graph, other: Call | None = None) -> bool:
         """Whether the call would be of the same graph as the first time, also with what another one has beside tensors."""
+        now = self.now(method, other or known, known)
+        return now is first or (now is not None and _facts(now) == _facts(first))
+
+    def now(self, method: Callable[..., Any], call: Call, known: Call | None = None) -> Graph | None:
+        """The graph of which a call would be now, if it is of one; with the tensors of another one, if need be."""
         self.last = None
-        args, kwargs = (other or known).fill(known.tensors)
+        args, kwargs = call.fill((known or call).tensors)
         try:
             with unread(self.model):
                 method(*args, **kwargs)
         except PartitionerError:
-            return False
-        return self.last is first or (self.last is not None and _facts(self.last) == _facts(first))
+            return None
+        return self.last
 
     def settles(self, method: Callable[..., Any], call: Call, first: Graph) -> bool:
         """Whether what the call gives to attributes stays: a second call is of one graph, and changes nothing."""

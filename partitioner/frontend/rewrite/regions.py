@@ -24,6 +24,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 
 from partitioner.frontend.rewrite.modes import ends, is_switch
+from partitioner.frontend.rewrite.relearnt import tell_learnt
 from partitioner.model.modes import hooks_refused, modes_here, refuse_hooks, take_over
 
 OF_THREAD = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
@@ -93,8 +94,11 @@ def _fused(module: torch.fx.GraphModule, region: Sequence[torch.fx.Node]) -> tor
             item = graph.call_function(operator.getitem, (call, number))
         item.meta = dict(node.meta)
         node.replace_all_uses_with(item)
+    levels = any(is_bound(node) and is_of_thread(node) for node in region)
     for node in reversed(region):
         graph.erase_node(node)
+    if levels:
+        tell_learnt(graph, call)
     return module
 
 

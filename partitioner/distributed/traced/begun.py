@@ -1,0 +1,104 @@
+"""What the first call of a model leaves for the next ones, once the length is known: a mask, a table of positions, in a dict.
+
+    first call      self.mask = torch.ones(n, n).tril()      another graph than that of all others
+    second call     self.mask[:n, :n]                        what the steps of a job are
+
+So the model is called once as it is, where nothing else comes of it: what is left is made of nothing that the call gives or
+draws, of no state, and the first call gives and writes what the second one does. A mean of the first batch is not such a thing,
+nor is a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from partitioner.ir.access import ANY, RNG
+from partitioner.ir.graph import Graph
+from partitioner.model.call import Call
+from partitioner.model.keep import state_kept
+from partitioner.model.process import process_undo
+from partitioner.model.quiet import quiet
+from partitioner.model.state import all_state, lies_on_meta
+from partitioner.model.undo import tensor_undo
+
+
+def begun(model: nn.Module, call: Call, graph: Graph, left: Iterable[str], trace: Callable[[], Graph | None]) -> bool:
+    """Call a model for the first time, if that leaves what all other calls go on with, and changes nothing else.
+
+    Args:
+        model: whose attributes are then those after the call; its parameters and buffers have the values that they had.
+        call: its arguments.
+        graph: of the first call.
+        left: the results of the graph that the model holds after it, or that are none of what it returns.
+        trace: gives the graph of which the call would be now.
+
+    Returns:
+        Whether it was called.
+    """
+    parameters = {f"self.{key}" for key, each in model.named_parameters(remove_duplicate=False)}
+    if lies_on_meta(model) or parameters & graph.written or not _made_alone(graph, left):
+        return False
+    if not _settles(model, call, graph, trace):
+        return False
+    buffers = [each for each in all_state(model).values() if not isinstance(each, nn.Parameter)]
+    with ExitStack() as block:
+        block.enter_context(quiet())
+        for undo in (process_undo(), *map(tensor_undo, buffers)):
+            block.callback(undo)
+        _called(model, call)
+    return True
+
+
+def held_in(model: nn.Module, results: Iterable[tuple[str, Any]]) -> set[str]:
+    """The names of those results that lie in attributes of a model, or in containers there."""
+    held = {
+        id(leaf) for module in model.modules() for leaf in tree_leaves(dict(vars(module))) if isinstance(leaf, torch.Tensor)
+    }
+    return {name for name, value in results if id(value) in held}
+
+
+def _made_alone(graph: Graph, names: Iterable[str]) -> bool:
+    """Whether values are made of numbers in the code alone."""
+    given, written = {*graph.arguments}, set[str]()
+    for op in graph.ops:
+        touched = {access.resource for access in op.accesses}
+        if op.state or given.intersection(op.inputs) or touched & {ANY, RNG, *written}:
+            given.add(op.name)
+            written.update(access.resource for access in op.accesses if access.write)
+    return all(name not in given and not written & {*graph.by_name[name].storages} for name in names)
+
+
+def _settles(model: nn.Module, call: Call, graph: Graph, trace: Callable[[], Graph | None]) -> bool:
+    """Whether a second call changes nothing, and gives and writes what the first one does. Afterwards all is as it was."""
+    with state_kept(model, *call.leaves):
+        drawn = torch.get_rng_state()
+        first = _called(model, call)
+        torch.set_rng_state(drawn)
+        try:
+            with state_kept(model, *call.leaves) as changed:
+                second = _called(model, call)
+        except Exception:  # the model's own, of a call that is none of the user's
+            return False
+        with state_kept(model):
+            later = trace()
+    alike = len(first) == len(second) and all(map(torch.equal, first, second))
+    return alike and not changed and later is not None and _writes(later) == _writes(graph)
+
+
+def _writes(graph: Graph) -> Counter[tuple[str, str]]:
+    """What is written of a model's state, and by which ops."""
+    pairs = ((access.resource, op.target) for op in graph.ops for access in op.accesses if access.write)
+    return Counter(pair for pair in pairs if pair[0].startswith("self."))
+
+
+def _called(model: nn.Module, call: Call) -> list[torch.Tensor]:
+    args, kwargs = call.fill(call.tensors)
+    with torch.no_grad():
+        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
