@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.distributed.run.loss import _made_of
+from partitioner.distributed.run.loss import Loss, _made_of, refuse_no_loss
 from partitioner.distributed.run.reached import results_of
 from partitioner.distributed.traced.example import example_in
 
@@ -83,3 +85,29 @@ def test_a_loss_is_made_of_some_results_where_one_op_gives_all_of_them() -> None
     first, second = layer(torch.randn(2, 4)).split(2, 1)
     assert _made_of((first * own).sum(), [first, second]) == ([own], {0})
     assert _made_of(second.sum(), [first, second, 3]) == ([], {1})
+
+
+def weighted(output: Tensor, target: Tensor, weight: float) -> Tensor:
+    return ((output - target) * weight).square().mean()
+
+
+@functools.wraps(weighted)
+def halved(output: Tensor, target: Tensor) -> Tensor:
+    return weighted(output, target, 0.5)
+
+
+@functools.wraps(weighted)
+def to_zero(output: Tensor) -> Tensor:
+    return weighted(output, torch.zeros(()), 0.5)
+
+
+@functools.wraps(to_zero)
+def handed_on(*args: Any, **kwargs: Any) -> Tensor:
+    return to_zero(*args, **kwargs)
+
+
+@pytest.mark.parametrize("loss, target", [(halved, True), (to_zero, False), (handed_on, False)])
+def test_a_decorated_loss_takes_what_its_decorator_names(loss: Callable[..., Tensor], target: bool) -> None:
+    """It was refused: "loss_fn needs output, target, weight"."""
+    refuse_no_loss(loss)
+    assert Loss(loss, batches=None).takes_target == target  # type: ignore[arg-type]

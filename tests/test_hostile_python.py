@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict, UserDict
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -232,3 +233,47 @@ def test_what_differs_is_told_in_one_line() -> None:
     with pytest.raises(DifferenceError) as caught:
         partition(two(other_each_time)(), example_inputs=(rand(),))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+# -- generators that go on behind the end of a graph ---------------------------------------------------------------------------
+
+
+@torch.compiler.disable
+def between() -> None:
+    """Ends the graph."""
+
+
+def _endless(self: Any, x: Tensor) -> Any:
+    def parts() -> Iterator[Tensor]:
+        times = 0
+        while True:
+            yield self.left(x) * times
+            times += 1
+
+    found = parts()
+    next(found)
+    between()
+    return next(found), self.right(x)
+
+
+def _sends(self: Any, x: Tensor) -> Any:
+    def parts() -> Generator[Tensor, Tensor, None]:
+        y = yield self.left(x)
+        while y is not None:
+            y = yield y * 2
+
+    found = parts()
+    first = next(found)
+    between()
+    return found.send(first), self.right(x)
+
+
+def goes_on(run: Run) -> Steps:
+    """The rest of it was worked out where the graph ended: forever, and without ``send``."""
+    yield run.learn(rand(grad=True)), run(rand(5, 4))
+
+
+for _forward in (_endless, _sends):
+    PYTHON[f"goes_on{_forward.__name__}"] = Program(
+        f"goes_on{_forward.__name__}", two(_forward), goes_on, lambda: ((rand(),), {})
+    )

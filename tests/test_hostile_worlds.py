@@ -14,13 +14,13 @@ import gc
 import inspect
 import io
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from hostile.judge import Change, Variant, assert_equal
-from hostile.program import Program, Run, Steps, Towers, Two, kept_in, rand
+from hostile.program import Program, Run, Steps, Towers, Two, kept_in, raised, rand
 from torch import Tensor, nn
 
 from partitioner import InputError, partition
@@ -93,6 +93,116 @@ class Leaf(Registered, tag="leaf"):
 @world(Leaf)
 def class_that_asks_its_heirs_for_a_tag(run: Run) -> Steps:
     yield run(rand()), Registered.known == {"leaf": Leaf}
+
+
+def injecting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(function)
+    def inner(self: Any, x: Tensor, times: int = 1, *, scale: float = 2.0) -> Tensor:
+        return function(self, x, torch.full((4,), scale)) * times
+
+    return inner
+
+
+class Injected(Two):
+    @injecting
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        return self.left(x) * weights + self.right(x)
+
+
+@world(Injected)
+def argument_that_a_decorator_gives(run: Run) -> Steps:
+    """Examples were refused: "missing a required argument: 'weights'", for they were held against what it wraps."""
+    yield run.learn(rand(grad=True)), run(rand(5, 4), 3), run(x=rand(), scale=1.5)
+    yield raised(lambda: run.module(rand(), torch.ones(4), torch.ones(4)))
+
+
+class Single(Two):
+    @functools.singledispatchmethod
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.right(x)
+
+
+class Found:
+    """Gives a function that is no method, whoever asks."""
+
+    def __get__(self, model: Any, kind: type | None = None) -> Any:
+        return self if model is None else lambda x: model.left(x) * model.right(x)
+
+
+class Described(Two):
+    forward = Found()
+
+
+class Asked(Two):
+    @property
+    def forward(self) -> Any:
+        return lambda x: self.left(x) * self.right(x)
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin() + x.cos()
+
+
+class Holds(nn.Module):
+    """Models of other kinds, one of them partitioned already where that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.single, self.described, self.asked, self.fixed = Two(), Single(), Described(), Asked(), Static()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.single(x) + self.described(x) * self.asked(x) + self.plain(x) * self.fixed(x)
+
+
+def forward_of_another_kind(run: Run) -> Steps:
+    """It was taken for a method: "first argument must be callable"."""
+    yield run.learn(rand(grad=True)), run(rand(5, 4)), str(inspect.signature(run.module.forward))
+    yield copy.deepcopy(run.module)(rand())
+
+
+for _kind in (Single, Described, Asked, Static):
+    WORLDS[f"forward_of_another_kind_{_kind.__name__}"] = Program(
+        f"forward_of_another_kind_{_kind.__name__}", _kind, forward_of_another_kind, lambda: ((rand(),), {})
+    )
+
+
+@world(Holds)
+def parts_whose_forward_is_of_another_kind(run: Run) -> Steps:
+    yield run.learn(rand(grad=True))
+    for name, part in list(run.module.named_children()):
+        setattr(run.module, name, partition(part, ["cpu", "cpu"]) if run.module is not run.model else part)
+        yield run.learn(rand(grad=True)), run(rand(5, 4))
+
+
+class Moves(Two):
+    """Is told of what is done to its tensors, as models were before torch gave them a second argument."""
+
+    told = 0
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Moves:  # type: ignore[override]
+        self.told += 1
+        return super()._apply(fn)  # type: ignore[return-value]
+
+
+@world(Moves)
+def tensors_are_changed_by_an_older_method(run: Run) -> Steps:
+    """It was given an argument that it does not take."""
+    run(rand())
+    yield run.module.double().told, run(rand(dtype=torch.float64)), run.module.to(torch.float32).told, run(rand())
+
+
+class Disguised(Two):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return Two
+
+
+@world(Disguised)
+def class_that_says_that_it_is_another(run: Run) -> Steps:
+    """There was an error of Python's: its ``__class__`` cannot be set."""
+    yield run.learn(rand(grad=True)), isinstance(run.module, Disguised), run.module.__class__.__name__
 
 
 class Streams(Two):

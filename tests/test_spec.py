@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pydantic
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,6 +202,14 @@ def test_a_link_and_a_pin_may_use_the_torch_device() -> None:
     devices = [{**CUDA, "name": "gpu0"}, CPU]
     load_spec({"devices": devices, "pins": [{"match": "a", "device": "cuda"}, {"match": "b", "device": "gpu0"}]})
     load_spec({"devices": devices, "links": [{"source": "cuda:0", "target": "cpu:1"}]})
+
+
+def test_a_torch_device_is_as_good_as_its_name() -> None:
+    """In ``devices`` it was taken; of a pin, a link and a cap it was said that it should be text."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 1)
+    asked = {"pins": [{"match": "a", "device": cuda}], "links": [{"source": cpu, "target": cuda}], "max_memory": {cuda: "1GiB"}}
+    named = {"pins": [{"match": "a", "device": "cuda:1"}], "links": [{"source": "cpu", "target": "cuda:1"}]}
+    assert load_spec(asked) == load_spec({**named, "max_memory": {"cuda:1": "1GiB"}})
 
 
 def test_a_faulty_device_makes_no_name_unknown() -> None:

@@ -170,7 +170,7 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
     call = repeatable(_reaching_forward(model, repeatable(Call.of(args, kwargs))))
     args, kwargs = call.fill(call.tensors)
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        inspect.signature(model.forward, follow_wrapped=False).bind(*args, **kwargs)  # a decorator may give what is missing
     except TypeError as error:
         raise InputError(f"example inputs do not fit {type(model).__name__}.forward: {error}{hint}") from error
     except ValueError:  # a callable without a signature

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,11 +34,17 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     copy, for torch counts what it compiles by code, and would refuse the ninth module.
     """
 
+    held = inspect.getattr_static(kind, name)
+    if isinstance(held, FunctionType):
+        held = None  # it is looked up in each call, for the class may be given another one
+
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)
-            return getattr(kind, name)(self, *args, **kwargs) if of_class else own(*args, **kwargs)
+            if not of_class:
+                return own(*args, **kwargs)
+            return getattr(kind, name)(self, *args, **kwargs) if held is None else held.__get__(self, kind)(*args, **kwargs)
         programs = self._partitioner_programs
         result = programs(name, args, kwargs) if name == "forward" else programs.called(self, name, args, kwargs)
         return self if result is programs.original else result  # as in `model = model.frozen()`

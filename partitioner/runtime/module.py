@@ -123,13 +123,13 @@ class Parallel(nn.Module):
         plan: Plan = Parallel.__dict__["plan"].function(self)
         return plan
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Parallel:
+    def _apply(self, fn: Callable[..., Any], *recurse: Any, **named: Any) -> Parallel:
         devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}
         for device in devices:
             wanted = _destination(fn, device)
             if wanted != device:
                 raise PlacementError(_cannot_move(self, device, wanted))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, *recurse, **named)  # type: ignore[no-untyped-call]  # a model's own may take ``fn`` alone
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
@@ -168,7 +168,7 @@ def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Paralle
     """A module whose calls go through ``programs``; one that is there already, of the same class of model, if it is given."""
     original, given = programs.original, programs.given
     kind = type(original)
-    forward = Method("forward", kind, original.__dict__.get("forward") or MethodType(kind.forward, original), given)
+    forward = Method("forward", kind, original.forward, given)
     ours = {"_partitioner_programs": programs, "forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     shown = [name for name, value in vars(Parallel).items() if isinstance(value, Shown)]
     theirs = {name: inspect.getattr_static(kind, name) for name in shown if hasattr(kind, name)}
@@ -179,7 +179,7 @@ def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Paralle
     made = _class_of_one(kind, names)
     made._partitioner_class = made
     parallel = object.__new__(made) if parallel is None else parallel
-    object.__setattr__(parallel, "__class__", made)
+    object.__dict__["__class__"].__set__(parallel, made)  # the model's class may say that it is another one
     object.__setattr__(parallel, "__dict__", original.__dict__)
     return parallel
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -41,6 +42,7 @@ from partitioner.spec.hardware import HARDWARE, hardware_named
 from partitioner.spec.quantities import Bandwidth, Count, Duration, Flag, Flops, Size
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
+Place = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, torch.device) else value)]
 Torch = Annotated[str, BeforeValidator(parse_device), WithJsonSchema({"type": "string", "pattern": "^[a-z]"})]
 Hardware = Annotated[
     str, BeforeValidator(lambda text: hardware_named(text).name), WithJsonSchema({"type": "string", "examples": list(HARDWARE)})
@@ -135,8 +137,8 @@ class LinkSpec(BaseModel, frozen=True, extra="forbid"):
     True
     """
 
-    source: Text = Field(description="the device it leaves, by name or as a torch device")
-    target: Text = Field(description="the device it enters, by name or as a torch device")
+    source: Place = Field(description="the device it leaves, by name or as a torch device")
+    target: Place = Field(description="the device it enters, by name or as a torch device")
     bandwidth: Bandwidth | None = Field(default=None, description="bytes/s it carries, such as 64GB/s")
     latency: Duration | None = Field(default=None, description="seconds a copy takes before its bytes, such as 10us")
 
@@ -149,7 +151,7 @@ class PinSpec(BaseModel, frozen=True, extra="forbid"):
     """
 
     match: Text = Field(description="a glob over module paths and op names, such as encoder.*")
-    device: Text = Field(description="the device, by name or as a torch device")
+    device: Place = Field(description="the device, by name or as a torch device")
 
 
 class Spec(BaseModel, frozen=True, extra="forbid"):
@@ -214,7 +216,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         description="seconds of the shortest task worth a launch of its own, such as 100us; null to derive it",
     )
 
-    max_memory: Annotated[Mapping[Text, Size], AfterValidator(Sizes)] = Field(
+    max_memory: Annotated[Mapping[Place, Size], AfterValidator(Sizes)] = Field(
         default_factory=Sizes,
         description="bytes a plan may use of a device, by its name or as a torch device, such as cuda:0: 20GiB",
     )

@@ -59,12 +59,16 @@ def refuse_no_loss(function: Any, count: Any) -> None:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """What a function takes, if it says so."""
+    """What a function takes, if it says so. A decorator that hands on whatever it is given takes what it decorates takes."""
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        called = function.forward if isinstance(function, nn.Module) else function
-        return [*inspect.signature(called).parameters.values()]
+        parameters = [*inspect.signature(called, follow_wrapped=False).parameters.values()]
     except (TypeError, ValueError):
         return None
+    inner = getattr(called, "__wrapped__", None)
+    if inner is None or not all(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return parameters
+    return _parameters(inner.__get__(called.__self__) if inspect.ismethod(called) else inner)
 
 
 @dataclass(eq=False)

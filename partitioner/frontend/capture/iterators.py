@@ -2,8 +2,9 @@
 
 Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
 list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
-it. So a frame goes on as it is where it returns one, or puts one into a list or a dictionary. And ``yield from`` would give
-``None``: where a generator returns something, the graph ends.
+it. So a frame goes on as it is where it returns one, or puts one into a list or a dictionary. So it does where a generator goes
+on behind the end of a graph: it may never end, and be asked for its ``send``. And ``yield from`` would give ``None``: where a
+generator returns something, the graph ends.
 """
 
 from __future__ import annotations
@@ -34,10 +35,22 @@ def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
         written = [each for each in effects.id_to_variable.values() if _is_held(each) and effects.is_modified(each)]
         for value in chain.from_iterable(_given(each, DEEPEST) for each in (self.stack[-1].realize(), *written)):
             if value.source is None and (type(value) in _OTHERS or _is_polyfill(value)):
-                error = Unsupported("an iterator is returned")
-                error.skip_frame = True  # or the graph would end at an earlier line, and give the iterator to what is left
-                raise error
+                raise _as_it_is("an iterator is returned")
     plain(self, instruction)
+
+
+@amends(LocalGeneratorObjectVariable, "reconstruct")
+def _reconstruct(plain: Callable[..., Any], self: Any, codegen: Any) -> None:
+    if not self.inline_tracer.generator_exhausted:
+        raise _as_it_is("a generator goes on where the graph has ended")
+    plain(self, codegen)
+
+
+def _as_it_is(reason: str) -> Unsupported:
+    """What lets a frame run as it is, or the graph would end at an earlier line, and give the iterator to what is left."""
+    error = Unsupported(reason)
+    error.skip_frame = True
+    return error
 
 
 def _is_held(value: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Graphs of the tracer's, written anew: modes as properties of ops, and ops that hold graphs or functions as what eager runs."""
+"""Graphs of the tracer's, written anew: modes as properties of ops, and graphs or functions in ops as what eager runs."""
