@@ -109,5 +109,5 @@ def handed_on(*args: Any, **kwargs: Any) -> Tensor:
 @pytest.mark.parametrize("loss, target", [(halved, True), (to_zero, False), (handed_on, False)])
 def test_a_decorated_loss_takes_what_its_decorator_names(loss: Callable[..., Tensor], target: bool) -> None:
     """It was refused: "loss_fn needs output, target, weight"."""
-    refuse_no_loss(loss)
+    refuse_no_loss(loss, None)
     assert Loss(loss, batches=None).takes_target == target  # type: ignore[arg-type]

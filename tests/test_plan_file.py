@@ -118,6 +118,19 @@ def test_links_of_a_large_machine_take_a_line_for_each_device(tmp_path: Path) ->
     assert len(document.links) == 16 and read_plan(tmp_path / "plan.json").machine() == plan.machine
 
 
+def test_links_and_pipes_are_written_to(path: Path, tmp_path: Path) -> None:
+    """``--save-plan /dev/full`` put a file in the place of the device."""
+    elsewhere, link, pipe = tmp_path / "elsewhere.json", tmp_path / "link.json", tmp_path / "pipe"
+    elsewhere.write_text("old")
+    link.symlink_to(elsewhere)
+    save_plan(made(), link)
+    assert link.is_symlink() and elsewhere.read_text() == path.read_text()
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    save_plan(made(), pipe)
+    assert reader.communicate(timeout=30)[0] == path.read_text() and pipe.is_fifo()
+
+
 def test_what_is_no_plan_yet_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="takes what partition"):
         save_plan(Towers(), tmp_path / "plan.json")

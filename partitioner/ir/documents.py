@@ -26,12 +26,17 @@ _PLAINLY = {"missing": "is missing", "extra_forbidden": "is no key here"}
 def write_whole(text: str, path: str | os.PathLike[str]) -> None:
     """Write ASCII to a file, which takes the place of another one only once it is whole.
 
+    What is there and is no file, a link, a pipe or a device such as ``/dev/stdout``, is written to, and stays what it is.
+
     Raises:
         SpecError: it cannot be written.
     """
     part = None
     try:
         target = Path(path)
+        if os.path.lexists(target) and not stat.S_ISREG(target.lstat().st_mode):
+            target.write_text(text, encoding="ascii", newline="\n")
+            return
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         part.write_text(text, encoding="ascii", newline="\n")
         part.replace(target)

@@ -447,6 +447,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "wholes for parts": lambda: given_wholes(mesh={"tensor": 2}),
     "an optimizer of the whole model": lambda: old_optimizer(torch.optim.LBFGS, after=True),
     "without gradients": without_gradients,
+    "a loss that is a sum": lambda: ask(loss=nn.MSELoss(reduction="sum"), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
     "loss without a gradient": lambda: ask(loss=lambda output: output.detach().mean(), **DATA)(X),
@@ -498,6 +499,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "what is logged once": lambda: ask(Logged())((X, TARGET)),
     "what forward leaves elsewhere for a while": lambda: run_forwards(Cached()),
     "a norm in a checkpoint": lambda: in_turn(Checkpointed(False), X, X, **SHARDED),
+    "a sum that is divided": lambda: ask(loss=lambda output, to: nn.MSELoss(reduction="sum")(output, to) / len(to))(
+        (X, TARGET)
+    ),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
     "what is not finite": lambda: [ask()((X.masked_fill(X > 0, each), TARGET)) for each in (float("nan"), float("-inf"))],
     "an input returned": lambda: ask(Echo(), loss=lambda output: (output[0] - output[1]).square().mean())(X),

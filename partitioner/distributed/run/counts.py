@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.overrides import TorchFunctionMode
 
@@ -61,22 +62,43 @@ def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class Watched(TorchFunctionMode):
-    """Sees of how many targets the losses of a microbatch are means.
+    """Sees of how many targets the losses of a microbatch are means, and which are no means.
+
+    Args:
+        parts: microbatches of all copies together.
 
     Attributes:
         found: by microbatch, of each loss.
+        sums: losses that are sums over what they are of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int) -> None:
         super().__init__()
+        self.parts = parts
         self.found: list[list[torch.Tensor]] = []
+        self.sums: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in MEANS and (count := _counted(func, args, kwargs or {})) is not None:
             self.found[-1].append(count)
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if getattr(func, "__module__", "") == functional.__name__ and (kwargs or {}).get("reduction") == "sum":
+            self.sums.append(made)
+        return made
+
+    def refuse_sum(self, loss: Any) -> None:
+        """Refuse a sum over a microbatch as its loss: of the sum over a batch, the mean of such sums is a part.
+
+        Raises:
+            InputError: says how to get either.
+        """
+        if self.parts > 1 and any(loss is each for each in self.sums):
+            raise InputError(
+                f'loss_fn gives a sum, reduction="sum", and the losses of {self.parts} microbatches and copies are averaged: '
+                f"give the mean or, for the sum over the whole batch, {self.parts} times that sum"
+            )
 
 
 def counts_in(example: Example, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -130,7 +130,8 @@ class Loss:
         """
         if self.count is not None:
             self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks)
-        self.watched = Watched() if watched and self.count is None else None
+        parts = self.batches.count * ranks.sizes["data"]
+        self.watched = Watched(parts) if watched and self.count is None else None
 
     def _count(self, number: int) -> Any:
         assert self.count is not None
@@ -146,7 +147,9 @@ class Loss:
             return self.function(*given)
         self.watched.found.append(counts_in(self.batches.example, self.batches(number)))
         with self.watched:
-            return self.function(*given)
+            found = self.function(*given)
+        self.watched.refuse_sum(found)
+        return found
 
     def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -170,7 +173,7 @@ class Loss:
         """The part of one microbatch in the loss.
 
         Raises:
-            InputError: it is no scalar, or has no gradient.
+            InputError: it is no scalar, has no gradient, or is seen to be a sum.
         """
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
