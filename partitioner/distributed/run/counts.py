@@ -11,6 +11,7 @@ the cross entropies of a step are watched: if their numbers differ, the mean of 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ from partitioner.distributed.ranks import Ranks
 from partitioner.distributed.tensor.losses import cross_entropy_of_part
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
-from partitioner.model.node import call_node, fill, target_name
+from partitioner.ir.access import TOKENS
+from partitioner.ir.graph import Graph
+from partitioner.model.node import call_node, fill
 
 MEANS: tuple[Callable[..., Any], ...] = (cross_entropy, nll_loss, cross_entropy_of_part)
 """What gives a mean over the targets that are not ignored."""
@@ -108,12 +111,14 @@ def counts_in(example: Example, inputs: Mapping[str, torch.Tensor]) -> list[torc
         example: the model's graph.
         inputs: of it.
     """
-    graph, found = example.traced.graph.fx, list[torch.Tensor]()
-    for loss in (node for node in graph.nodes if node.target in MEANS):
+    graph, found = example.traced.graph, list[torch.Tensor]()
+    losses = [node for node in graph.fx.nodes if node.target in MEANS]
+    fixed = _fixed(graph, inputs) if losses else set()
+    for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs["input"]
         needed = _made_of(node for node in loss.all_input_nodes if node is not logits)
-        if all(_is_told(node, inputs) for node in needed):
-            values = _values((node for node in graph.nodes if node in needed), inputs)
+        if {node.name for node in needed} <= fixed:
+            values = _values((node for node in graph.fx.nodes if node in needed), inputs)
             count = _counted(loss.target, *fill((loss.args, loss.kwargs), values.get))
             found += [] if count is None else [count]
     return found
@@ -175,11 +180,16 @@ def _made_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return found
 
 
-def _is_told(node: torch.fx.Node, inputs: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a value comes of the batch alone, and nobody writes to it."""
-    known = node.op in ("call_function", "call_method") or (node.op == "placeholder" and node.name in inputs)
-    names = map(target_name, node.users)
-    return known and not any(name == "setitem" or (name.endswith("_") and not name.endswith("__")) for name in names)
+def _fixed(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> set[str]:
+    """The values that come of a batch alone: nothing is drawn for them, and nobody writes to what they are made of."""
+    writers = Counter(each.resource for op in graph.ops for each in op.accesses if each.write)
+    found = {name for name in inputs if not writers[name]}
+    for op in graph.ops:
+        fresh = {(op.name, True)} if writers[op.name] == 1 else set()
+        others = {each.resource for each in op.accesses if (each.resource, each.write) not in fresh}
+        if found.issuperset(op.inputs) and not op.state and not others & TOKENS and all(writers[each] <= 1 for each in others):
+            found.add(op.name)
+    return found
 
 
 def _values(nodes: Iterable[torch.fx.Node], inputs: Mapping[str, torch.Tensor]) -> dict[torch.fx.Node, Any]:

@@ -1,0 +1,50 @@
+"""What a model's own losses are means of, told before the model is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partitioner.distributed.run.counts import Watched, counts_in
+from partitioner.distributed.traced.example import example_in
+
+
+class Losses(nn.Module):
+    """Of targets that are drawn, written, given, moved on, and of another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+        self.register_buffer("own", torch.tensor([1, 2, -100, 0]))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        logits = self.layer(x)
+        drawn = labels.masked_fill(torch.rand(labels.shape) < 0.5, -100)
+        written = labels.clone()
+        written[0] = -100
+        given = functional.cross_entropy(logits, labels.view(-1), ignore_index=3)
+        moved = functional.nll_loss(logits.log_softmax(-1)[:-1], labels[1:], torch.arange(5.0))
+        return sum((functional.cross_entropy(logits, each) for each in (drawn, written, self.own)), given + moved)
+
+
+def test_of_what_the_batch_alone_says_and_nothing_is_drawn() -> None:
+    labels = torch.tensor([3, 4, 2, 3])
+    example = example_in(Losses(), {"x": torch.randn(4, 4), "labels": labels}, None, 1)
+    drawn = torch.get_rng_state()
+    found = counts_in(example, example.arguments(example.call.tensors))
+    assert [each.item() for each in found] == [2, 4 + 2 + 3]
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_what_a_loss_function_takes_the_mean_of_is_seen() -> None:
+    watched, logits, target = Watched(2), torch.randn(4, 5), torch.tensor([3, -100, 2, 0])
+    watched.found.append([])
+    with watched:
+        nn.CrossEntropyLoss()(logits, target)
+        functional.cross_entropy(logits, target, torch.arange(5.0))
+        functional.cross_entropy(logits, logits.softmax(-1))  # probabilities, and all rows count
+        functional.cross_entropy(logits, target, reduction="none").mean()
+        total = nn.NLLLoss(reduction="sum")(logits, target)
+    assert [[each.item() for each in row] for row in watched.found] == [[3, 3 + 2 + 0]]
+    assert watched.sums == [total]
