@@ -84,9 +84,9 @@ class Watched(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        made = func(*args, **(kwargs or {}))
         if func in MEANS and (count := _counted(func, args, kwargs or {})) is not None:
             self.found[-1].append(count)
-        made = func(*args, **(kwargs or {}))
         if getattr(func, "__module__", "") == functional.__name__ and (kwargs or {}).get("reduction") == "sum":
             self.sums.append(made)
         return made
