@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partitioner.distributed.run.counts import Watched, counts_in
+from partitioner.distributed.run.counts import Watched, counts_in, losses_in
 from partitioner.distributed.traced.example import example_in
 
 
@@ -32,7 +32,7 @@ def test_of_what_the_batch_alone_says_and_nothing_is_drawn() -> None:
     labels = torch.tensor([3, 4, 2, 3])
     example = example_in(Losses(), {"x": torch.randn(4, 4), "labels": labels}, None, 1)
     drawn = torch.get_rng_state()
-    found = counts_in(example, example.arguments(example.call.tensors))
+    found = counts_in(losses_in(example), example.arguments(example.call.tensors))
     assert [each.item() for each in found] == [2, 4 + 2 + 3]
     assert torch.equal(torch.get_rng_state(), drawn)
 

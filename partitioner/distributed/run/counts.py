@@ -104,24 +104,31 @@ class Watched(TorchFunctionMode):
             )
 
 
-def counts_in(example: Example, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Of how many targets a model's own losses are means in one microbatch, as far as the batch alone says it.
-
-    Args:
-        example: the model's graph.
-        inputs: of it.
-    """
-    graph, found = example.traced.graph, list[torch.Tensor]()
+def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
+    """A model's own losses of which the batch alone tells of how many targets they are means; each with what tells it."""
+    graph, found = example.traced.graph, list[tuple[torch.fx.Node, list[torch.fx.Node]]]()
     losses = [node for node in graph.fx.nodes if node.target in MEANS]
-    fixed = _fixed(graph, inputs) if losses else set()
+    fixed = _fixed(graph, example.places) if losses else set()
     for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs["input"]
         needed = _made_of(node for node in loss.all_input_nodes if node is not logits)
         if {node.name for node in needed} <= fixed:
-            values = _values((node for node in graph.fx.nodes if node in needed), inputs)
-            count = _counted(loss.target, *fill((loss.args, loss.kwargs), values.get))
-            found += [] if count is None else [count]
+            found.append((loss, [node for node in graph.fx.nodes if node in needed]))
     return found
+
+
+def counts_in(
+    losses: Iterable[tuple[torch.fx.Node, Sequence[torch.fx.Node]]], inputs: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Of how many targets losses are means in one microbatch.
+
+    Args:
+        losses: as `losses_in` gives them.
+        inputs: of the model's graph.
+    """
+    pairs = ((loss, _values(needed, inputs)) for loss, needed in losses)
+    counts = (_counted(loss.target, *fill((loss.args, loss.kwargs), values.get)) for loss, values in pairs)
+    return [count for count in counts if count is not None]
 
 
 def refuse_uneven(found: Iterable[Sequence[torch.Tensor]], ranks: Ranks, last: int) -> None:
@@ -180,7 +187,7 @@ def _made_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return found
 
 
-def _fixed(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> set[str]:
+def _fixed(graph: Graph, inputs: Iterable[str]) -> set[str]:
     """The values that come of a batch alone: nothing is drawn for them, and nobody writes to what they are made of."""
     writers = Counter(each.resource for op in graph.ops for each in op.accesses if each.write)
     found = {name for name in inputs if not writers[name]}

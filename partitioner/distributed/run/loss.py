@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import Watched, counts_in, weighted, weights_of
+from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -140,12 +140,16 @@ class Loss:
         args, kwargs = self.batches.call(number)
         return self.count(*args, **kwargs)
 
+    @cached_property
+    def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
+        return losses_in(self.batches.example)
+
     def _called(self, output: Any, number: int) -> Any:
         """What the user's function gives."""
         given = (output, self.batches.targets[number]) if self.takes_target else (output,)
         if self.watched is None:
             return self.function(*given)
-        self.watched.found.append(counts_in(self.batches.example, self.batches(number)))
+        self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
         with self.watched:
             found = self.function(*given)
         self.watched.refuse_sum(found)

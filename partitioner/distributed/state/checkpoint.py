@@ -188,8 +188,9 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
     states = together(lambda: kept.empty_states(found))
     random = random_states(here()) if optimizer is not None and about.get("ranks") == len(lines) else {}
     random = {name: state for name, state in random.items() if name in found.state_dict_metadata}
-    spread = {name: each for name, each in kept.tensors().items() if not each.is_contiguous() and 0 in each.stride()}
-    content = {**kept.tensors(), **{name: each.contiguous() for name, each in spread.items()}, **states, **random}
+    held = kept.tensors()
+    spread = {name: each for name, each in held.items() if not each.is_contiguous() and 0 in each.stride()}
+    content = {**held, **{name: each.contiguous() for name, each in spread.items()}, **states, **random}
     with _explained(lambda: f"{folder} could not be read", "loading a checkpoint"):
         state_dict_loader.load(content, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized())
     for name, each in spread.items():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
+from partitioner.model.inplace import writes_in_place
 from partitioner.model.node import target_name
 
 NONE = frozenset("detach detach_ zeros_like ones_like full_like empty_like rand_like randn_like".split())
@@ -34,7 +35,7 @@ def tell_learnt(graph: torch.fx.Graph, region: torch.fx.Node) -> None:
         begins = node is region and any(map(_is_learnt, node.all_input_nodes))
         if not grad or name in NONE or name.startswith("new_") or not (begins or learnt.intersection(node.all_input_nodes)):
             continue
-        written = [node.args[0]] if name == "setitem" or (name.endswith("_") and not name.endswith("__")) else []
+        written = node.args[:1] if writes_in_place(node) else ()
         for each in (node, *written):
             if not _is_learnt(each):
                 each.meta["example_value"] = map_aggregate(each.meta.get("example_value"), _learnt)
