@@ -34,8 +34,7 @@ class Batches:
         watch: sees what was done to the model since its stages were made, if there are stages yet.
 
     Attributes:
-        inputs, targets: of each microbatch.
-        tensors: of each microbatch, as a call has them.
+        tensors, targets: of each microbatch; the tensors as a call has them.
         whole: the inputs of all of them together, as they were given.
     """
 
@@ -44,9 +43,8 @@ class Batches:
     count: int
     device: torch.device
     watch: Watch | None = None
-    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    targets: list[Any] = field(default_factory=list)
     tensors: list[list[torch.Tensor]] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def call(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -59,9 +57,9 @@ class Batches:
         Raises:
             InputError: there is no batch yet.
         """
-        if not self.inputs:
+        if not self.tensors:
             raise InputError("the stages have no batch: call batches.fill(inputs, target) before each step of the schedule")
-        return self.inputs[number]
+        return self.example.arguments(self.tensors[number])
 
     def fill(self, inputs: Any, target: Any) -> None:
         """Divide a batch.
@@ -87,7 +85,6 @@ class Batches:
             ]
             for number in range(self.count)
         ]
-        self.inputs = list(map(self.example.arguments, self.tensors))
         by_row = partial(_is_by_row, rows=rows)
         self.targets = [
             tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target, is_leaf=by_row)
@@ -163,7 +160,8 @@ class Batches:
         Sums of numbers would be rounded, and otherwise on ranks with another number of threads.
         """
         found = 0
-        for each in (leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, torch.Tensor)):
+        given = [*map(self, range(self.count))], self.targets
+        for each in (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)):
             flat = each.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous()
             found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
         return torch.tensor(found)
