@@ -154,8 +154,7 @@ class _Host:
             self.lines.add(f"{variable(name)} = A[{self.context.position[name]}]")
         for index, item in self.items:
             self._instruction(index, item)
-            if not isinstance(item, Free):
-                self._drop(index, item)
+            self._drop(index, item)
         self._mode(None)
         returned = ", ".join(self._returned()) if self.host == 0 else ""
         self.lines.add(f"return [{returned}]")
@@ -219,7 +218,9 @@ class _Host:
             return
         local = {original(name): self.context.reference(name, self.host) for name in item.reads}
         ops = self.context.ops(item.task)
-        gone = self.context.plan.graph.last_uses(ops, item.writes)
+        dead = {name for name in (*item.reads, *item.writes) if self._is_dead(name, index) and name not in self.context.slots}
+        kept = [name for name in item.writes if name not in dead]
+        gone = self.context.plan.graph.last_uses(ops, kept, [original(name) for name in item.reads if name in dead])
         for op in ops:
             local[op] = variable(op)
             known = self.context.plan.graph.by_name[op]
@@ -229,7 +230,7 @@ class _Host:
             self.lines.add(f"{local[op]} = {text}{f'  # {known.where}' if known.where else ''}", known)
             self._hand_over(op, local)
             if gone[op] or parts:
-                self.lines.add(f"del {', '.join([*map(variable, gone[op]), *parts.values()])}")
+                self.lines.add(f"del {', '.join([*(local.get(name, variable(name)) for name in gone[op]), *parts.values()])}")
 
     def _call(self, body: Body, item: Run) -> None:
         """Call a task as one function."""
@@ -277,9 +278,14 @@ class _Host:
             self.lines.add(f"del {variable(value)}")
 
     def _drop(self, index: int, item: Instruction) -> None:
-        """Drop local names whose last use this was, where no lane has a say in that."""
+        """Drop local names whose last use this was, and no op within it."""
+        inlined = isinstance(item, Run) and item.task not in self.context.compiled
         for name in dict.fromkeys((*inputs_of(item), *outputs_of(item))):
-            mine = self.context.home.get(name) == self.host and self.last_use[name] == index
-            returned = name in self.program.outputs and self.host == 0
-            if mine and not returned and self.context.belongs_to_no_lane(name):
+            if self._is_dead(name, index) and (not inlined or name in self.context.slots):
                 self.lines.add(f"del {variable(name)}")
+
+    def _is_dead(self, name: str, index: int) -> bool:
+        """Whether an instruction is the last to use a local name, and no lane has a say in when it goes."""
+        mine = self.context.home.get(name) == self.host and self.last_use[name] == index
+        returned = name in self.program.outputs and self.host == 0
+        return mine and not returned and self.context.belongs_to_no_lane(name)

@@ -9,7 +9,7 @@ graph Toy
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -250,9 +250,15 @@ class Graph:
         dag.add_edges_from((source, target, {"kind": kind}) for (source, target), kind in self.edges.items())
         return dag
 
-    def last_uses(self, ops: Sequence[str], kept: Collection[str]) -> dict[str, list[str]]:
-        """For each of some ops, in program order: what they make that nothing after it among them uses, but what is kept."""
-        own = set(ops).difference(kept)
+    def last_uses(self, ops: Sequence[str], kept: Collection[str], given: Iterable[str] = ()) -> dict[str, list[str]]:
+        """For each of some ops, in program order: what they make, or are given, that nothing after it among them uses.
+
+        Args:
+            ops: their names.
+            kept: what they make, and somebody else uses.
+            given: what others have made, and nobody else uses.
+        """
+        own = {*set(ops).difference(kept), *given}
         last = {name: op for op in ops for name in (op, *self.by_name[op].inputs) if name in own}
         found: dict[str, list[str]] = {op: [] for op in ops}
         for name, op in last.items():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from partitioner.ir.memory import Memory, OpMemory
-from partitioner.ir.program import Copy, Free, Program, Run, original
+from partitioner.ir.program import Copy, Free, Program, Run, inputs_of, original, outputs_of
 from partitioner.ir.task import TaskGraph
 
 Key = tuple[str, int | str]
@@ -54,11 +54,17 @@ class Replay:
 
     Attributes:
         device: torch device of each op, once it has run.
+        last: the last Run that uses a value of one CPU lane, which goes as soon as no op of that needs it.
+        writer: the op that wrote a storage last, by the storage's name.
+        origin: for ops and results of the program, the op from which each value comes that was written since it was made.
     """
 
     def __init__(self, program: Program, tasks: TaskGraph, memory: Memory) -> None:
         self.program, self.tasks, self.memory = program, tasks, memory
         self.device: dict[str, str] = {}
+        self.last = dict(self._last_uses())
+        self.writer: dict[str, str] = {}
+        self.origin: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.holders: Counter[Key] = Counter()
         self.kind: dict[Key, str] = {}
         self.size: dict[Key, int] = {}
@@ -83,10 +89,13 @@ class Replay:
 
     def _run(self, item: Run, device: str) -> Iterator[Change]:
         ops = self.tasks.by_name[item.task].ops
-        gone = self.tasks.graph.last_uses(ops, item.writes)  # the task's own, which nobody outside uses
+        dead = [name for name in item.reads if self.last.get(name) is item]
+        gone = self.tasks.graph.last_uses(ops, item.writes, dead)
         for op in ops:
             self.device[op] = device
             facts = self.memory.ops[op]
+            self._note(op, self.tasks.graph.by_name[op].inputs)
+            self.writer.update((access.resource, op) for access in self.tasks.graph.by_name[op].accesses if access.write)
             keys = [self._key(number, device) for number in facts.results if self._is_ours(number, device)]
             yield from self._hold(op, keys)
             self.held[op] = keys
@@ -94,7 +103,27 @@ class Replay:
             yield Change(op, device, "workspace", op, facts.workspace)
             yield Change(op, device, "workspace", op, -facts.workspace)
             for name in gone[op]:
-                yield from self._drop(op, self.held.pop(name))
+                yield from self._drop(op, self.held.pop(name, ()))
+
+    def _note(self, user: str, names: Iterable[str]) -> None:
+        """Note which op wrote each of some values last, where that is not the one that made it."""
+        for name in names:
+            made = self.tasks.graph.by_name.get(name)
+            writers = {self.writer.get(storage, name) for storage in (() if made is None else made.storages)}
+            for writer in writers - {name}:
+                self.origin[user][name] = writer
+
+    def _last_uses(self) -> Iterator[tuple[str, Run]]:
+        users: defaultdict[str, list[Run | Copy]] = defaultdict(list)
+        for item in self.program.instructions:
+            if isinstance(item, Run | Copy):
+                for name in (*inputs_of(item), *outputs_of(item)):
+                    users[name].append(item)
+        for name, items in users.items():
+            lanes, last = {item.lane for item in items}, items[-1]
+            single = len(lanes) == 1 and self.program.lanes[last.lane].kind == "cpu"
+            if single and isinstance(last, Run) and name not in self.program.outputs:
+                yield name, last
 
     def _copy(self, item: Copy, device: str) -> Iterator[Change]:
         key: Key = (device, item.target)
@@ -147,11 +176,13 @@ class Replay:
 
     def backward(self) -> Iterator[Change]:
         """What autograd takes and gives back, when every result of the program gets a gradient; and the optimizer's step."""
+        self._note("", self.program.outputs)
         for name in self.program.outputs:
-            if name in self.device and self.memory.ops[name].differentiable:
-                given = _Gradient(self.device[name], self.program.by_name[name].bytes, name)
-                yield self._taken(f"backward of {name}", given)
-                self.gradients[name].append(given)
+            source = self.origin[""].get(name, name)
+            if source in self.device and self.memory.ops[source].differentiable:
+                given = _Gradient(self.device[source], self.program.by_name[name].bytes, name)
+                yield self._taken(f"backward of {source}", given)
+                self.gradients[source].append(given)
         for op in reversed(list(self.device)):
             yield from self._back(op, self.memory.ops[op], f"backward of {op}")
 
@@ -174,7 +205,7 @@ class Replay:
                 else:
                     gradient = arrived[0]
                     gradient.holders += 1
-                yield from self._accumulate(at, name, gradient)
+                yield from self._accumulate(at, self.origin[op].get(name, name), gradient)
         for gradient in arrived:
             yield from self._let_go(at, gradient)
         yield from self._drop(at, self.saved.pop(op, ()))

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from partitioner.frontend.analysis.build import Traced
-from partitioner.frontend.analysis.kernels import linear_outside
+from partitioner.frontend.analysis.kernels import Kernels, linear_outside
 from partitioner.frontend.analysis.looks import form_of, remembered, value_of
 from partitioner.frontend.analysis.meter import Meter, Taken, take
 from partitioner.frontend.rewrite.modes import is_switch
@@ -67,6 +67,7 @@ class _Held:
         numbers: of the storages of each value, by name.
         history: for each value, whether each tensor in it has one.
         known: what calls take, by what tells them apart; ``None`` for those that cannot be called on fakes.
+        kernels: what is inside of them.
     """
 
     def __init__(self, traced: Traced, training: bool) -> None:
@@ -76,6 +77,7 @@ class _Held:
         self.numbers: dict[str, tuple[int, ...]] = {}
         self.history: dict[str, tuple[bool, ...]] = {}
         self.known: dict[Any, Taken | None] = {}
+        self.kernels = Kernels()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         for node in traced.graph.fx.find_nodes(op="placeholder"):
             key = traced.graph.states.get(node.name)
@@ -106,6 +108,7 @@ class _Held:
         if taken is None or len(taken.gradients) != len(given) or len(taken.differentiable) != len(made):
             taken = self._guess(sources, given, made)
         self.history[node.name] = taken.differentiable
+        self._rewrite([tensor for (_, tensor), new in zip(given, taken.written, strict=False) if new])
         tensors = [tensor for _, tensor in given]
         kept = [tensors[number] for number in sorted(taken.saved_arguments)]
         kept += [made[number] for number in sorted(taken.saved_results)]
@@ -123,6 +126,12 @@ class _Held:
             tuple((name, size) for name, size in gradients.items() if name not in states),
             tuple(states[name] for name in gradients if name in states),
         )
+
+    def _rewrite(self, written: Sequence[torch.Tensor]) -> None:
+        """Everything in the storage of what was written in place has a history."""
+        numbers = {self.number[storage_key(tensor)] for tensor in written}
+        for name in [name for name, found in self.numbers.items() if not numbers.isdisjoint(found)] if numbers else ():
+            self.history[name] = (True,) * len(self.history[name])
 
     def _taken(self, node: torch.fx.Node, sources: Sequence[torch.fx.Node]) -> Taken | None:
         """What a call takes; calls of one form take the same. ``None`` if it cannot be called on fakes."""
@@ -147,7 +156,7 @@ class _Held:
                 return linear_outside(*args, **kwargs) if node.target is _LINEAR else call_node(node, args, kwargs)
 
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(self.training), self.fake, Meter() as meter:
+            with torch.inference_mode(False), torch.set_grad_enabled(self.training), self.fake, Meter(self.kernels) as meter:
                 return take(call, lambda: [_like(t, flag) for t, flag in zip(likes, flags, strict=True)], meter)
         except Exception:  # a fake kernel may raise anything
             return None

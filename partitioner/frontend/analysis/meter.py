@@ -1,6 +1,6 @@
 """What one call of an op takes, measured by PyTorch itself: the op runs forward and backward on fakes, and a meter counts.
 
-No memory is used and no kernel runs. What a kernel takes inside of itself is not seen; `kernels.py` tells it where it is known.
+What a kernel takes inside of itself fakes do not show; `kernels.py` tells it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,25 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partitioner.frontend.analysis.kernels import hidden_bytes, stored_bytes
+from partitioner.frontend.analysis.kernels import NOTHING, Kernels
 from partitioner.model.fakes import number_of, tensors_in
 from partitioner.model.storage import storage_key, storage_span
+
+aten = torch.ops.aten
+
+ZEROS = frozenset({aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default})
+
+IN_PLACE = frozenset(
+    {aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_put.default, aten.index_add.default}
+)
+"""What autograd's formulas do in place, on zeros that they have made, where no dispatch mode looks."""
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that ops make while it is entered, as long as they live. Fakes count as if they were real.
+
+    Args:
+        kernels: tells what kernels take inside of themselves; left out, nothing.
 
     >>> with Meter() as meter:
     ...     for _ in range(3):
@@ -29,17 +41,27 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (1024, 2048)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = kernels
         self.live: dict[int, int] = {}
+        self.zeros: set[int] = set()
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        stored = stored_bytes(func, args)
-        for tensor in tensors_in(result):
-            self.count(tensor, stored)
-        self.peak = max(self.peak, self.now + hidden_bytes(func, args, result))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        inside = NOTHING if self.kernels is None else self.kernels.inside(func, args, kwargs, result)
+        if func in IN_PLACE and (key := storage_key(args[0])) in self.zeros:
+            self.now -= self.live[key]
+            self.live[key] = 0
+        made = list(tensors_in(result))
+        sizes = inside.results if len(inside.results) == len(made) else [0] * len(made)
+        for tensor, size in zip(made, sizes, strict=True):
+            self.count(tensor, size)
+        if func in ZEROS:
+            self.zeros.update(map(storage_key, made))
+        self.peak = max(self.peak, self.now + inside.hidden)
         return result
 
     def count(self, tensor: torch.Tensor, empty: int = 0) -> None:
@@ -56,6 +78,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, key: int) -> None:
         self.now -= self.live.pop(key)
+        self.zeros.discard(key)
 
     def start(self) -> int:
         """Begin to look for a peak; the bytes that live now."""
@@ -74,6 +97,7 @@ class Taken:
         backward: bytes at most while backward runs, beyond what was there when it began.
         gradients: for each argument, the bytes of its gradient, 0 if it has the storage of a result's; -1 if it gets none.
         differentiable: for each result, whether it has a history.
+        written: for each argument, whether it has another history than before: it was written in place.
     """
 
     workspace: int = 0
@@ -83,6 +107,7 @@ class Taken:
     backward: int = 0
     gradients: tuple[int, ...] = ()
     differentiable: tuple[bool, ...] = ()
+    written: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -96,8 +121,9 @@ class _Backward:
     results: list[int]
     histories: list[GradientEdge | None]
     into: list[GradientEdge | None]
-    given: list[torch.Tensor]  # the gradients of results that have a history
+    given: list[torch.Tensor]  # the gradients of what has a history
     differentiable: tuple[bool, ...]
+    written: tuple[bool, ...]
     others: set[int]  # storages that have nothing to do with the call
 
 
@@ -122,6 +148,7 @@ def take(call: Callable[[Sequence[torch.Tensor]], Any], arguments: Callable[[], 
         backward,
         gradients,
         history.differentiable,
+        history.written,
     )
 
 
@@ -130,7 +157,7 @@ def _forward(
 ) -> tuple[_Backward, int]:
     """Call; the history that is left of it, and the bytes that it took beyond what it leaves."""
     given = arguments()
-    into = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in given]
+    into = [_edge(tensor) for tensor in given]
     keys = [storage_key(tensor) for tensor in given]
     others = meter.live.keys() - set(keys)
     start = meter.start()
@@ -138,10 +165,17 @@ def _forward(
     peak = meter.peak - start
     made = [storage_key(tensor) for tensor in results]
     flags = tuple(tensor.requires_grad for tensor in results)
-    histories = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in results]
+    written = tuple(edge != before for edge, before in zip(map(_edge, given), into, strict=True))
+    ends = [*results, *(tensor for tensor, new in zip(given, written, strict=True) if new and storage_key(tensor) not in made)]
+    histories = [_edge(tensor) for tensor in ends]
     left = meter.now - start
-    gradients = [torch.empty_like(tensor) for tensor in results if tensor.requires_grad]
-    return _Backward(keys, made, histories, into, gradients, flags, others), peak - left
+    gradients = [torch.empty_like(tensor) for tensor in ends if tensor.requires_grad]
+    return _Backward(keys, made, histories, into, gradients, flags, written, others), peak - left
+
+
+def _edge(tensor: torch.Tensor) -> GradientEdge | None:
+    """Where the gradient of a tensor goes, if it has a history."""
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
 def _backward(history: _Backward, grads: set[int], meter: Meter) -> tuple[int, tuple[int, ...]]:
