@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import TraceError
+from partitioner.frontend.check.interpret import interpret
 
 WIDTH = 4
 
@@ -61,6 +63,59 @@ class Normed(Mask):
         return super().forward(self.norm(x))
 
 
+class Hooked(Late):
+    """As models of Hugging Face do that give their hidden states: hooks, put there under a lock, which no tracer enters."""
+
+    lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.held is None:
+            with self.lock:
+                self.held = self.made(x)
+        return self.layer(x) + self.shift
+
+    def made(self, x: Tensor) -> Any:
+        self.layer.register_forward_hook(twice)
+        return True
+
+
+class NormedAndHooked(Hooked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+class HookedByData(Hooked):
+    def made(self, x: Tensor) -> Any:
+        return x.detach().mean(0)
+
+
+class HookedOften(Hooked):
+    def forward(self, x: Tensor) -> Tensor:
+        self.held = None
+        return super().forward(x)
+
+
+class HookedAndWriting(Hooked):
+    def made(self, x: Tensor) -> Any:
+        self.shift.copy_(-x.detach().mean(0))
+        return True
+
+
+class HookedAndLearning(Hooked):
+    def made(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.layer.bias.copy_(-x.mean(0))
+        return True
+
+
+def twice(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * 2
+
+
 class OfData(Late):
     def made(self, x: Tensor) -> Any:
         return x.detach().mean(0)
@@ -103,7 +158,7 @@ class Learning(Late):
         return torch.ones(WIDTH)
 
 
-@pytest.mark.parametrize("kind", [Mask, Table, Registered, Normed])
+@pytest.mark.parametrize("kind", [Mask, Table, Registered, Normed, Hooked, NormedAndHooked])
 def test_what_every_call_would_leave_is_there(kind: type[Late]) -> None:
     """And values are what they were, statistics of a norm among them."""
     model, x = kind(), torch.randn(8, WIDTH)
@@ -124,3 +179,24 @@ def test_what_hangs_on_the_first_call_is_refused(kind: type[Late]) -> None:
         example_in(model, torch.randn(8, WIDTH), None, 2)
     assert model.held is None, "nothing is left"
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [HookedByData, HookedOften, HookedAndWriting, HookedAndLearning])
+def test_what_is_hidden_and_more_than_hooks_is_refused(kind: type[Late]) -> None:
+    model = kind()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TraceError, match=r"`lock` context manager.*call the model once before"):
+        example_in(model, torch.randn(8, WIDTH), None, 2)
+    assert model.held is None and not model.layer._forward_hooks, "nothing is left"
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_hooks_are_put_there_once() -> None:
+    model, x = Hooked(), torch.randn(8, WIDTH)
+    expected = copy.deepcopy(model)(x[:4])
+    example = example_in(model, x, None, 2)
+    assert len(model.layer._forward_hooks) == 1
+    graph, values = example.traced.graph, example.arguments([x[:4]])
+    values |= {name: example.traced.state[key] for name, key in graph.states.items()}
+    (found,) = interpret(graph, [values[name] for name in graph.arguments])
+    torch.testing.assert_close(found, expected)

@@ -25,7 +25,10 @@ class Losses(nn.Module):
         written[0] = -100
         given = functional.cross_entropy(logits, labels.view(-1), ignore_index=3)
         moved = functional.nll_loss(logits.log_softmax(-1)[:-1], labels[1:], torch.arange(5.0))
-        return sum((functional.cross_entropy(logits, each) for each in (drawn, written, self.own)), given + moved)
+        divided = (
+            logits.square().sum() / (labels > 2).sum() + logits.sum() / drawn.sum() + logits.sum() / 3 + logits.sum() / moved
+        )
+        return sum((functional.cross_entropy(logits, each) for each in (drawn, written, self.own)), given + moved + divided)
 
 
 def test_of_what_the_batch_alone_says_and_nothing_is_drawn() -> None:
@@ -33,18 +36,30 @@ def test_of_what_the_batch_alone_says_and_nothing_is_drawn() -> None:
     example = example_in(Losses(), {"x": torch.randn(4, 4), "labels": labels}, None, 1)
     drawn = torch.get_rng_state()
     found = counts_in(losses_in(example), example.arguments(example.call.tensors))
-    assert [each.item() for each in found] == [2, 4 + 2 + 3]
+    assert [each.item() for each in found] == [2, 4 + 2 + 3, 3]
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_what_a_loss_function_takes_the_mean_of_is_seen() -> None:
-    watched, logits, target = Watched(2), torch.randn(4, 5), torch.tensor([3, -100, 2, 0])
+    watched, logits, target = Watched(2), torch.randn(4, 5, requires_grad=True), torch.tensor([3, -100, 2, 0])
     watched.found.append([])
     with watched:
         nn.CrossEntropyLoss()(logits, target)
         functional.cross_entropy(logits, target, torch.arange(5.0))
         functional.cross_entropy(logits, logits.softmax(-1))  # probabilities, and all rows count
         functional.cross_entropy(logits, target, reduction="none").mean()
+        logits[target > 0].mean(1).mean()
+        functional.mse_loss(logits[target > 0], torch.zeros(2, 5))
+        logits.sum() / (target > 0).sum() + torch.div(logits.sum(), 3) + logits.sum().div_(2.0)
+        logits.sum() / logits.norm() + (logits.detach().sum() / 5) + (logits / 7).sum(), logits.sum() / torch.ones(2)
         total = nn.NLLLoss(reduction="sum")(logits, target)
-    assert [[each.item() for each in row] for row in watched.found] == [[3, 3 + 2 + 0]]
+    assert [[each.item() for each in row] for row in watched.found] == [[3, 3 + 2 + 0, 20, 4, 2, 10, 2, 3, 2]]
     assert watched.sums == [total]
+
+
+def test_a_mean_of_each_row_is_not_one_of_the_batch() -> None:
+    watched, rows = Watched(2), torch.randn(3, 5, requires_grad=True)
+    watched.found.append([])
+    with watched:
+        torch.stack([row[: place + 1].mean() for place, row in enumerate(rows)]).mean()
+    assert [each.isnan().item() for each in watched.found[0]] == [True, True, True, False]

@@ -87,6 +87,8 @@ REFUSED = {
     "eval mode later": ("InputError", "the model is in eval mode, and its stages were made in train mode"),
     "train mode later": ("InputError", "is in train mode, and its stages were made in eval mode: call model.eval()"),
     "unfrozen later": ("InputError", "more is to be trained than when .*:\n  layers.0.bias requires a gradient now"),
+    "nothing trained": ("InputError", "nothing in the model requires a gradient, and a step would train nothing"),
+    "nothing trained later": ("InputError", "nothing in the model requires a gradient, and a step would train nothing"),
     "one layer in eval mode later": ("InputError", "drop is in eval mode since the stages were made"),
     "all layers but one": ("InputError", "the model is in eval mode since the stages were made"),
     "in eval mode behind the part": ("InputError", "the model is in eval mode since the stages were made"),
@@ -138,6 +140,11 @@ REFUSED = {
     "a layer of the part parametrized": ("InputError", "layers.0.weight was taken out of the part since its stages were made"),
     "a parameter added to the part": ("InputError", "more was added to the part since its stages were made"),
     "the part in another dtype": ("InputError", "layers.0.weight is torch.float64 on cpu .* and they are for torch.float32"),
+    "the part in another dtype with fsdp2": (
+        "InputError",
+        "layers.0.weight would be torch.float64 on cpu, and fsdp2 shards it",
+    ),
+    "the part emptied with fsdp2": ("InputError", "layers.0.weight would be new, and fsdp2 shards it"),
     "the model in another dtype": ("InputError", "layers.0.weight is torch.float64 on cpu .* and they are for torch.float32"),
     "a hook of a layer of the part": ("InputError", "layers.0 has a hook, and a part's layers are never called"),
     "hooks on sharded gradients": ("InputError", "layers.0.weight has a hook on its gradient, which torch does not call"),
@@ -172,6 +179,7 @@ READ_BY_EACH = {
 }
 TAKEN = (
     "a right step",
+    "the part in its own dtype with fsdp2",
     "hooks on gradients",
     "hooks on gradients over stages",
     "hooks behind whole gradients",

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.nets import TRAININGS
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed import outlook, plan
@@ -195,11 +196,40 @@ def test_what_would_go_wrong_is_refused() -> None:
     with pytest.raises(SpecError, match="schedule interleaved_zero_bubble and a branch axis"):
         kind_of(DistributedSpec(mesh={"branch": 2, "pipeline": 2}, recompute="stage", **split))
     graph = example_in(nn.Linear(4, 4), torch.ones(2, 4), None, 1).traced.graph
-    unknown = mock.Mock(ops=[mock.Mock(accesses=(Access(ANY, True),), where="in net")])
-    unknown.ops[0].name = "linear"
+    unknown = mock.Mock(ops=[mock.Mock(accesses=(Access(ANY, True),), shown="linear = linear(...) in net")])
     refuse_unknown(graph, "stage")
-    with pytest.raises(SpecError, match="recompute: stage would run linear twice"):
+    with pytest.raises(SpecError, match=r"recompute: stage would run this twice, .*: linear = linear.* in net"):
         refuse_unknown(unknown, "stage")
+
+
+class Scanned(nn.Module):
+    """A sum that goes on along its rows, by a tree of halves: views of what a transform gives, and a transform of those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = associative_scan(torch.add, self.first(x), dim=1, combine_mode="generic")
+        return self.last(found)  # type: ignore[no-any-return]
+
+
+class Certain(Scanned):
+    """Switches something for the whole process, and back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.use_deterministic_algorithms(True)
+        found: torch.Tensor = self.first(x)
+        torch.use_deterministic_algorithms(False)
+        return self.last(found)  # type: ignore[no-any-return]
+
+
+def test_a_scan_is_known_and_a_switch_is_not() -> None:
+    """A scan takes rows by an op of several overloads, whose schemas tell what it does; the error says where a switch is."""
+    refuse_unknown(example_in(Scanned(), torch.randn(2, 5, 4), None, 1).traced.graph, "segments")
+    switched = example_in(Certain(), torch.randn(2, 5, 4), None, 1).traced.graph
+    with pytest.raises(SpecError, match=r"what it does is unknown: run_region = run_region.* .*recompute.py:\d+"):
+        refuse_unknown(switched, "segments")
 
 
 def test_a_model_that_is_trained_with_batch_norm_has_its_statistics_once() -> None:

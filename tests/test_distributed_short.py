@@ -87,6 +87,6 @@ def test_ignored_targets_count_for_nothing_or_are_refused(ranks: list[dict[str, 
             assert math.isnan(apart) and said == 0.0, "as in eager"
         elif "uneven" in name:
             assert apart < 1e-5 and ranks[1]["ignored"][name][0] < 1e-5, name
-            assert re.search(r"is the mean of \d+ targets in one microbatch or copy and of .* Say what counts", said), name
+            assert re.search(r"a loss is divided by \d+ in one microbatch or copy and by .* Say what counts", said), name
         else:
             assert max(apart, said, *ranks[1]["ignored"][name]) < 1e-5, name

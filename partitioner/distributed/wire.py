@@ -75,7 +75,7 @@ def parallelize(
         plan: a file that `plan(...).save` wrote: what it says is checked and done, and nothing is decided again.
         count_fn: of how many things ``loss_fn`` gives the mean, if not of rows: a function of a microbatch's target or, where
             ``loss_fn`` takes none, of the model's arguments, such as ``lambda target: (target != -100).sum()``. Without it a
-            cross entropy that ignores more targets in one microbatch than in another is refused, when that is seen.
+            loss that is divided by another number in one microbatch than in another is refused, when that is seen.
 
     Returns:
         This rank's part, whose parameters go to an optimizer; and the step.

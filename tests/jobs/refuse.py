@@ -420,6 +420,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "eval mode later": lambda: changed(nn.Module.eval),
     "train mode later": lambda: changed(nn.Module.train, nn.Module.eval),
     "unfrozen later": lambda: changed(lambda part: part.requires_grad_(True), ends_frozen),
+    "nothing trained": lambda: ask(Layers().requires_grad_(False))((X, TARGET)),
+    "nothing trained later": lambda: changed(lambda part: part.requires_grad_(False)),
     "one layer in eval mode later": lambda: altered(lambda model: model.drop.eval()),
     "all layers but one": lambda: altered(lambda model: (model.eval(), model.layers.train())),
     "in eval mode behind the part": lambda: altered(nn.Module.eval),

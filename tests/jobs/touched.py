@@ -143,6 +143,9 @@ TOUCHED: dict[str, Callable[[], Any]] = {
     "a layer of the part parametrized": partial(touched, centered),
     "a parameter added to the part": partial(touched, lambda part: part.register_parameter("more", nn.Parameter(X))),
     "the part in another dtype": partial(touched, nn.Module.double),
+    "the part in another dtype with fsdp2": partial(touched, nn.Module.double, **FSDP2),
+    "the part emptied with fsdp2": partial(touched, lambda part: part.to_empty(device="cpu"), **FSDP2),
+    "the part in its own dtype with fsdp2": partial(touched, lambda part: part.float().cpu(), **FSDP2),
     "the model in another dtype": partial(touched, nn.Module.double, of_part=False),
     "a hook of a layer of the part": partial(
         touched, lambda part: part.get_submodule("layers.0").register_forward_hook(lambda *_: None)

@@ -160,4 +160,4 @@ def refuse_unknown(graph: Graph, recompute: str) -> None:
     """
     for op in graph.ops:
         if any(access.resource == ANY and access.write for access in op.accesses):
-            raise SpecError(f"recompute: {recompute} would run {op.name} twice ({op.where}), and what it does is unknown")
+            raise SpecError(f"recompute: {recompute} would run this twice, and what it does is unknown: {op.shown}")

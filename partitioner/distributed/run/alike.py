@@ -4,11 +4,12 @@ numbers.
 batch         the ranks of one copy of the model get the same rows
 parameters    copies under DDP, and what ranks of a tensor axis have whole: one learning rate, one checkpoint for all
 loss          ranks of a tensor or branch axis each compute it: what it draws has to be the same
+trained       some rank of a copy trains something: what passes between stages has a gradient also where none does
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,22 @@ def refuse_other_batches(batches: Batches, ranks: Ranks) -> None:
                 f"the ranks of one copy of the model were given different batches: {axis} 0 and {axis} {other}. Give "
                 f"ranks along the {axis} axis the same: DistributedSampler(num_replicas=data axis, rank=step.ranks.data)"
             )
+
+
+def refuse_untrained(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Refuse a step in which all parameters of all ranks are frozen; in one process its backward fails, and here it would not.
+
+    Raises:
+        InputError: says so.
+    """
+    trained = torch.tensor(float(any(each.requires_grad for each in parameters)), device=ranks.device)
+    axes = ranks.wide("pipeline", "branch", "tensor")
+    for axis in axes:
+        dist.all_reduce(trained, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
+    if axes and not trained:  # else the loss tells, and an input may be trained
+        raise InputError(
+            "nothing in the model requires a gradient, and a step would train nothing: a parameter is to be trained"
+        )
 
 
 def refuse_other_parameters(alike: Mapping[str, Sequence[nn.Parameter]], ranks: Ranks) -> None:

@@ -5,12 +5,15 @@
     1              8         5         3.0                   3 / 10        the batch's loss is 2.3, the mean of both 2.5
 
 ``count_fn`` says how many count; they are summed up over microbatches and copies before the first backward. Where nobody says,
-the cross entropies of a step are watched: if their numbers differ, the mean of means would be another loss, and is refused.
+the losses of a step are watched for what they are divided by: targets of a cross entropy, elements of a mean, a mask's sum.
+If these numbers differ, the mean of means would be another loss, and is refused.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +35,16 @@ from partitioner.model.node import call_node, fill
 MEANS: tuple[Callable[..., Any], ...] = (cross_entropy, nll_loss, cross_entropy_of_part)
 """What gives a mean over the targets that are not ignored."""
 
-MOST = 8
+DIVISIONS: tuple[Any, ...] = (
+    *(torch.div, torch.divide, torch.true_divide, operator.truediv, operator.itruediv),
+    *("div", "divide", "true_divide", "div_"),
+    *(torch.Tensor.div, torch.Tensor.divide, torch.Tensor.true_divide, torch.Tensor.__truediv__, torch.Tensor.div_),
+)
+"""What divides, as functions and as methods that a graph calls."""
+
+SELECTIONS: tuple[Any, ...] = (operator.getitem, torch.masked_select, "masked_select")
+
+MOST = 32
 """Means of a microbatch that are watched."""
 
 
@@ -80,16 +92,27 @@ class Watched(TorchFunctionMode):
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
         self.sums: list[torch.Tensor] = []
+        self._by_place: dict[Any, int] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func in MEANS and (count := _counted(func, args, kwargs or {})) is not None:
-            self.found[-1].append(count)
+        learns = isinstance(made, torch.Tensor) and made.requires_grad and not made.dim()  # else it is no loss
+        if learns and (count := _counted(func, args, kwargs or {})) is not None:
+            self._note(count)
         if getattr(func, "__module__", "") == functional.__name__ and (kwargs or {}).get("reduction") == "sum":
             self.sums.append(made)
         return made
+
+    def _note(self, count: torch.Tensor) -> None:
+        """Note what a loss is divided by; not where a loop does it again, for rows are then averaged that are each a mean."""
+        row, place = self.found[-1], _caller()
+        if not row:
+            self._by_place.clear()
+        if (before := self._by_place.setdefault(place, len(row))) < len(row):
+            row[before] = count = torch.tensor(torch.nan)
+        row.append(count)
 
     def refuse_sum(self, loss: Any) -> None:
         """Refuse a sum over a microbatch as its loss: of the sum over a batch, the mean of such sums is a part.
@@ -104,14 +127,24 @@ class Watched(TorchFunctionMode):
             )
 
 
+def _caller(most: int = 12) -> tuple[Any, ...]:
+    """Where the user's code is, with what has called it."""
+    frame, found = sys._getframe(3), list[Any]()
+    while frame is not None and len(found) < most:
+        found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)
+
+
 def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
-    """A model's own losses of which the batch alone tells of how many targets they are means; each with what tells it."""
+    """A model's own losses of which the batch alone tells of how many targets they are means; each with what tells it. In place
+    of a mean over a selection stands its mask."""
     graph, found = example.traced.graph, list[tuple[torch.fx.Node, list[torch.fx.Node]]]()
-    losses = [node for node in graph.fx.nodes if node.target in MEANS]
+    losses = [node for node in map(_telling, graph.fx.nodes) if node is not None]
     fixed = _fixed(graph, example.places) if losses else set()
     for loss in losses:
-        logits = loss.args[0] if loss.args else loss.kwargs["input"]
-        needed = _made_of(node for node in loss.all_input_nodes if node is not logits)
+        logits = loss.args[0] if loss.args else loss.kwargs.get("input")  # or what is divided
+        needed = _made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])
         if {node.name for node in needed} <= fixed:
             found.append((loss, [node for node in graph.fx.nodes if node in needed]))
     return found
@@ -127,7 +160,10 @@ def counts_in(
         inputs: of the model's graph.
     """
     pairs = ((loss, _values(needed, inputs)) for loss, needed in losses)
-    counts = (_counted(loss.target, *fill((loss.args, loss.kwargs), values.get)) for loss, values in pairs)
+    counts = (
+        values[loss].sum() if loss in values else _counted(loss.target, *fill((loss.args, loss.kwargs), values.get))
+        for loss, values in pairs
+    )
     return [count for count in counts if count is not None]
 
 
@@ -153,19 +189,70 @@ def refuse_uneven(found: Iterable[Sequence[torch.Tensor]], ranks: Ranks, last: i
         else:
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
     most, least = ends[0], -ends[1]
-    uneven = torch.isfinite(most) & torch.isfinite(least) & (most > least * (1 + 1e-6))
+    uneven = torch.isfinite(most) & torch.isfinite(least) & (most - least > least.abs() * 1e-6)
     if bool(uneven.any()):
         place = int(uneven.int().argmax())
         raise InputError(
-            f"a cross entropy is the mean of {least[place]:g} targets in one microbatch or copy and of {most[place]:g} in "
-            "another, for others are ignored or weigh less, and the mean of such means is not that of the batch. Say what "
+            f"a loss is divided by {least[place]:g} in one microbatch or copy and by {most[place]:g} in another, as where "
+            "targets are ignored, masked or weigh less, and the mean of such means is not that of the batch. Say what "
             "counts: parallelize(..., count_fn=lambda target: (target != -100).sum()), of a microbatch's target or, where "
             "loss_fn takes none, of the model's arguments; count_fn=lambda *_, **__: 1 takes the mean of means"
         )
 
 
+def _telling(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The op whose inputs tell what a loss is divided by: the loss itself; or, of a mean over a selection, its mask."""
+    value = node.meta.get("example_value")
+    if node.target in MEANS:
+        return node
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.dim():  # no single number that learns
+        return None
+    if node.target in DIVISIONS:
+        return node if len(node.args) == 2 and isinstance(node.args[1], torch.fx.Node) else None
+    of = node.all_input_nodes[0].meta.get("example_value") if _is_mean(node.target, node.args, node.kwargs) else None
+    sizes = {str(size) for size in of.shape if isinstance(size, torch.SymInt)} if isinstance(of, torch.Tensor) else set()
+    behind = _made_of([node]) if sizes else set()
+    chosen = (each for each in node.graph.nodes if each in behind and each.target in SELECTIONS and _sizes(each) & sizes)
+    masks = (each.args[1] for each in chosen)
+    return next((mask for mask in masks if isinstance(mask, torch.fx.Node) and _is_mask(mask)), None)
+
+
+def _sizes(node: torch.fx.Node) -> set[str]:
+    return {str(size) for size in getattr(node.meta.get("example_value"), "shape", ())}
+
+
+def _is_mask(node: torch.fx.Node) -> bool:
+    return getattr(node.meta.get("example_value"), "dtype", None) is torch.bool
+
+
+def _is_mean(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is a mean over all elements, if it gives a single number."""
+    if function in (torch.mean, torch.Tensor.mean, "mean"):
+        return True
+    return getattr(function, "__module__", "") == functional.__name__ and _reduction(function, args, kwargs) == "mean"
+
+
 def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of how many targets, or of what weight of them, a loss is the mean; ``None`` if it is none."""
+    """Of how many things, or of what weight of them, a loss is the mean; ``None`` if it is none."""
+    if function in MEANS and (count := _targets(function, args, kwargs)) is not None:
+        return count
+    if function in DIVISIONS:
+        by = args[1] if len(args) > 1 else kwargs.get("other")
+        single = isinstance(by, int | float) or (isinstance(by, torch.Tensor) and by.numel() == 1 and not by.requires_grad)
+        return torch.as_tensor(by).detach().reshape(()) if single else None
+    if _is_mean(function, args, kwargs):
+        elements = args[0] if args else kwargs.get("input")
+        return torch.tensor(elements.numel()) if isinstance(elements, torch.Tensor) else None
+    return None
+
+
+def _reduction(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments.get("reduction")
+
+
+def _targets(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     options, target = given.arguments, given.arguments["target"]

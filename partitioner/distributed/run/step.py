@@ -20,7 +20,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner.distributed.ranks import Ranks, all_go_on, told
-from partitioner.distributed.run.alike import refuse_other_batches, refuse_other_losses, refuse_other_parameters
+from partitioner.distributed.run.alike import (
+    refuse_other_batches,
+    refuse_other_losses,
+    refuse_other_parameters,
+    refuse_untrained,
+)
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import refuse_uneven
 from partitioner.distributed.run.loss import Loss
@@ -121,6 +126,7 @@ class Step:
             if watched:
                 refuse_other_batches(self.batches, self.ranks)
                 refuse_other_parameters(self.alike, self.ranks)
+                refuse_untrained(self.parameters.values(), self.ranks)
             self.loss.begin(self.ranks, watched=watched)
             if self.shards is not None:
                 self.shards.start_step()

@@ -96,6 +96,24 @@ class Ranked(nn.Module):
             "saving",
         )
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Ranked:
+        """As any module. Of what FSDP2 shards, for which torch fails, what leaves all as it is: `float()`, `cpu()`.
+
+        Raises:
+            InputError: it would have another dtype, device or shape, or other values.
+        """
+        for key, each in self.named_parameters():
+            if isinstance(each, DTensor) and (given := fn(each)) is not each:
+                other = (given.dtype, given.device) != (each.dtype, each.device)
+                text = f"{given.dtype} on {given.device}" if other else "new"
+                refuse(
+                    f"{key} would be {text}, and fsdp2 shards it as {each.dtype} on {each.device} for the stages: parallelize "
+                    "a model that is so; to save values of another dtype, copy.deepcopy(part) first",
+                    "changing the part",
+                )
+        sharded = any(isinstance(each, DTensor) for each in self.parameters())
+        return self if sharded else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.pop(prefix + IDLE, None)

@@ -5,18 +5,21 @@
 
 So the model is called once as it is, where nothing else comes of it: what is left is made of nothing that the call gives or
 draws, of no state, and the first call gives and writes what the second one does. A mean of the first batch is not such a thing,
-nor is a count.
+nor is a count. A first call that cannot be traced (Hugging Face's install hooks, under a lock) may leave no tensor at all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves
 
 from partitioner.ir.access import ANY, RNG
@@ -26,6 +29,7 @@ from partitioner.model.keep import state_kept
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
 from partitioner.model.state import all_state, lies_on_meta
+from partitioner.model.storage import version_of
 from partitioner.model.undo import tensor_undo
 
 
@@ -47,21 +51,88 @@ def begun(model: nn.Module, call: Call, graph: Graph, left: Iterable[str], trace
         return False
     if not _settles(model, call, graph, trace):
         return False
-    buffers = [each for each in all_state(model).values() if not isinstance(each, nn.Parameter)]
+    _called_for_good(model, call)
+    return True
+
+
+def begun_unseen(model: nn.Module, call: Call) -> bool:
+    """Call a model whose first call cannot be traced, if that leaves flags and hooks, and changes nothing else.
+
+    Args:
+        model, call: as for `begun`.
+
+    Returns:
+        Whether it was called, and so may be traced now.
+    """
+    if lies_on_meta(model):
+        return False
+    buffers, parameters, before = _buffers(model), [*model.parameters()], _tensors_in(model)
+    drawn, versions = torch.get_rng_state(), [version_of(each) for each in parameters]
+    undo = [tensor_undo(each) for each in buffers]
+
+    def found() -> list[torch.Tensor]:
+        return [*_called(model, call), *(each.clone() for each in buffers)]
+
+    try:
+        with state_kept(model, *call.leaves) as left:
+            first, after = found(), _tensors_in(model)
+            for each in undo:
+                each()
+            torch.set_rng_state(drawn)
+            with state_kept(model, *call.leaves) as changed:
+                second = found()
+            learnt = versions != [version_of(each) for each in parameters]
+    except Exception:  # the model's own
+        return False
+    alike = len(first) == len(second) and all(map(torch.equal, first, second))
+    if not left or changed or learnt or not alike or after != before:
+        return False
+    _called_for_good(model, call)
+    return True
+
+
+def _called_for_good(model: nn.Module, call: Call) -> None:
+    """Call a model, and put back all that is no attribute."""
     with ExitStack() as block:
         block.enter_context(quiet())
-        for undo in (process_undo(), *map(tensor_undo, buffers)):
+        for undo in (process_undo(), *map(tensor_undo, _buffers(model))):
             block.callback(undo)
         _called(model, call)
-    return True
 
 
 def held_in(model: nn.Module, results: Iterable[tuple[str, Any]]) -> set[str]:
     """The names of those results that lie in attributes of a model, or in containers there."""
-    held = {
+    held = _tensors_in(model)
+    return {name for name, value in results if id(value) in held}
+
+
+def instead_of(model: nn.Module, changed: Sequence[str]) -> str:
+    """What to do about attributes that forward replaces: hooks of torch are such, for some of which it has something newer."""
+    layers, owners = dict(model.named_modules()), {key.rpartition(".")[0] for key in changed}  # or what is no layer, a global
+    hooks = [hook for path in owners & layers.keys() for hook in layers[path]._forward_pre_hooks.values()]
+    for kind, advice in _NEWER.items():
+        if any(isinstance(hook, kind) for hook in hooks):
+            return advice
+    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new); or give it that value before"
+
+
+_NEWER: dict[type, str] = {
+    WeightNorm: "take torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm, which is deprecated",
+    SpectralNorm: "take torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
+    BasePruningMethod: "make what is pruned so for good, torch.nn.utils.prune.remove(layer, name), or give the layer a "
+    "parametrization that multiplies by the mask",
+}
+
+
+def _tensors_in(model: nn.Module) -> set[int]:
+    """The identities of what lies there."""
+    return {
         id(leaf) for module in model.modules() for leaf in tree_leaves(dict(vars(module))) if isinstance(leaf, torch.Tensor)
     }
-    return {name for name, value in results if id(value) in held}
+
+
+def _buffers(model: nn.Module) -> list[torch.Tensor]:
+    return [each for each in all_state(model).values() if not isinstance(each, nn.Parameter)]
 
 
 def _made_alone(graph: Graph, names: Iterable[str]) -> bool:

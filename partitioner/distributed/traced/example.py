@@ -16,12 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from partitioner.distributed.traced.begun import begun, held_in
+from partitioner.distributed.traced.begun import begun, begun_unseen, held_in, instead_of
 from partitioner.distributed.traced.rows import by_rows, rows_of
 from partitioner.distributed.traced.unread import unread
 from partitioner.errors import InputError, PartitionerError, TraceError
@@ -113,9 +110,14 @@ def example_of(model: nn.Module, call: Call) -> Example:
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True, once=True)
     args, kwargs = call.fill(call.tensors)
-    with unread(model), state_kept(model) as changed, on_examples(model):
-        returned = method(*args, **kwargs)
-        left = held_in(model, traces.named())
+    try:
+        with unread(model), state_kept(model) as changed, on_examples(model):
+            returned = method(*args, **kwargs)
+            left = held_in(model, traces.named())
+    except TraceError:
+        if begun_unseen(model, call):
+            return example_of(model, call)
+        raise
     if len(traces.found) != 1:
         raise TraceError(
             f"{type(model).__name__} has no ops to share out" if not traces.found else "the call was traced more than once"
@@ -130,7 +132,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
             return example_of(model, call)
         raise TraceError(
             f"{type(model).__name__}.forward gives {', '.join(changed[:3])} another value, and ranks would go on with that of "
-            f"the example; {_instead_of(model, changed)}"
+            f"the example; {instead_of(model, changed)}"
         )
     return Example(
         traced,
@@ -270,24 +272,6 @@ def _names(graph: Graph, results: Sequence[Any], call: Call, places: dict[str, i
     nodes = graph.fx.output_node().args[0]
     names = {id(call.tensors[place]): name for name, place in places.items()}
     return names | {id(value): node.name for node, value in zip(nodes, results, strict=True)}  # type: ignore[arg-type]
-
-
-def _instead_of(model: nn.Module, changed: Sequence[str]) -> str:
-    """What to do about attributes that forward replaces: hooks of torch are such, for some of which it has something newer."""
-    layers, owners = dict(model.named_modules()), {key.rpartition(".")[0] for key in changed}  # or what is no layer, a global
-    hooks = [hook for path in owners & layers.keys() for hook in layers[path]._forward_pre_hooks.values()]
-    for kind, advice in _NEWER.items():
-        if any(isinstance(hook, kind) for hook in hooks):
-            return advice
-    return "let it be a buffer, and write it in place: self.count.add_(1), self.mean.copy_(new); or give it that value before"
-
-
-_NEWER: dict[type, str] = {
-    WeightNorm: "take torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm, which is deprecated",
-    SpectralNorm: "take torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
-    BasePruningMethod: "make what is pruned so for good, torch.nn.utils.prune.remove(layer, name), or give the layer a "
-    "parametrization that multiplies by the mask",
-}
 
 
 def _leaf(leaf: Any, names: dict[int, str], model: nn.Module) -> tuple[str, Any]:

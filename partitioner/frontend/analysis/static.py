@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,23 @@ def static_effect(node: torch.fx.Node, inputs: Inputs, module: nn.Module | None,
         return _module_effect(node, inputs, module, state)
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_effect(node, node.target, inputs)
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(node.target, name) for name in node.target._overload_names]
+        return _any_of([_schema_effect(node, each, inputs) for each in overloads])
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _unknown(node, inputs)
     return _python_effect(node, inputs)
+
+
+def _any_of(effects: Sequence[Effect]) -> Effect:
+    """What a call may do that is one of several."""
+    none = frozenset[str]()
+    return Effect(
+        none.union(*(each.storages for each in effects)),
+        none.union(*(each.reads for each in effects)),
+        none.union(*(each.writes for each in effects)),
+        tensor=any(each.tensor for each in effects),
+    )
 
 
 def _unknown(node: torch.fx.Node, inputs: Inputs) -> Effect:

@@ -88,6 +88,10 @@ def _fused(module: torch.fx.GraphModule, region: Sequence[torch.fx.Node]) -> tor
     with graph.inserting_after(load):
         call = graph.call_function(run_region, (load, *inputs))
         call.meta = dict(region[-1].meta)
+        traces = (
+            node.meta.get("stack_trace") for node in region if not is_bound(node)
+        )  # a switch may say nothing of the user's
+        call.meta["stack_trace"] = next(filter(None, traces), call.meta.get("stack_trace"))
     call.meta["example_value"] = tuple(node.meta.get("example_value") for node in outputs)
     for number, node in reversed(list(enumerate(outputs))):
         with graph.inserting_after(call):
