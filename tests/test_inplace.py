@@ -51,6 +51,14 @@ def several_at_once(x: Tensor, weight: Tensor) -> Any:
     return v * 2 if v.requires_grad else v * 3
 
 
+def asked_before(x: Tensor, weight: Tensor) -> Any:
+    version, data, turned, given = x._version, x.data, x.T, weight.data
+    x.add_(1)
+    between = x._version
+    x.data, weight.data = x.data * 2, weight.data * 3
+    return x * weight, version, between, data, turned, given
+
+
 def by_and_by(x: Tensor, weight: Tensor) -> Any:
     v, seen = torch.zeros(2, 4), []
     for row, written in enumerate((x, weight)):
@@ -85,6 +93,7 @@ BODIES = [
     another_view,
     an_input,
     several_at_once,
+    asked_before,
     by_and_by,
     without_recording,
     one_more_dimension,
@@ -95,7 +104,10 @@ BODIES = [
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("body", BODIES)
 def test_what_a_tensor_is_after_a_write_to_another(body: Body, train: bool) -> None:
-    """It was asked what it had been before: no history, another shape. Without examples nothing else noticed it."""
+    """It was asked what it had been before, or at the end what it had been: no history, another shape, another version.
+
+    Without examples nothing else noticed it.
+    """
     model = Model(body).train(train)
     parallel = partition(Model(body).train(train), LANES)
     parallel.load_state_dict(model.state_dict())
@@ -107,3 +119,26 @@ def test_it_is_so_for_the_comparison_as_well() -> None:
     """Such a model was refused, for it did not compute what eager computes."""
     for body in BODIES:
         partition(Model(body), LANES, example_inputs=X.clone())
+
+
+class Decays(nn.Module):
+    """Gives a weight other data between its uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layer(x)
+        self.layer.bias.data = self.layer.bias.data * 0.5
+        return self.layer(first)
+
+
+@pytest.mark.parametrize("example", [X, None])
+def test_a_gradient_reaches_all_uses_of_a_weight_that_was_given_other_data(example: Tensor | None) -> None:
+    """Asked for by `torch.autograd.grad`, that of the uses before it was lost; such a model was refused with an example."""
+    model = Decays()
+    parallel = partition(model, LANES, example_inputs=example, copy=True)
+    found = [torch.autograd.grad(each(X).sum(), list(each.parameters())) for each in (model, parallel)]
+    assert_same(*found)
+    assert_same(list(model.parameters()), list(parallel.parameters()))

@@ -362,6 +362,29 @@ def test_what_has_no_form_as_a_mode_is_one_op(kind: type[Switched]) -> None:
         assert_near(gradients, others, 1e-6)
 
 
+class CastsAgain(Switched):
+    """A weight that has other data in a second block of autocast, within what runs as one op."""
+
+    def switched(self, h: Tensor) -> Tensor:
+        kept = self.after.bias.data + 1
+        with autocast():
+            first = self.after(h)
+        self.after.bias.data = self.after.bias.data + 0.5
+        with autocast():
+            second = self.after(h)
+        self.after.bias.data = kept
+        return first.float() + second.float()
+
+
+def test_casts_go_with_their_block_within_one_op() -> None:
+    """A lane counts as a block of autocast, so that the second block, and the next call, had the first one's cast."""
+    model = CastsAgain()
+    parallel = spread(model, X, lanes=2, copy=True)
+    assert any(op.target == "run_region" for op in parallel.graph.ops)
+    for _ in range(3):
+        assert_same(model(X), parallel(X))
+
+
 class _Wrapped(nn.Module):
     """A tuple of one output."""
 

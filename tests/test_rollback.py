@@ -175,24 +175,68 @@ def test_what_is_too_large_to_copy_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Replaces(Writes):
-    """Gives a parameter another storage, into which a copy of the old values would not fit."""
+    """Gives a parameter another storage, into which a copy of the old values would not fit, and draws after what may fail."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
 
     def forward(self, x: Tensor, ids: Tensor, total: Tensor) -> Tensor:
-        self.scale.data = total[:2] * 2
-        return self.left(x) + self.right(ids) + self.scale.sum()
+        if self.training:
+            self.scale.data = total[:2] * 2
+        made = torch.zeros(1)
+        made.set_(x.detach().clone())
+        return self.left(x) + self.right(ids) * torch.rand(4) + made + self.scale.sum()
 
 
-def test_a_storage_that_is_exchanged_is_not_put_back() -> None:
-    model = Replaces()
+@pytest.mark.parametrize("training", [True, False])
+def test_a_storage_that_is_exchanged_is_put_back(training: bool) -> None:
+    """Nothing was, where an op gave any tensor another storage, and one that forward has made itself counted as well."""
+    model = Replaces().train(training)
     parallel = spread(model, rand(3, 4), GOOD, torch.ones(4), lanes=2, copy=True)
+    found = []
     for one in (model, parallel):
+        torch.manual_seed(0)
         with pytest.raises(IndexError):
             one(rand(3, 4), BAD, torch.full((4,), 3.0))
-    assert torch.equal(parallel(rand(3, 4), GOOD, torch.ones(4)), model(rand(3, 4), GOOD, torch.ones(4)))
+        found.append((one.scale.detach(), torch.rand(2), one(rand(3, 4), GOOD, torch.ones(4)).detach()))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_memory_that_was_exchanged_is_the_old_one_again() -> None:
+    """A view of it shows what is written later, which a copy of the values would not."""
+    scale = torch.arange(4.0)
+    view, kept = scale[1:], rollback.Rollback((0,), False, True)
+    before = kept.begin([scale])
+    assert before is not None
+    scale.data = torch.ones(2)
+    view.zero_()
+    before.restore()
+    assert torch.equal(scale, torch.arange(4.0)) and scale[1:].data_ptr() == view.data_ptr()
+
+
+class Sets(Writes):
+    """Writes its argument after what fails."""
+
+    def forward(self, x: Tensor, ids: Tensor, total: Tensor) -> Tensor:
+        found = self.left(x) + self.right(ids)
+        x[:1] = 0.25
+        return found
+
+
+def test_an_argument_of_inference_mode_is_put_back() -> None:
+    """That could not be written outside of it, which was raised in the place of eager's error."""
+    model = Sets()
+    parallel = spread(model, rand(3, 4), GOOD, torch.ones(4), lanes=2, copy=True)
+    with torch.inference_mode():
+        x = rand(3, 4)
+    for one in (model, parallel):
+        with pytest.raises(RuntimeError, match="cannot be saved for backward"):
+            one(x, GOOD, torch.ones(4))
+        with pytest.raises(IndexError), torch.no_grad():
+            one(x, BAD, torch.ones(4))
+    assert torch.equal(x, rand(3, 4))
 
 
 @dataclass

@@ -8,6 +8,7 @@ leave little to overlap, and what a call changes is small, as a rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +37,13 @@ class Rollback:
     Args:
         kept: positions of the arguments that it writes, and of those that share memory with them.
         draws: whether it draws random numbers.
+        exchanges: whether an op may give one of them another storage.
         spare: tensors to copy to, which no call uses.
     """
 
     kept: tuple[int, ...]
     draws: bool
+    exchanges: bool = False
     spare: list[list[Tensor]] = field(default_factory=list)
 
     @staticmethod
@@ -52,13 +55,13 @@ class Rollback:
             shared: positions of what shares memory with each argument that is written.
             inputs: arguments of the first call.
         """
-        if graph.written & {ANY, SENT} or any(op.target in EXCHANGING for op in graph.ops):
+        if graph.written & {ANY, SENT}:
             return None
         kept = tuple(sorted({position for each in shared for position in each}))
         values = [inputs[position] for position in kept]
         if not all(map(_is_plain, values)) or sum(value.nbytes for value in values) > LARGEST:
             return None
-        return Rollback(kept, RNG in graph.written)
+        return Rollback(kept, RNG in graph.written, any(op.target in EXCHANGING for op in graph.ops))
 
     def begin(self, arguments: Sequence[Any]) -> Before | None:
         """What there is before a call.
@@ -74,7 +77,8 @@ class Rollback:
         if sum([tensor.nbytes for tensor in tensors]) > LARGEST or any(tensor.grad_fn is not None for tensor in tensors):
             return None
         numbers = torch.default_generator.get_state() if self.draws else None
-        return Before(tensors, self._copies(tensors), [version_of(tensor) for tensor in tensors], numbers)
+        memory = [tensor.detach() for tensor in tensors] if self.exchanges else []
+        return Before(tensors, self._copies(tensors), [version_of(tensor) for tensor in tensors], numbers, memory)
 
     def end(self, before: Before) -> None:
         """A call has ended well: another may use its copies."""
@@ -105,20 +109,25 @@ class Before:
         values: copies of those.
         versions: how often they had been written.
         numbers: the state of the random generator, if it draws.
+        memory: the same tensors over the memory that they had, if they may be given another.
     """
 
     tensors: list[Tensor]
     values: list[Tensor]
     versions: list[int]
     numbers: Tensor | None
+    memory: list[Tensor] = field(default_factory=list)
 
     def restore(self) -> None:
         """Put it back."""
+        for tensor, memory in zip(self.tensors, self.memory, strict=False):
+            tensor.data = memory
         with torch.no_grad():
             for tensor, value, version in zip(self.tensors, self.values, self.versions, strict=True):
                 if tensor.grad_fn is not None and not tensor._is_view():  # what was written had a history
                     tensor.detach_()
-                tensor.copy_(value)
+                with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                    tensor.copy_(value)
                 set_version(tensor, version)
         if self.numbers is not None:
             torch.default_generator.set_state(self.numbers)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dynamo import convert_frame, utils
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
@@ -48,10 +49,12 @@ def forget(module: torch.fx.GraphModule) -> None:
 
 @amends(utils, "run_node")
 def _run_node(plain: Callable[..., Any], tracer: Any, node: torch.fx.Node, *rest: Any, **named: Any) -> Any:
-    """What `torch.tensor` makes on the meta device is real, whatever mode of fakes is on; and of a model whose weights have no
-    values, what it makes without a device has none either, and lies with them."""
+    """What `torch.tensor` makes on the meta device is real, whatever mode of fakes is on; what functorch wraps is not.
+
+    What a model whose weights have no values makes without a device has none either, and lies with them.
+    """
     value, mode = plain(tracer, node, *rest, **named), active_fake_mode()
-    if mode is None or not isinstance(value, torch.Tensor):
+    if mode is None or not isinstance(value, torch.Tensor) or is_functorch_wrapped_tensor(value):
         return value
     value = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
     if HERE.empty and not node.all_input_nodes and value.fake_device.type == "cpu":

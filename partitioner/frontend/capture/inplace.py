@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from torch._dynamo.output_graph import SubgraphTracer
 from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import increment_version
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 
@@ -22,8 +27,12 @@ _PLAIN = (TensorVariable,)
 
 @amends(TensorVariable, GETATTR)
 def _attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
+    """What is an op of the graph, such as ``x._version``, comes from there: Dynamo would ask ``x`` once more at the end."""
     _look_again(self, tx)
-    return plain(self, tx, *arguments, **options)
+    found = plain(self, tx, *arguments, **options)
+    if isinstance(found, TensorVariable | SymNodeVariable) and found.proxy.node.op.startswith("call"):
+        found.source = None
+    return found
 
 
 @amends(TensorVariable, "call_method")
@@ -46,3 +55,20 @@ def _look_again(tensor: Any, tx: Any) -> None:
     if fake._version != getattr(tensor, "seen", 0) or fake.requires_grad != tensor.requires_grad:
         tensor.synchronize_attributes(tx)
         tensor.seen = fake._version
+
+
+@amends(SubgraphTracer, "create_proxy")
+def _create_proxy(plain: Callable[..., Any], self: Any, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
+    return plain(self, kind, set_ if target is Tensor.set_ else target, *rest, **named)
+
+
+def set_(tensor: Tensor, other: Any) -> Tensor:
+    """What ``tensor.data = other`` is in a graph, where Dynamo has a method's name for it and counts it as no write afterwards.
+
+    The method would have autograd make another node for the gradient of a weight, beside the one that ops before it lead to.
+    """
+    if isinstance(tensor, FakeTensor) or not tensor.requires_grad:
+        return tensor.set_(other)
+    tensor.data = other
+    increment_version(tensor)
+    return tensor

@@ -24,7 +24,6 @@ from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 
 from partitioner.frontend.rewrite.modes import ends, is_switch
-from partitioner.frontend.rewrite.relearnt import tell_learnt
 from partitioner.model.modes import hooks_refused, modes_here, refuse_hooks, take_over
 
 OF_THREAD = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
@@ -98,11 +97,8 @@ def _fused(module: torch.fx.GraphModule, region: Sequence[torch.fx.Node]) -> tor
             item = graph.call_function(operator.getitem, (call, number))
         item.meta = dict(node.meta)
         node.replace_all_uses_with(item)
-    levels = any(is_bound(node) and is_of_thread(node) for node in region)
     for node in reversed(region):
         graph.erase_node(node)
-    if levels:
-        tell_learnt(graph, call)
     return module
 
 
@@ -111,7 +107,10 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
 
     If it fails, whatever it switched is put back, as a ``with`` in the model would do.
     """
-    depth, modes, nesting = get_dynamic_layer_stack_depth(), modes_here(), _autocast_nesting()
+    depth, modes = get_dynamic_layer_stack_depth(), modes_here()
+    lanes = 0 if any(enabled for _, enabled, _ in modes[2]) else _autocast_nesting()
+    _nest(-lanes)  # lanes count as a block of autocast: what one in the region has cast would not go at its end, as in eager
+    nesting = _autocast_nesting()
     deterministic, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     dtype, kernels, refused = torch.get_default_dtype(), _cur_sdpa_kernel_backends(), hooks_refused()
     level = forward_ad._current_level
@@ -122,14 +121,16 @@ def run_region(body: torch.fx.GraphModule, *inputs: Any) -> Any:
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
         while forward_ad._current_level > level:  # or nobody could open one any more
             _exit_level()
-        for _ in range(_autocast_nesting() - nesting):
-            torch.autocast_decrement_nesting()
+        if inner := _autocast_nesting() - nesting:
+            _nest(-inner)
+            torch.clear_autocast_cache()
         torch.use_deterministic_algorithms(deterministic, warn_only=warn)
         torch.set_default_dtype(dtype)
         _sdpa_kernel(kernels)
         refuse_hooks(refused)
         raise
     finally:
+        _nest(lanes)
         take_over(modes[0], *modes[2:])
 
 
@@ -138,3 +139,9 @@ def _autocast_nesting() -> int:
     nesting: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return nesting
+
+
+def _nest(blocks: int) -> None:
+    """Have this thread be in so many more autocast blocks, or fewer."""
+    for _ in range(abs(blocks)):
+        torch.autocast_increment_nesting() if blocks > 0 else torch.autocast_decrement_nesting()
