@@ -167,15 +167,15 @@ class Loss(torch.autograd.Function):
 
 
 def step_of(
-    parallel: Parallel, x: Tensor, training: bool, optimizer: torch.optim.Optimizer | None = None
+    parallel: Parallel, x: Tensor, training: bool, optimizer: torch.optim.Optimizer | None = None, *more: Any, **named: Any
 ) -> Callable[[], None]:
     """A call, in training with a backward and a step of the optimizer."""
 
     def call() -> None:
-        parallel(x)
+        parallel(x, *more, **named)
 
     def train() -> None:
-        results = tree_leaves(parallel(x))  # which the caller keeps, as most do
+        results = tree_leaves(parallel(x, *more, **named))  # which the caller keeps, as most do
         losses = [Loss.apply(each) for each in results if isinstance(each, Tensor) and each.requires_grad]
         torch.autograd.backward(losses)
         if optimizer is not None:

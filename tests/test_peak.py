@@ -24,7 +24,7 @@ def made(name: str, training: bool, device: str = "cpu", times: int = 1) -> tupl
     torch.manual_seed(0)
     model, x = CASES[name].build().train(training).to(device), CASES[name].inputs(times * CASES[name].batch).to(device)
     with torch.set_grad_enabled(training):
-        return partition(model, [device], example_inputs=x, check=False), x
+        return partition(model, [device], example_inputs=x, policy="single", check=False), x
 
 
 def predicted(parallel: Parallel, training: bool, optimizer: str = "none") -> int:

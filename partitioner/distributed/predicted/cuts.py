@@ -70,8 +70,8 @@ def staged(example: Example, spec: Spec, asked: DistributedSpec, device: Device)
 
 
 def memory_in(example: Example, spec: Spec) -> Memory:
-    """What the ops of a microbatch take in training."""
-    return memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer))
+    """What the ops of a microbatch take in training; the same on all ranks, whatever their processors."""
+    return memory_of(example.traced, training=True, optimizer=optimizer_named(spec.optimizer), here=False)
 
 
 def within(ready: Uncut, free: Cut, memory: Memory, asked: DistributedSpec, cap: int | None) -> Cut:

@@ -31,15 +31,16 @@ from partitioner.model.storage import storage_key
 _LINEAR = torch.nn.functional.linear
 
 
-def memory_of(traced: Traced, *, training: bool, optimizer: Optimizer = OPTIMIZERS["none"]) -> Memory:
+def memory_of(traced: Traced, *, training: bool, optimizer: Optimizer = OPTIMIZERS["none"], here: bool = True) -> Memory:
     """The memory of every op of a graph that still has its fakes, and of the state that it uses.
 
     Args:
         traced: the graph, and its state.
         training: whether a backward follows; without it, nothing is kept for one.
         optimizer: what steps the parameters after that.
+        here: whether the ops run on this machine's CPU, whose kernels are then asked what they take inside.
     """
-    held = _Held(traced, training)
+    held = _Held(traced, training, Kernels() if here else None)
     ops = {node.name: held.op(node) for node in traced.graph.fx.nodes if node.name in traced.graph.by_name}
     inputs = {name: held.numbers[name] for name, _ in traced.graph.inputs if name in held.numbers}
     state = {name: weight_of(tensor, training, optimizer) for name, tensor in traced.state.items()}
@@ -67,17 +68,16 @@ class _Held:
         numbers: of the storages of each value, by name.
         history: for each value, whether each tensor in it has one.
         known: what calls take, by what tells them apart; ``None`` for those that cannot be called on fakes.
-        kernels: what is inside of them.
+        kernels: what is inside of them, if anybody asks.
     """
 
-    def __init__(self, traced: Traced, training: bool) -> None:
-        self.traced, self.training = traced, training
+    def __init__(self, traced: Traced, training: bool, kernels: Kernels | None) -> None:
+        self.traced, self.training, self.kernels = traced, training, kernels
         self.storages: list[Storage] = []
         self.number: dict[int, int] = {}
         self.numbers: dict[str, tuple[int, ...]] = {}
         self.history: dict[str, tuple[bool, ...]] = {}
         self.known: dict[Any, Taken | None] = {}
-        self.kernels = Kernels()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         for node in traced.graph.fx.find_nodes(op="placeholder"):
             key = traced.graph.states.get(node.name)
