@@ -165,6 +165,17 @@ class Added(Slots):
         return self.head(torch.cat([out, out], 1))
 
 
+class Steps(Slots):
+    """A scan: the gradient of each state has a part that lies in that of all of them together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, states = x[:, :8], []
+        for part in self.left(x).chunk(8, 1):
+            state = state * 0.5 + part
+            states.append(state)
+        return self.head(torch.cat([*states, x], 1))
+
+
 class Gathered(Slots):
     """Rows that one op alone reads: eager drops them there."""
 
@@ -178,9 +189,11 @@ def alone(model: nn.Module, x: Tensor) -> nn.Module:
     return partition(model, ["cpu"], example_inputs=x, policy="single", tune=False, check=False)
 
 
-@pytest.mark.parametrize("build", [Slots, Added])
-def test_what_is_written_in_place_has_a_backward(build: Callable[[], nn.Module]) -> None:
-    """What came of a tensor that a layer had written into was taken to have no history, and all before it no backward."""
+@pytest.mark.parametrize("build", [Slots, Added, Steps])
+def test_gradients_where_tensors_share_memory(build: Callable[[], nn.Module]) -> None:
+    """What came of a tensor that a layer had written into was taken to have no history, and all before it no backward; and a
+    gradient to which another was added to be as large as all of that in which it lies.
+    """
     x = torch.randn(512, 64)
     parallel = alone(build(), x)
     (footprint,) = footprints(plan_in(parallel, True)).values()

@@ -55,7 +55,8 @@ class Replay:
     Attributes:
         device: torch device of each op, once it has run.
         last: the last Run that uses a value of one CPU lane, which goes as soon as no op of that needs it.
-        writer: the op that wrote a storage last, by the storage's name.
+        turn: when each op has run.
+        writer: when a storage was written last, and by which op, by the storage's name.
         origin: for ops and results of the program, the op from which each value comes that was written since it was made.
     """
 
@@ -63,7 +64,8 @@ class Replay:
         self.program, self.tasks, self.memory = program, tasks, memory
         self.device: dict[str, str] = {}
         self.last = dict(self._last_uses())
-        self.writer: dict[str, str] = {}
+        self.turn: dict[str, int] = {}
+        self.writer: dict[str, tuple[int, str]] = {}
         self.origin: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.holders: Counter[Key] = Counter()
         self.kind: dict[Key, str] = {}
@@ -95,7 +97,9 @@ class Replay:
             self.device[op] = device
             facts = self.memory.ops[op]
             self._note(op, self.tasks.graph.by_name[op].inputs)
-            self.writer.update((access.resource, op) for access in self.tasks.graph.by_name[op].accesses if access.write)
+            self.turn[op] = len(self.turn)
+            accesses = self.tasks.graph.by_name[op].accesses
+            self.writer.update((each.resource, (self.turn[op], op)) for each in accesses if each.write)
             keys = [self._key(number, device) for number in facts.results if self._is_ours(number, device)]
             yield from self._hold(op, keys)
             self.held[op] = keys
@@ -106,12 +110,13 @@ class Replay:
                 yield from self._drop(op, self.held.pop(name, ()))
 
     def _note(self, user: str, names: Iterable[str]) -> None:
-        """Note which op wrote each of some values last, where that is not the one that made it."""
+        """Note which op wrote each of some values last, where that is a later one than the op that made it."""
         for name in names:
             made = self.tasks.graph.by_name.get(name)
-            writers = {self.writer.get(storage, name) for storage in (() if made is None else made.storages)}
-            for writer in writers - {name}:
-                self.origin[user][name] = writer
+            storages = (name,) if made is None else made.storages
+            last = max((self.writer.get(each, (-1, name)) for each in storages), default=(-1, name))
+            if last[0] > self.turn.get(name, -1):
+                self.origin[user][name] = last[1]
 
     def _last_uses(self) -> Iterator[tuple[str, Run]]:
         users: defaultdict[str, list[Run | Copy]] = defaultdict(list)
@@ -221,7 +226,8 @@ class Replay:
         elif known[-1].holders == 1:
             yield from self._let_go(at, gradient)
         else:
-            total = _Gradient(gradient.device, max(gradient.bytes, known[-1].bytes), name)
+            value = self.tasks.graph.by_name.get(name)  # either gradient may be a part of a larger one
+            total = _Gradient(gradient.device, gradient.bytes if value is None else value.bytes, name)
             yield self._taken(at, total)
             yield from self._let_go(at, known[-1])
             yield from self._let_go(at, gradient)
