@@ -6,6 +6,7 @@ holds on to it was saved.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -66,6 +67,7 @@ class _Held:
     Attributes:
         storages: those met so far, with the name of where each came from.
         numbers: of the storages of each value, by name.
+        names: of the values in each storage.
         history: for each value, whether each tensor in it has one.
         known: what calls take, by what tells them apart; ``None`` for those that cannot be called on fakes.
         kernels: what is inside of them, if anybody asks.
@@ -76,6 +78,7 @@ class _Held:
         self.storages: list[Storage] = []
         self.number: dict[int, int] = {}
         self.numbers: dict[str, tuple[int, ...]] = {}
+        self.names: defaultdict[int, list[str]] = defaultdict(list)
         self.history: dict[str, tuple[bool, ...]] = {}
         self.known: dict[Any, Taken | None] = {}
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -96,6 +99,8 @@ class _Held:
                 self.storages.append(Storage(name, _bytes(tensor), origin))
         found = tuple(dict.fromkeys(self.number[storage_key(tensor)] for tensor in tensors))
         self.numbers[node.name] = found
+        for number in found:
+            self.names[number].append(node.name)
         return found
 
     def op(self, node: torch.fx.Node) -> OpMemory:
@@ -130,7 +135,7 @@ class _Held:
     def _rewrite(self, written: Sequence[torch.Tensor]) -> None:
         """Everything in the storage of what was written in place has a history."""
         numbers = {self.number[storage_key(tensor)] for tensor in written}
-        for name in [name for name, found in self.numbers.items() if not numbers.isdisjoint(found)] if numbers else ():
+        for name in (name for number in numbers for name in self.names[number]):
             self.history[name] = (True,) * len(self.history[name])
 
     def _taken(self, node: torch.fx.Node, sources: Sequence[torch.fx.Node]) -> Taken | None:
