@@ -54,19 +54,13 @@ class Registered(Late):
         return self.layer(x * self.table)
 
 
-class Norming(Late):
-    """Before another's forward."""
-
+class Normed(Mask):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.norm(x))
-
-
-class Normed(Norming, Mask):
-    pass
 
 
 class Hooked(Late):
@@ -85,8 +79,13 @@ class Hooked(Late):
         return True
 
 
-class NormedAndHooked(Norming, Hooked):
-    pass
+class NormedAndHooked(Hooked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
 
 
 class HookedByData(Hooked):

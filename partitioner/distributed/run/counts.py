@@ -229,10 +229,7 @@ def _is_mean(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     """Whether a call is a mean over all elements, if it gives a single number."""
     if function in (torch.mean, torch.Tensor.mean, "mean"):
         return True
-    return (
-        getattr(function, "__module__", "") == functional.__name__
-        and _options(function, args, kwargs).get("reduction") == "mean"
-    )
+    return getattr(function, "__module__", "") == functional.__name__ and _reduction(function, args, kwargs) == "mean"
 
 
 def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -249,16 +246,16 @@ def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     return None
 
 
-def _options(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What each parameter of a function has in a call."""
+def _reduction(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
-    return given.arguments
+    return given.arguments.get("reduction")
 
 
 def _targets(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    options = _options(function, args, kwargs)
-    target = options["target"]
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    options, target = given.arguments, given.arguments["target"]
     legacy = any(options.get(name) is not None for name in ("size_average", "reduce"))
     if options["reduction"] != "mean" or legacy or target.is_floating_point():
         return None
