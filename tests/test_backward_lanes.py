@@ -476,6 +476,22 @@ def test_gradients_of_some_weights_and_then_of_others() -> None:
     assert_same(*found)
 
 
+def test_some_gradients_have_the_bits_of_eager() -> None:
+    """They came through the whole graph at once, summed in an order that depended on the threads that had recorded it."""
+    model, parallel = twins(Towers(5), X.clone().requires_grad_())
+    for seed in range(5):
+        found = []
+        for module in (model, parallel):
+            module.zero_grad()
+            x = numbers(4, 6, seed=seed).requires_grad_()
+            (some,) = torch.autograd.grad(module(x).square().sum(), x)
+            (recorded,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            module(x).square().sum().backward(inputs=[module.stem.weight])
+            found.append((some, recorded.detach(), gradients(module)))
+        assert_same(*found)
+    assert on_lanes(parallel)
+
+
 def test_results_again_after_gradients_of_gradients() -> None:
     """The graph is kept for what was recorded on it, and a second backward that lets go is an error as ever."""
     model, parallel = twins(Two(), X.clone().requires_grad_())

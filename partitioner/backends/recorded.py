@@ -4,8 +4,8 @@
     results    leave through `_OnLanes`; one that is made of others has a section of its own, behind theirs
     backward   each segment's graph, from what it handed over back to its cuts (`reversed`)
 
-The views cut what is run, not what is recorded. So a backward that is recorded for gradients of gradients, and one under modes
-that no worker can take over, go through the whole graph at once (`through`), as without lanes.
+The views cut what is run, not what is recorded. A backward that is recorded for gradients of gradients (`through`), and one
+under modes that no worker can take over, do the same on the caller's thread: autograd's own order depends on who recorded what.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from partitioner.backends.gradients import AccumulateGrad
 from partitioner.backends.reference import Reference
 from partitioner.backends.reversed import Cuts, Reversed, reversed_code
 from partitioner.backends.threads import Launch, issue
-from partitioner.backends.through import through
+from partitioner.backends.through import Gradients, Slopes, engine, through
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.gradient import Backward, BackwardError
 from partitioner.ir.plan import Plan
@@ -176,17 +176,29 @@ class Recorded:
         """
         self.lasting |= torch.is_grad_enabled()
         self.spent.update(given if self.lasting and not keep else ())
-        if self.code is not None and not torch.is_grad_enabled() and not has_hidden_modes() and all(wanted):
-            launch = Reversed(self.code, self.plan, self.backward, self.cuts, given, keep or self.lasting)
-            issue(self.code, launch, ())
-            return launch.terms
-        # Through the whole graph, up to cuts as well: hooks of arguments are for the caller's engine to call.
+        keep = keep or self.lasting
+        # Up to cuts alone: hooks of arguments are for the caller's engine to call.
         # If gradients are recorded, theirs are of all arguments, whichever are wanted now.
         asked = zip(self.backward.terms, arguments, [True] * len(wanted) if self.lasting else wanted, strict=True)
         read = {term: argument for term, argument, is_wanted in asked if is_wanted and term in self.cuts.parts}
         ends, parts = [self.cuts.ends[name] for name in given], [self.cuts.parts[term] for term in read]
-        found = through(ends, parts, list(given.values()), list(read.values()), keep or self.lasting)
-        return dict(zip(read, found, strict=True))
+        slopes = engine(ends, parts, keep) if self.code is None else self._by_segment(self.code, list(given), list(read), keep)
+        return dict(zip(read, through(slopes, parts, list(given.values()), list(read.values())), strict=True))
+
+    def _by_segment(self, code: Code, names: Sequence[str], read: Sequence[str], keep: bool) -> Slopes:
+        """What finds terms segment by segment: on lanes, unless that is recorded or somebody watches the thread."""
+        toward = self.backward.toward(read)
+
+        def slopes(given: Sequence[torch.Tensor]) -> Gradients:
+            values = dict(zip(names, given, strict=True))
+            launch = Reversed(code, self.plan, self.backward, self.cuts, values, keep, toward)
+            if torch.is_grad_enabled() or has_hidden_modes():
+                launch.alone()
+            else:
+                issue(code, launch, ())
+            return [launch.terms.pop(term, None) for term in read]
+
+        return slopes
 
 
 class _OnLanes(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from partitioner.backends.codegen import Code, hosts_of
 from partitioner.backends.threads import Launch
+from partitioner.backends.through import engine
 from partitioner.ir.gradient import Backward, Step
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Instruction, Program, Record, Run, Wait
@@ -82,17 +83,35 @@ class Reversed(Launch):
         cuts: where the graph of the call is cut.
         given: gradients of the results, by the tensor's name.
         keep: whether there may be another backward through the graph.
+        toward: the terms from which gradients flow on to those that are wanted. What leads to none stays for another backward,
+            as in eager.
 
     Attributes:
         terms: what was added to gradients so far and is not summed yet.
     """
 
     def __init__(
-        self, code: Code, plan: Plan, backward: Backward, cuts: Cuts, given: Mapping[str, torch.Tensor], keep: bool
+        self,
+        code: Code,
+        plan: Plan,
+        backward: Backward,
+        cuts: Cuts,
+        given: Mapping[str, torch.Tensor],
+        keep: bool,
+        toward: frozenset[str],
     ) -> None:
         super().__init__(code, len(code.hosts))
-        self.plan, self.backward, self.cuts, self.keep = plan, backward, cuts, keep
+        self.plan, self.backward, self.cuts, self.keep, self.toward = plan, backward, cuts, keep, toward
         self.terms: dict[str, Any] = {one.given: given[one.name] for one in backward.gradients if one.name in given}
+
+    def alone(self) -> None:
+        """Run all of it on this thread."""
+        for item in self.backward.program.instructions if self.backward.program else ():
+            match item:
+                case Run(task=name):
+                    self.run(self.backward.steps[name])
+                case Free(value=value):
+                    self.terms.pop(value, None)
 
     def run(self, step: Step) -> None:
         """Run the backward of a segment; nothing if no gradient reaches it.
@@ -100,14 +119,14 @@ class Reversed(Launch):
         Raises:
             Exception: whatever an op raises, with a note that names the tasks.
         """
-        sums = {name: self._sum(terms) for name, terms in step.sums if name in self.cuts.ends}
-        sums = {name: total for name, total in sums.items() if total is not None}
-        terms = [term for term in step.terms if term in self.cuts.parts]
+        ends = {name: terms for name, terms in step.sums if name in self.cuts.ends and self.toward.issuperset(terms)}
+        sums = {name: total for name, terms in ends.items() if (total := self._sum(terms)) is not None}
+        terms = [term for term in step.terms if term in self.cuts.parts and term in self.toward]
         if not sums or not terms:
             return
-        ends, views = [self.cuts.ends[name] for name in sums], [self.cuts.parts[term] for term in terms]
+        starts, views = [self.cuts.ends[name] for name in sums], [self.cuts.parts[term] for term in terms]
         try:
-            found = torch.autograd.grad(ends, views, list(sums.values()), retain_graph=self.keep, allow_unused=True)
+            found = engine(starts, views, self.keep)(list(sums.values()))
         except Exception as error:
             error.add_note(f"in the backward of {self._shown(step)}")
             raise

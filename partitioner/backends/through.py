@@ -7,7 +7,7 @@ gradients of that one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,34 +15,35 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Gradients = Sequence[torch.Tensor | None]
 
+Slopes = Callable[[Sequence[torch.Tensor]], Gradients]
+"""Finds gradients from those of what is made of them."""
+
 
 def through(
-    ends: Sequence[GradientEdge],
+    slopes: Slopes,
     parts: Sequence[GradientEdge],
     given: Sequence[torch.Tensor],
     arguments: Sequence[torch.Tensor],
-    keep: bool,
 ) -> Gradients:
     """The gradients of some tensors, recorded in the caller's graph if gradients are.
 
     Args:
-        ends: where to start.
-        parts: what gradients are of.
-        given: gradients of what ``ends`` are edges of.
+        slopes: finds them, through a graph that it keeps if they are recorded.
+        parts: what they are of.
+        given: what ``slopes`` starts from.
         arguments: for each part, the tensor in the caller's graph that it stands for.
-        keep: whether the graph may not be freed.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
         >>> ends, parts = [get_gradient_edge(x**3)], [get_gradient_edge(x)]
-        >>> (slope,) = through(ends, parts, [torch.ones(2)], [x], keep=True)
+        >>> (slope,) = through(engine(ends, parts, keep=True), parts, [torch.ones(2)], [x])
         >>> torch.autograd.grad(slope.sum(), x)
         (tensor([6., 6.]),)
     """
     if not torch.is_grad_enabled():
-        return torch.autograd.grad(ends, parts, given, retain_graph=keep, allow_unused=True)
+        return slopes(given)
     leaves = [gradient.detach().requires_grad_(gradient.requires_grad) for gradient in given]
-    found = torch.autograd.grad(ends, parts, leaves, create_graph=True, allow_unused=True)
+    found = slopes(leaves)
     recorded = {number: term for number, term in enumerate(found) if term is not None and term.requires_grad}
     if not recorded:
         return found
@@ -52,6 +53,22 @@ def through(
     outer: Any = _Through.apply(list(recorded.values()), heads, [*reached, *parts], *outside, *arguments)  # type: ignore[no-untyped-call]
     named = dict(zip(recorded, outer, strict=True))
     return [named.get(number, term) for number, term in enumerate(found)]
+
+
+def engine(ends: Sequence[GradientEdge], parts: Sequence[GradientEdge], keep: bool) -> Slopes:
+    """What finds gradients through a whole graph at once.
+
+    Args:
+        ends: where to start; given are the gradients of what these are edges of.
+        parts: what gradients are of.
+        keep: whether the graph may not be freed.
+    """
+
+    def slopes(given: Sequence[torch.Tensor]) -> Gradients:
+        recorded = torch.is_grad_enabled()
+        return torch.autograd.grad(ends, parts, given, retain_graph=keep, create_graph=recorded, allow_unused=True)
+
+    return slopes
 
 
 class _Through(torch.autograd.Function):
@@ -73,4 +90,4 @@ class _Through(torch.autograd.Function):
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return (None, None, None, *(None for _ in ctx.arguments))
-        return (None, None, None, *through(ends, ctx.parts, given, ctx.arguments, keep=True))
+        return (None, None, None, *through(engine(ends, ctx.parts, keep=True), ctx.parts, given, ctx.arguments))

@@ -8,7 +8,7 @@ from the last op to the first, so the parts of one tensor are summed in that ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,11 +80,13 @@ class Step:
         sums: for each tensor that the segment made and others read, by name, the terms of its gradient in the order in which
             they are summed.
         terms: what the segment's own ops add to gradients of tensors that it did not make.
+        leads: by the name of a tensor that it made, those of its terms to which the gradient of that one flows on.
     """
 
     segment: Segment
     sums: tuple[tuple[str, tuple[str, ...]], ...]
     terms: tuple[str, ...]
+    leads: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,19 @@ class Backward:
     def terms(self) -> tuple[str, ...]:
         """What it adds to gradients of arguments, by name."""
         return tuple(one.term(part) for one in self.gradients if not one.maker for part in one.parts)
+
+    def toward(self, wanted: Collection[str]) -> frozenset[str]:
+        """The terms from which gradients flow on to some of them, and these.
+
+        Args:
+            wanted: terms of arguments, by name.
+        """
+        found = set(wanted)
+        for step in self.steps.values():
+            for tensor, terms in step.sums:
+                if not found.isdisjoint(step.leads[tensor]):
+                    found.update(terms)
+        return frozenset(found)
 
 
 def same_sum(eager: Sequence[int], ours: Sequence[Sequence[int]]) -> bool:

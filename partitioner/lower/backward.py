@@ -13,12 +13,12 @@ in its events, and the same rules verify it. What cannot run like this is refuse
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partitioner.ir.access import ANY, LATER, RNG, Access, is_storage
-from partitioner.ir.gradient import Backward, BackwardError, Gradient, Step, same_sum
+from partitioner.ir.gradient import Backward, BackwardError, Gradient, Part, Step, same_sum
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Program, Run, Value
 from partitioner.ir.segment import Segment, segments, wide_tasks
@@ -193,37 +193,58 @@ class _View:
                     raise BackwardError(f"the result {gradient.value} may share memory with {owner[storage]}")
                 owner[storage] = f"the result {gradient.value}"
 
+    @cached_property
+    def reads(self) -> Mapping[str, Sequence[tuple[Gradient, Part]]]:
+        """What each op adds to gradients, by its name."""
+        found: defaultdict[str, list[tuple[Gradient, Part]]] = defaultdict(list)
+        for gradient in self.gradients:
+            for part in gradient.parts:
+                found[part.op].append((gradient, part))
+        return found
+
     def apart(self) -> frozenset[str]:
         """Arguments that some result is not made of, while another one is."""
-        reads: defaultdict[str, list[Gradient]] = defaultdict(list)
-        for gradient in self.gradients:
-            for part in filter(lambda each: each.count, gradient.parts):
-                reads[part.op].append(gradient)
-        reached = []
-        for result in (gradient for gradient in self.gradients if gradient.results):
-            found, waiting = set[str](), [result.maker]
-            while waiting:
-                new = [each for each in reads[waiting.pop()] if each.name not in found]
-                found |= {each.name for each in new}
-                waiting += [each.maker for each in new if each.maker]
-            reached.append(found)
+        results = [gradient for gradient in self.gradients if gradient.results]
+        reached = [
+            {tensor.name for tensor, part in self._flows(result, lambda _, part: part.count > 0) if part.count}
+            for result in results
+        ]
         every = set.intersection(*reached) if reached else set[str]()
         return frozenset(gradient.value for gradient in self.gradients if not gradient.maker and gradient.name not in every)
+
+    def leads(self, gradient: Gradient) -> frozenset[str]:
+        """The terms that leave the segment which made a tensor, to which its gradient flows on."""
+        home = self.home[gradient.maker]
+        flows = self._flows(gradient, lambda tensor, _: self.home[tensor.maker] == home)
+        return frozenset(tensor.term(part) for tensor, part in flows if self.home[tensor.maker] != home)
+
+    def _flows(self, gradient: Gradient, goes_on: Callable[[Gradient, Part], bool]) -> Iterator[tuple[Gradient, Part]]:
+        """What is added to the gradients of others as that of a tensor flows on."""
+        waiting, seen = [gradient.maker], {gradient.maker, ""}
+        while waiting:
+            for tensor, part in self.reads.get(waiting.pop(), ()):
+                yield tensor, part
+                if tensor.maker not in seen and goes_on(tensor, part):
+                    seen.add(tensor.maker)
+                    waiting.append(tensor.maker)
 
 
 def _steps(view: _View, handed: Sequence[Gradient]) -> Iterator[Step]:
     """The backward of each segment from which gradients flow on, in the order of the forward."""
     sums: defaultdict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
     terms: defaultdict[str, list[str]] = defaultdict(list)
+    leads: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)
     for gradient in handed:
         found = tuple(map(gradient.term, gradient.parts))
         if gradient.maker:
-            sums[view.home[gradient.maker]].append((gradient.name, (gradient.given, *found) if gradient.results else found))
+            home = view.home[gradient.maker]
+            sums[home].append((gradient.name, (gradient.given, *found) if gradient.results else found))
+            leads[home][gradient.name] = view.leads(gradient)
         for part in gradient.parts:
             terms[view.home[part.op]].append(gradient.term(part))
     for segment in view.segments:
         if sums[segment.name]:
-            yield Step(segment, tuple(sums[segment.name]), tuple(terms[segment.name]))
+            yield Step(segment, tuple(sums[segment.name]), tuple(terms[segment.name]), leads[segment.name])
 
 
 def _program(view: _View, handed: Sequence[Gradient], steps: Mapping[str, Step]) -> Program:
