@@ -17,12 +17,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from _common import print_machine, table
-from _corpus_models import CORPUS, Entry  # it finds the tests
-from peaks import CASES, allocated, plan_in, step_of
+from _corpus_models import CORPUS  # it finds the tests
+from peaks import CASES, allocated, beyond, plan_in, step_of
+from torch import nn
 
 from partitioner import Parallel, PartitionerError, partition
 from partitioner.ir.footprint import Footprint, footprints
@@ -71,31 +73,19 @@ def family(name: str, batch: int) -> None:
         if entry.family != name or entry.large or not entry.installed:
             continue
         for purpose, (training, optimizer) in PURPOSES.items():
+            torch.manual_seed(0)
             try:
-                expected, found = one_of(entry, batch, training, optimizer)
+                model, given = entry.build().train(training), entry.inputs(batch=batch, seed=0)
+                footprint, found, _ = peak_of(model, *given, training, optimizer, "cpu")
             except (PartitionerError, RuntimeError, ValueError, TypeError):  # in pieces, or not for so many rows
                 left += 1
                 continue
+            expected = beyond(footprint)
             within.append(abs(expected / found - 1))
             if within[-1] > AIM:
                 print(f"{entry.name}, {purpose}: {format_size(expected)} for {format_size(found)}, {expected / found - 1:+.1%}")
     shares = ", ".join(f"{sum(error <= most for error in within)} within {most:.1%}" for most in (0.001, 0.01, AIM))
     print(f"\n{len(within)} peaks of {name}: {shares}; {left} not measured: in pieces, or not for {batch} rows")
-
-
-def one_of(entry: Entry, batch: int, training: bool, optimizer: str) -> tuple[int, int]:
-    """Bytes of a model's peak on one CPU lane, predicted and measured."""
-    torch.manual_seed(0)
-    model, ((x, *more), named) = entry.build().train(training), entry.inputs(batch=batch, seed=0)
-    with torch.set_grad_enabled(training):
-        parallel = partition(
-            model, ["cpu"], example_inputs=(x, *more), example_kwargs=named, policy="single", check=False, fullgraph=True
-        )
-    steps = torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None
-    call = step_of(parallel, x, training, steps, *more, **named)
-    call()
-    footprint, _ = predicted(parallel, training, optimizer)
-    return footprint.total - footprint.state - footprint.inputs - footprint.margin, allocated(call)
 
 
 def compared(
@@ -105,16 +95,25 @@ def compared(
     torch.manual_seed(0)
     case = CASES[name]
     model, x = case.build().train(training).to(options.device), case.inputs(options.times * case.batch).to(options.device)
-    with torch.set_grad_enabled(training):
-        parallel = partition(model, [options.device], example_inputs=x, policy="single", check=False)
-    footprint, seconds = predicted(parallel, training, optimizer)
-    expected = footprint.total - footprint.state - footprint.inputs - footprint.margin
-    call = step_of(parallel, x, training, torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None)
-    call()
-    found = allocated(call) if options.device == "cpu" else allocated_on_cuda(call)
-    error = expected / found - 1
-    sizes = format_size(expected), format_size(found)
+    footprint, found, seconds = peak_of(model, (x,), {}, training, optimizer, options.device)
+    error = beyond(footprint) / found - 1
+    sizes = format_size(beyond(footprint)), format_size(found)
     return [name, purpose, *sizes, f"{error:+.2%}", footprint.at, f"{seconds * 1e3:.0f}"], error
+
+
+def peak_of(
+    model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any], training: bool, optimizer: str, device: str
+) -> tuple[Footprint, int, float]:
+    """What is predicted of a model on one lane, the bytes that are measured, and the seconds that the prediction takes."""
+    with torch.set_grad_enabled(training):
+        parallel = partition(
+            model, [device], example_inputs=args, example_kwargs=named, policy="single", check=False, fullgraph=True
+        )
+    footprint, seconds = predicted(parallel, training, optimizer)
+    steps = torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None
+    call = step_of(parallel, args[0], training, steps, *args[1:], **named)
+    call()
+    return footprint, allocated(call) if device == "cpu" else allocated_on_cuda(call), seconds
 
 
 def predicted(parallel: Parallel, training: bool, optimizer: str) -> tuple[Footprint, float]:

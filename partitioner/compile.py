@@ -122,8 +122,8 @@ def plan_of(
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
     memory = None
     if graph.observed and (caps(machine) or spec.objective == "memory"):
-        here = all(lane.kind == "cpu" for lane in machine.lanes)
-        memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer_named(spec.optimizer), here=here)
+        optimizer = optimizer_named(spec.optimizer)
+        memory = memory_of(traced, training=bool(spec.training), optimizer=optimizer, here=machine.on_cpus)
     return _placed(Known(graph, machine, costs, state, memory), constraints, spec)
 
 

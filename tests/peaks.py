@@ -17,6 +17,7 @@ from partitioner.compile import plan_of
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
 from partitioner.frontend.trace import graphs_of_call
+from partitioner.ir.footprint import Footprint
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.optimizer import OPTIMIZERS
 from partitioner.ir.plan import Plan
@@ -151,6 +152,11 @@ def plan_in(parallel: Parallel, training: bool, optimizer: str = "none") -> Plan
     assert plan is not None
     state = {name: attribute(parallel, name) for name in plan.state}
     return replace(plan, memory=memory_of(Traced(plan.graph, state), training=training, optimizer=OPTIMIZERS[optimizer]))
+
+
+def beyond(footprint: Footprint) -> int:
+    """Bytes of a peak beyond what is there before a call, and beside margins."""
+    return footprint.total - footprint.state - footprint.inputs - footprint.margin
 
 
 class Loss(torch.autograd.Function):

@@ -54,13 +54,19 @@ class Registered(Late):
         return self.layer(x * self.table)
 
 
-class Normed(Mask):
+class Norming(Late):
+    """Before another's forward."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.norm(x))
+
+
+class Normed(Norming, Mask):
+    pass
 
 
 class Hooked(Late):
@@ -79,13 +85,8 @@ class Hooked(Late):
         return True
 
 
-class NormedAndHooked(Hooked):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.norm(x))
+class NormedAndHooked(Norming, Hooked):
+    pass
 
 
 class HookedByData(Hooked):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import pytest
 import torch
-from peaks import Loss, plan_in
+from peaks import Loss, allocated, beyond, plan_in
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from partitioner import partition
-from partitioner.frontend.analysis.kernels import MOST_BYTES, Kernels, watched
+from partitioner.frontend.analysis.kernels import MOST_BYTES, Kernels
 from partitioner.frontend.analysis.meter import Meter, take
 from partitioner.ir.footprint import footprints
 
@@ -25,17 +24,12 @@ TOLERANCE = 0.03
 Layer = Callable[[Sequence[Tensor]], Tensor]
 
 
-def most(call: Callable[[], object]) -> int:
-    """The most bytes that a call takes at once."""
-    return max(accumulate(watched(call)[1], initial=0))
-
-
 def measured(layer: Layer, given: Sequence[Tensor]) -> tuple[int, int]:
     """Bytes that a layer takes while it runs, its result included, and its backward."""
-    made, events = watched(lambda: layer(given))
-    wanted = [each for each in given if each.requires_grad]
-    gradient = torch.ones_like(made)
-    return max(accumulate(events)), most(lambda: torch.autograd.grad(made, wanted, gradient))
+    made: list[Tensor] = []
+    forward = allocated(lambda: made.append(layer(given)))
+    wanted, gradient = [each for each in given if each.requires_grad], torch.ones_like(made[0])
+    return forward, allocated(lambda: torch.autograd.grad(made[0], wanted, gradient))
 
 
 def predicted(layer: Layer, given: Sequence[Tensor]) -> tuple[int, int]:
@@ -203,8 +197,8 @@ def test_gradients_where_tensors_share_memory(build: Callable[[], nn.Module]) ->
         parallel.zero_grad()
 
     step()
-    found = most(step)
-    assert abs((footprint.total - footprint.state - footprint.inputs) / found - 1) < TOLERANCE, f"{found} B measured"
+    found = allocated(step)
+    assert abs(beyond(footprint) / found - 1) < TOLERANCE, f"{found} B measured"
 
 
 @pytest.mark.parametrize("build", [Slots, Added, Gathered])
@@ -214,6 +208,6 @@ def test_one_lane_takes_no_more_than_eager(build: Callable[[], nn.Module]) -> No
     with torch.no_grad():
         parallel = alone(model, x)
         parallel(x)
-        assert most(lambda: parallel(x)) <= most(lambda: model(x)) + 1024
+        assert allocated(lambda: parallel(x)) <= allocated(lambda: model(x)) + 1024
         (footprint,) = footprints(plan_in(parallel, False)).values()
-        assert footprint.total - footprint.state - footprint.inputs == pytest.approx(most(lambda: parallel(x)), rel=TOLERANCE)
+        assert beyond(footprint) == pytest.approx(allocated(lambda: parallel(x)), rel=TOLERANCE)

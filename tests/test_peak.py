@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peaks import CASES, allocated, plan_in, step_of
+from peaks import CASES, allocated, beyond, plan_in, step_of
 from torch import nn
 
 from partitioner import partition
@@ -30,7 +30,7 @@ def made(name: str, training: bool, device: str = "cpu", times: int = 1) -> tupl
 def predicted(parallel: Parallel, training: bool, optimizer: str = "none") -> int:
     """Bytes of a step on top of state and inputs, and beside margins."""
     (footprint,) = footprints(plan_in(parallel, training, optimizer)).values()
-    return footprint.total - footprint.state - footprint.inputs - footprint.margin
+    return beyond(footprint)
 
 
 QUICK = ("towers", "lstm")

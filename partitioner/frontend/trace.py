@@ -66,7 +66,7 @@ def home(machine: Machine, origin: str) -> str | None:
         origin: torch device from which the model came.
     """
     first = machine.lanes[0]
-    if all(device.kind == "cpu" for device in machine.devices):
+    if machine.on_cpus:
         return None
     _, _, autocast, _ = modes_here()
     return first.torch_device if (first.kind, True) in ((kind, enabled) for kind, enabled, _ in autocast) else origin

@@ -115,6 +115,11 @@ class Machine:
         """The torch devices, each once."""
         return tuple(dict.fromkeys(device.torch_device for device in self.devices))
 
+    @property
+    def on_cpus(self) -> bool:
+        """Whether it has no accelerator."""
+        return all(device.kind == "cpu" for device in self.devices)
+
     @cached_property
     def name_at(self) -> dict[str, str]:
         """Device name by torch device."""

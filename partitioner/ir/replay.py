@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from partitioner.ir.graph import Graph
 from partitioner.ir.memory import Memory, OpMemory
 from partitioner.ir.program import Copy, Free, Program, Run, inputs_of, original, outputs_of
 from partitioner.ir.task import TaskGraph
@@ -55,18 +56,14 @@ class Replay:
     Attributes:
         device: torch device of each op, once it has run.
         last: the last Run that uses a value of one CPU lane, which goes as soon as no op of that needs it.
-        turn: when each op has run.
-        writer: when a storage was written last, and by which op, by the storage's name.
-        origin: for ops and results of the program, the op from which each value comes that was written since it was made.
+        origin: for each op, the last writer of each value that it takes and that was written since it was made.
     """
 
     def __init__(self, program: Program, tasks: TaskGraph, memory: Memory) -> None:
         self.program, self.tasks, self.memory = program, tasks, memory
         self.device: dict[str, str] = {}
         self.last = dict(self._last_uses())
-        self.turn: dict[str, int] = {}
-        self.writer: dict[str, tuple[int, str]] = {}
-        self.origin: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self.origin = _origins(tasks.graph)
         self.holders: Counter[Key] = Counter()
         self.kind: dict[Key, str] = {}
         self.size: dict[Key, int] = {}
@@ -96,10 +93,6 @@ class Replay:
         for op in ops:
             self.device[op] = device
             facts = self.memory.ops[op]
-            self._note(op, self.tasks.graph.by_name[op].inputs)
-            self.turn[op] = len(self.turn)
-            accesses = self.tasks.graph.by_name[op].accesses
-            self.writer.update((each.resource, (self.turn[op], op)) for each in accesses if each.write)
             keys = [self._key(number, device) for number in facts.results if self._is_ours(number, device)]
             yield from self._hold(op, keys)
             self.held[op] = keys
@@ -108,15 +101,6 @@ class Replay:
             yield Change(op, device, "workspace", op, -facts.workspace)
             for name in gone[op]:
                 yield from self._drop(op, self.held.pop(name, ()))
-
-    def _note(self, user: str, names: Iterable[str]) -> None:
-        """Note which op wrote each of some values last, where that is a later one than the op that made it."""
-        for name in names:
-            made = self.tasks.graph.by_name.get(name)
-            storages = (name,) if made is None else made.storages
-            last = max((self.writer.get(each, (-1, name)) for each in storages), default=(-1, name))
-            if last[0] > self.turn.get(name, -1):
-                self.origin[user][name] = last[1]
 
     def _last_uses(self) -> Iterator[tuple[str, Run]]:
         users: defaultdict[str, list[Run | Copy]] = defaultdict(list)
@@ -181,7 +165,6 @@ class Replay:
 
     def backward(self) -> Iterator[Change]:
         """What autograd takes and gives back, when every result of the program gets a gradient; and the optimizer's step."""
-        self._note("", self.program.outputs)
         for name in self.program.outputs:
             source = self.origin[""].get(name, name)
             if source in self.device and self.memory.ops[source].differentiable:
@@ -248,3 +231,20 @@ class Replay:
         gradient.holders -= 1
         if not gradient.holders:
             yield Change(at, gradient.device, "backward", gradient.name, -gradient.bytes)
+
+
+def _origins(graph: Graph) -> dict[str, dict[str, str]]:
+    """For each op, and for the results under ``""``: of each value that was written since it was made, the last op to do so."""
+    wrote: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
+
+    def last(name: str) -> str:
+        storages = graph.by_name[name].storages if name in graph.by_name else (name,)
+        writers = (wrote[each] for each in storages if each in wrote)
+        return max((name, *writers), key=lambda op: graph.position.get(op, -1))
+
+    for op in graph.ops:
+        found[op.name] = {name: writer for name in op.inputs if (writer := last(name)) != name}
+        wrote.update((access.resource, op.name) for access in op.accesses if access.write)
+    found[""] = {name: writer for name in graph.outputs if (writer := last(name)) != name}
+    return found

@@ -26,6 +26,17 @@ def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(number_of, tensor.shape)), tuple(map(number_of, tensor.stride()))
 
 
+def reach_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last of a dense tensor, in the order of its storage.
+
+    Example:
+        >>> reach_of(torch.empty(4, 6)[:, :2]), reach_of(torch.empty(3, 1).expand(3, 5))
+        (20, 3)
+    """
+    shape, strides = layout_of(tensor)
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) if all(shape) else 0
+
+
 def bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements.
 

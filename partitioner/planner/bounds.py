@@ -60,7 +60,7 @@ def _fastest(costs: Costs, op: str, threads: Callable[[Device], int]) -> float:
 
 def _ordered(graph: Graph, costs: Costs) -> nx.DiGraph[str]:
     """The edges that order ops everywhere: on an accelerator, a shared random generator orders no kernels."""
-    if all(device.kind == "cpu" for device in costs.machine.devices):
+    if costs.machine.on_cpus:
         return graph.dag
     dag: nx.DiGraph[str] = nx.DiGraph()
     dag.add_nodes_from(graph.dag)

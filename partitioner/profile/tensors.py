@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from partitioner.model.fakes import bytes_of, layout_of, number_of, tensors_in
+from partitioner.model.fakes import bytes_of, layout_of, number_of, reach_of, tensors_in
 from partitioner.model.node import fill, target_name
 from partitioner.profile.signature import Unmeasurable, value_of
 
@@ -83,15 +83,14 @@ def free_memory(device: torch.device) -> float:
 
 
 def _tensor(fake: Tensor, device: torch.device, generator: torch.Generator, rows: int, grad: bool) -> Tensor:
-    shape, stride = layout_of(fake)
-    span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if math.prod(shape) else 0
+    span = reach_of(fake)
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         flat = torch.rand(span, generator=generator, device=device).add_(0.5).to(fake.dtype)
     elif fake.dtype is torch.bool:
         flat = torch.ones(span, dtype=fake.dtype, device=device)
     else:
         flat = torch.randint(rows, (span,), generator=generator, device=device).to(fake.dtype)
-    return flat.as_strided(shape, stride).requires_grad_(grad and fake.requires_grad)
+    return flat.as_strided(*layout_of(fake)).requires_grad_(grad and fake.requires_grad)
 
 
 def _rows(node: torch.fx.Node) -> int:

@@ -229,7 +229,10 @@ def _is_mean(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     """Whether a call is a mean over all elements, if it gives a single number."""
     if function in (torch.mean, torch.Tensor.mean, "mean"):
         return True
-    return getattr(function, "__module__", "") == functional.__name__ and _reduction(function, args, kwargs) == "mean"
+    return (
+        getattr(function, "__module__", "") == functional.__name__
+        and _options(function, args, kwargs).get("reduction") == "mean"
+    )
 
 
 def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -246,16 +249,16 @@ def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     return None
 
 
-def _reduction(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _options(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What each parameter of a function has in a call."""
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
-    return given.arguments.get("reduction")
+    return given.arguments
 
 
 def _targets(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    given = inspect.signature(function).bind(*args, **kwargs)
-    given.apply_defaults()
-    options, target = given.arguments, given.arguments["target"]
+    options = _options(function, args, kwargs)
+    target = options["target"]
     legacy = any(options.get(name) is not None for name in ("size_average", "reduce"))
     if options["reduction"] != "mean" or legacy or target.is_floating_point():
         return None

@@ -67,25 +67,20 @@ def begun_unseen(model: nn.Module, call: Call) -> bool:
     if lies_on_meta(model):
         return False
     buffers, parameters, before = _buffers(model), [*model.parameters()], _tensors_in(model)
-    drawn, versions = torch.get_rng_state(), [version_of(each) for each in parameters]
-    undo = [tensor_undo(each) for each in buffers]
+    versions, undo = [version_of(each) for each in parameters], [tensor_undo(each) for each in buffers]
 
     def found() -> list[torch.Tensor]:
+        for each in undo:
+            each()
         return [*_called(model, call), *(each.clone() for each in buffers)]
 
     try:
         with state_kept(model, *call.leaves) as left:
-            first, after = found(), _tensors_in(model)
-            for each in undo:
-                each()
-            torch.set_rng_state(drawn)
-            with state_kept(model, *call.leaves) as changed:
-                second = found()
-            learnt = versions != [version_of(each) for each in parameters]
+            repeats = _repeats(model, call, found)
+            same = before == _tensors_in(model) and versions == [version_of(each) for each in parameters]
     except Exception:  # the model's own
         return False
-    alike = len(first) == len(second) and all(map(torch.equal, first, second))
-    if not left or changed or learnt or not alike or after != before:
+    if not (left and repeats and same):
         return False
     _called_for_good(model, call)
     return True
@@ -149,18 +144,24 @@ def _made_alone(graph: Graph, names: Iterable[str]) -> bool:
 def _settles(model: nn.Module, call: Call, graph: Graph, trace: Callable[[], Graph | None]) -> bool:
     """Whether a second call changes nothing, and gives and writes what the first one does. Afterwards all is as it was."""
     with state_kept(model, *call.leaves):
-        drawn = torch.get_rng_state()
-        first = _called(model, call)
-        torch.set_rng_state(drawn)
-        try:
-            with state_kept(model, *call.leaves) as changed:
-                second = _called(model, call)
-        except Exception:  # the model's own, of a call that is none of the user's
+        if not _repeats(model, call, lambda: _called(model, call)):
             return False
         with state_kept(model):
             later = trace()
-    alike = len(first) == len(second) and all(map(torch.equal, first, second))
-    return alike and not changed and later is not None and _writes(later) == _writes(graph)
+    return later is not None and _writes(later) == _writes(graph)
+
+
+def _repeats(model: nn.Module, call: Call, run: Callable[[], list[torch.Tensor]]) -> bool:
+    """Whether a second call, with the same random numbers, gives what the first one does and changes no attribute."""
+    drawn = torch.get_rng_state()
+    first = run()
+    torch.set_rng_state(drawn)
+    try:
+        with state_kept(model, *call.leaves) as changed:
+            second = run()
+    except Exception:  # the model's own, of a call that is none of the user's
+        return False
+    return not changed and len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 def _writes(graph: Graph) -> Counter[tuple[str, str]]:

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_map_only
 
 from partitioner.frontend.analysis.looks import form_of, remembered
 from partitioner.frontend.analysis.work import work_of
-from partitioner.model.fakes import bytes_of, layout_of, number_of, tensors_in
+from partitioner.ir.cost import FLOPS_PER_CYCLE
+from partitioner.model.fakes import bytes_of, layout_of, number_of, reach_of, tensors_in
 
 aten = torch.ops.aten
 
@@ -35,9 +36,6 @@ MOST_BYTES = 1 << 28
 
 MOST_FLOPS = 1 << 36
 """Nor is one that computes more: about a second of one core."""
-
-CYCLE = 32
-"""FLOPs in the time of a cycle of kernels that take elements one by one."""
 
 FEW = (2, 16)
 """With so many rows, and with one more, a kernel of many is run: with the fewest with which it is the same one."""
@@ -149,7 +147,7 @@ def _measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
 def _with_all(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Run:
     """What a run tells, if that does not take long."""
     work = work_of(func, tuple(args), dict(kwargs), result, 0)
-    return _run(func, args, kwargs) if work.flops + CYCLE * work.cycles <= MOST_FLOPS else ([], [])
+    return _run(func, args, kwargs) if work.flops + FLOPS_PER_CYCLE * work.cycles <= MOST_FLOPS else ([], [])
 
 
 def _with_few(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run | None:
@@ -230,9 +228,7 @@ def watched(call: Callable[[], Any]) -> tuple[Any, list[int]]:
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same form, of zeros, which are an index of anything."""
-    shape, strides = layout_of(tensor)
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if all(shape) else 0
-    return torch.zeros(reach, dtype=tensor.dtype).as_strided(shape, strides)
+    return torch.zeros(reach_of(tensor), dtype=tensor.dtype).as_strided(*layout_of(tensor))
 
 
 def linear_outside(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
