@@ -68,6 +68,11 @@ def ask(
     return parallelize(model or Layers(), inputs, {"distributed": {**PIPELINE, **spec}}, loss)[1]
 
 
+def of_pairs(output: Tensor, target: Tensor) -> Tensor:
+    """Each row is to be like its own target, and unlike other rows."""
+    return (output - target).square().mean() + (output @ output.T).triu(1).mean()
+
+
 def later(batch: Any, inputs: Any = X, **spec: Any) -> None:
     """A right step, and then one with another batch."""
     step = ask(inputs=inputs, **spec)
@@ -450,6 +455,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "an optimizer of the whole model": lambda: old_optimizer(torch.optim.LBFGS, after=True),
     "without gradients": without_gradients,
     "a loss that is a sum": lambda: ask(loss=nn.MSELoss(reduction="sum"), **DATA)((X, TARGET)),
+    "a loss of all pairs": lambda: ask(loss=of_pairs, **DATA)((X, TARGET)),
+    "a loss of all pairs in a pipeline": lambda: ask(loss=of_pairs)((X, TARGET)),
+    "the root of a mean": lambda: ask(loss=lambda output, to: nn.functional.mse_loss(output, to).sqrt(), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
     "loss without a gradient": lambda: ask(loss=lambda output: output.detach().mean(), **DATA)(X),
@@ -501,6 +509,10 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "what is logged once": lambda: ask(Logged())((X, TARGET)),
     "what forward leaves elsewhere for a while": lambda: run_forwards(Cached()),
     "a norm in a checkpoint": lambda: in_turn(Checkpointed(False), X, X, **SHARDED),
+    "a loss of the pairs of each microbatch": lambda: parallelize(
+        Layers(), X, {"distributed": PIPELINE}, of_pairs, count_fn=lambda *_: 1
+    )[1]((X, TARGET)),
+    "a loss of all pairs, whole": lambda: ask(loss=of_pairs, microbatches=1, schedule="gpipe")((X, TARGET)),
     "a sum that is divided": lambda: ask(loss=lambda output, to: nn.MSELoss(reduction="sum")(output, to) / len(to))(
         (X, TARGET)
     ),

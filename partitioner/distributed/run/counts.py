@@ -85,6 +85,7 @@ class Watched(TorchFunctionMode):
     Attributes:
         found: by microbatch, of each loss.
         sums: losses that are sums over what they are of.
+        pairs: whether the first microbatch's loss compares its rows with each other.
     """
 
     def __init__(self, parts: int) -> None:
@@ -92,6 +93,7 @@ class Watched(TorchFunctionMode):
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
         self.sums: list[torch.Tensor] = []
+        self.pairs = False
         self._by_place: dict[Any, int] = {}
 
     def __torch_function__(
@@ -167,19 +169,22 @@ def counts_in(
     return [count for count in counts if count is not None]
 
 
-def refuse_uneven(found: Iterable[Sequence[torch.Tensor]], ranks: Ranks, last: int) -> None:
-    """Refuse a mean of means that is not the mean over the batch.
+def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
+    """Refuse a mean of microbatches' losses that is not the loss of the batch.
 
     Args:
-        found: by microbatch, of how many targets each of its losses is the mean; on the rank of the last stage.
+        watched: what the losses were seen to be; on the rank of the last stage.
         ranks: this rank.
         last: the place along the pipeline axis of the rank that has the last stage.
 
     Raises:
         InputError: on every rank; says which numbers differ.
     """
-    rows = [torch.stack([each.double().to(ranks.device) for each in row[:MOST]]) for row in found if row]
-    ends = torch.full((2, MOST), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, and minus the smallest
+    rows = [torch.stack([each.double().to(ranks.device) for each in row[:MOST]]) for row in watched.found if row]
+    ends = torch.full(
+        (2, MOST + 1), -torch.inf, dtype=torch.float64, device=ranks.device
+    )  # the largest, and minus the smallest
+    ends[0, MOST] = float(watched.pairs and watched.parts > 1)
     if rows and len({len(row) for row in rows}) == 1:
         counts = torch.stack(rows)
         ends[:, : counts.shape[1]] = torch.stack([counts.amax(0), (-counts).amax(0)])
@@ -188,6 +193,12 @@ def refuse_uneven(found: Iterable[Sequence[torch.Tensor]], ranks: Ranks, last: i
             dist.broadcast(ends, group=ranks.mesh.get_group(axis), group_src=last)
         else:
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
+    if ends[0, MOST] > 0:
+        raise InputError(
+            f"loss_fn compares rows with each other, and each of {watched.parts} microbatches and copies has rows of its own: "
+            "the mean of their losses is not the loss of the batch. With microbatches: 1, and without a data axis, it is. If "
+            "each is to be compared by itself, say so: parallelize(..., count_fn=lambda *_, **__: 1)"
+        )
     most, least = ends[0], -ends[1]
     uneven = torch.isfinite(most) & torch.isfinite(least) & (most - least > least.abs() * 1e-6)
     if bool(uneven.any()):

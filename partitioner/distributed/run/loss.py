@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
+from partitioner.distributed.run.pairs import compares_rows
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -195,6 +196,8 @@ class Loss:
                 "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
         self._see_what_is_reached(found, flat)
+        if self.watched is not None and len(self.watched.found) == 1:
+            self.watched.pairs = compares_rows(found, flat, self.batches.example.rows)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)
 

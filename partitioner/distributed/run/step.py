@@ -27,7 +27,7 @@ from partitioner.distributed.run.alike import (
     refuse_untrained,
 )
 from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import refuse_uneven
+from partitioner.distributed.run.counts import refuse_other_mean
 from partitioner.distributed.run.loss import Loss
 from partitioner.distributed.run.norms import scale_gradients, total_norm
 from partitioner.distributed.run.reached import doubtful
@@ -137,7 +137,7 @@ class Step:
             if watched:
                 refuse_other_losses(loss, self.ranks)
             if self.loss.watched is not None:
-                refuse_uneven(self.loss.watched.found, self.ranks, self.last)
+                refuse_other_mean(self.loss.watched, self.ranks, self.last)
             bits = _bits(reached) if without else 0  # waits for the device, if it is one
             for each in without:
                 if not self.doubtful[each] & bits:
