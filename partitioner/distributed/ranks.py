@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 AXES = ("data", "pipeline", "branch", "tensor")
 
-LEAD = 2.0
-"""Seconds by which the first rank's words go ahead of another rank's end: with the first end, torchrun ends all of them."""
+LEAD = 10.0
+"""Seconds by which the first rank's words go ahead of another rank's end: with the first end, torchrun ends all of them. Ranks
+may start seconds apart, and a busy host takes seconds to print an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def first_speaks() -> Iterator[None]:
         yield
     except PartitionerError:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(5 * LEAD)  # ranks may start seconds apart; torchrun ends those that wait
+            time.sleep(LEAD)
         raise
 
 
