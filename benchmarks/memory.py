@@ -111,7 +111,7 @@ def peak_of(
         )
     footprint, seconds = predicted(parallel, training, optimizer)
     steps = torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None
-    call = step_of(parallel, args[0], training, steps, *args[1:], **named)
+    call = step_of(parallel, training, steps, args, named)
     call()
     return footprint, allocated(call) if device == "cpu" else allocated_on_cuda(call), seconds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,15 +173,19 @@ class Loss(torch.autograd.Function):
 
 
 def step_of(
-    parallel: Parallel, x: Tensor, training: bool, optimizer: torch.optim.Optimizer | None = None, *more: Any, **named: Any
+    parallel: Parallel,
+    training: bool,
+    optimizer: torch.optim.Optimizer | None,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
 ) -> Callable[[], None]:
     """A call, in training with a backward and a step of the optimizer."""
 
     def call() -> None:
-        parallel(x, *more, **named)
+        parallel(*args, **named)
 
     def train() -> None:
-        results = tree_leaves(parallel(x, *more, **named))  # which the caller keeps, as most do
+        results = tree_leaves(parallel(*args, **named))  # which the caller keeps, as most do
         losses = [Loss.apply(each) for each in results if isinstance(each, Tensor) and each.requires_grad]
         torch.autograd.backward(losses)
         if optimizer is not None:

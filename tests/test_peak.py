@@ -40,7 +40,7 @@ SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) fo
 @pytest.mark.parametrize("name", SOME)
 def test_the_peak_of_inference_is_the_allocators(name: str) -> None:
     parallel, x = made(name, False)
-    call = step_of(parallel, x, False)
+    call = step_of(parallel, False, None, (x,), {})
     call()  # makes what is made once
     measured = allocated(call)
     assert abs(predicted(parallel, False) / measured - 1) < TOLERANCE, f"{measured} B measured"
@@ -51,7 +51,7 @@ def test_the_peak_of_training_is_the_allocators(name: str) -> None:
     """With the backward alone, and with a step of AdamW behind it."""
     parallel, x = made(name, True)
     for optimizer, steps in (("none", None), ("adamw", torch.optim.AdamW(parallel.parameters()))):
-        call = step_of(parallel, x, True, steps)
+        call = step_of(parallel, True, steps, (x,), {})
         call()  # makes what the optimizer keeps
         measured = allocated(call)
         assert abs(predicted(parallel, True, optimizer) / measured - 1) < TOLERANCE, f"{measured} B measured with {optimizer}"
@@ -132,7 +132,7 @@ def test_optimizers_keep_what_the_table_says(known: Optimizer) -> None:
 def test_the_peak_is_that_of_cuda(name: str, training: bool) -> None:
     """Of what a step takes beyond what is there when it begins, in which libraries have their workspaces already."""
     parallel, x = made(name, training, "cuda:0", times=32)
-    call = step_of(parallel, x, training)
+    call = step_of(parallel, training, None, (x,), {})
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -186,16 +186,15 @@ class Replay:
             yield Change(at, device, "backward", op, facts.backward)
             yield Change(at, device, "backward", op, -facts.backward)
             yield from self._train(at, device, facts.trains)
-            for name, fresh in facts.gradients:
-                if fresh:
-                    gradient = _Gradient(device, fresh, name)
-                    yield self._taken(at, gradient)
-                else:
-                    gradient = arrived[0]
-                    gradient.holders += 1
-                yield from self._accumulate(at, self.origin[op].get(name, name), gradient)
+            arrived[0].holders += sum(not fresh for _, fresh in facts.gradients)
         for gradient in arrived:
             yield from self._let_go(at, gradient)
+        if arrived and facts.differentiable:
+            for name, fresh in facts.gradients:
+                gradient = _Gradient(device, fresh, name) if fresh else arrived[0]
+                if fresh:
+                    yield self._taken(at, gradient)
+                yield from self._accumulate(at, self.origin[op].get(name, name), gradient)
         yield from self._drop(at, self.saved.pop(op, ()))
         if self.memory.training:
             yield Change(at, device, "saved", op, -facts.kept)

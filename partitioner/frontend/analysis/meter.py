@@ -94,7 +94,8 @@ class Taken:
         workspace: bytes at most while it runs, beyond what it leaves.
         kept: bytes of storages that are no argument's and no result's, and live until backward.
         saved_arguments, saved_results: those whose storages live until backward.
-        backward: bytes at most while backward runs, beyond what was there when it began.
+        backward: bytes at most while backward runs, beyond what was there when it began: the results' gradients, which go as
+            soon as they have been used.
         gradients: for each argument, the bytes of its gradient, 0 if it has the storage of a result's; -1 if it gets none.
         differentiable: for each result, whether it has a history.
         written: for each argument, whether it has another history than before: it was written in place.
@@ -119,12 +120,49 @@ class _Backward:
 
     arguments: list[int]
     results: list[int]
-    histories: list[GradientEdge | None]
+    starts: list[torch.Tensor]  # of what has a history
+    given: _Arrived
     into: list[GradientEdge | None]
-    given: list[torch.Tensor]  # the gradients of what has a history
     differentiable: tuple[bool, ...]
     written: tuple[bool, ...]
     others: set[int]  # storages that have nothing to do with the call
+
+
+class _Arrived:
+    """The gradients of a call's results, which backward gets as in a model: nobody else holds on to them.
+
+    Attributes:
+        bytes: of all of them.
+        alive: their storages that live still.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.alive: set[int] = set()
+
+    def take_in(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Note a gradient, which is given back."""
+        storage, key = gradient.untyped_storage(), storage_key(gradient)
+        self.bytes += int(number_of(storage.nbytes()))
+        self.alive.add(key)
+        weakref.finalize(storage, self.alive.discard, key).atexit = False
+        return gradient
+
+
+class _Start(torch.autograd.Function):
+    """Where the backward of a result starts: makes its gradient, and holds neither."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, arrived: _Arrived) -> torch.Tensor:
+        ctx.arrived, ctx.size, ctx.form = arrived, result.size(), {"dtype": result.dtype, "device": result.device}
+        ctx.stride = result.stride() if result.layout is torch.strided else None
+        return torch.zeros((), **ctx.form)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.stride is None:  # what it takes is not counted either
+            return torch.zeros(ctx.size, **ctx.form), None
+        return ctx.arrived.take_in(torch.empty_strided(ctx.size, ctx.stride, **ctx.form)), None
 
 
 def take(call: Callable[[Sequence[torch.Tensor]], Any], arguments: Callable[[], list[torch.Tensor]], meter: Meter) -> Taken:
@@ -136,10 +174,9 @@ def take(call: Callable[[Sequence[torch.Tensor]], Any], arguments: Callable[[], 
         meter: entered.
     """
     history, workspace = _forward(call, arguments, meter)
-    grads = {storage_key(tensor) for tensor in history.given}
-    saved = meter.live.keys() - history.others - grads
+    saved = meter.live.keys() - history.others - {storage_key(start) for start in history.starts}
     kept = sum(meter.live[key] for key in saved - {*history.arguments, *history.results})
-    backward, gradients = _backward(history, grads, meter)
+    backward, gradients = _backward(history, meter)
     return Taken(
         workspace,
         kept,
@@ -167,10 +204,10 @@ def _forward(
     flags = tuple(tensor.requires_grad for tensor in results)
     written = tuple(edge != before for edge, before in zip(map(_edge, given), into, strict=True))
     ends = [*results, *(tensor for tensor, new in zip(given, written, strict=True) if new and storage_key(tensor) not in made)]
-    histories = [_edge(tensor) for tensor in ends]
     left = meter.now - start
-    gradients = [torch.empty_like(tensor) for tensor in ends if tensor.requires_grad]
-    return _Backward(keys, made, histories, into, gradients, flags, written, others), peak - left
+    arrived = _Arrived()
+    starts = [_Start.apply(tensor, arrived) for tensor in ends if tensor.requires_grad]  # type: ignore[no-untyped-call]
+    return _Backward(keys, made, starts, arrived, into, flags, written, others), peak - left
 
 
 def _edge(tensor: torch.Tensor) -> GradientEdge | None:
@@ -178,20 +215,20 @@ def _edge(tensor: torch.Tensor) -> GradientEdge | None:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
-def _backward(history: _Backward, grads: set[int], meter: Meter) -> tuple[int, tuple[int, ...]]:
-    """Bytes of the backward at most, and of each argument's gradient."""
+def _backward(history: _Backward, meter: Meter) -> tuple[int, tuple[int, ...]]:
+    """Bytes of the backward at most, beyond the gradients that it is given, and those of each argument's gradient."""
     wanted = [number for number, edge in enumerate(history.into) if edge is not None]
     sizes = [-1] * len(history.into)
-    if not wanted or not history.given:
+    if not wanted or not history.starts:
         return 0, tuple(sizes)
-    start = meter.start()
-    outputs = [edge for edge in history.histories if edge is not None]
     inputs = [edge for edge in history.into if edge is not None]
-    found = torch.autograd.grad(outputs, inputs, history.given, allow_unused=True)
-    seen = set(grads)
+    given = [start.detach() for start in history.starts]
+    start = meter.start()
+    found = torch.autograd.grad(history.starts, inputs, given, allow_unused=True)
+    seen = set(history.given.alive)
     for number, gradient in zip(wanted, found, strict=True):
         if gradient is not None:
             key = storage_key(gradient)
             sizes[number] = 0 if key in seen else meter.live.get(key, storage_span(gradient)[1])
             seen.add(key)
-    return meter.peak - start, tuple(sizes)
+    return max(0, meter.peak - start - history.given.bytes), tuple(sizes)
