@@ -106,9 +106,7 @@ def peak_of(
 ) -> tuple[Footprint, int, float]:
     """What is predicted of a model on one lane, the bytes that are measured, and the seconds that the prediction takes."""
     with torch.set_grad_enabled(training):
-        parallel = partition(
-            model, [device], example_inputs=args, example_kwargs=named, policy="single", check=False, fullgraph=True
-        )
+        parallel = partition(model, [device], example_inputs=args, example_kwargs=named, policy="single", fullgraph=True)
     footprint, seconds = predicted(parallel, training, optimizer)
     steps = torch.optim.AdamW(parallel.parameters()) if optimizer == "adamw" else None
     call = step_of(parallel, training, steps, args, named)

@@ -12,6 +12,7 @@ from torch import nn
 
 from partitioner.errors import DifferenceError, TraceError
 from partitioner.frontend.analysis.build import Traced, build_graph
+from partitioner.frontend.analysis.picked import at_picked_sizes
 from partitioner.frontend.analysis.view import view_graph
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.capture.symbolic import capture_symbolic
@@ -105,7 +106,7 @@ def graphs_of_call(
     runs = (check or between) and not is_meta(model, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = graph_of(model, found, between=between, apart=apart)
+        traced = at_picked_sizes(graph_of(model, found, between=between, apart=apart), found.inputs)
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 

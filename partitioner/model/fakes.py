@@ -14,10 +14,13 @@ _UNKNOWN: dict[type, Any] = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool
 
 
 def number_of(value: Any) -> Any:
-    """A symbolic number as the number that it was in the example; anything else as it is."""
+    """A symbolic number as the number that it was in the example, if that is known; anything else as it is."""
     if type(value) not in _UNKNOWN:
         return value
     hint = value.node.hint
+    if hint is None and (seen := getattr(getattr(value.node, "shape_env", None), "var_to_hint_override", None)):
+        found = value.node.expr.xreplace(seen)
+        hint = None if getattr(found, "free_symbols", ()) else value.node.pytype(found)
     return hint if isinstance(hint, int | float) else _UNKNOWN[type(value)]
 
 

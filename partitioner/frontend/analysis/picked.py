@@ -1,0 +1,111 @@
+"""Sizes that no tracer knows, for they follow from values: of what a mask picks, of the rows that go to one expert.
+
+    chosen = router(x).argmax(-1)
+    rows = (chosen == 0).nonzero()     (u0, 1) to the tracer
+    left = expert(x[rows])             what it costs hangs on u0
+
+So what they follow from is run once, as the graph is found, and what ops cost and take is reckoned at the sizes of that call.
+These are kept where torch keeps a user's hints of such sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.analysis.observe import observe
+from partitioner.ir.access import CAST, CHECKED, RNG
+from partitioner.ir.graph import Graph
+from partitioner.model.fakes import tensors_in
+from partitioner.model.modes import casts_kept, in_mode
+from partitioner.model.node import call_node, fill
+
+
+def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
+    """A graph whose ops give, and compute, as much as in one call; their shapes stay as they were, for calls differ in them.
+
+    Args:
+        traced: a graph that has its fakes; as it is, if no size in it follows from values, or it cannot be run here and now.
+        inputs: the values of its placeholders; left as they are.
+    """
+    graph = traced.graph
+    needed = _ancestors([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node)))])
+    if not needed or not _is_harmless(graph, needed):
+        return traced
+    try:
+        _run(graph, needed, inputs)
+    except Exception:  # the model's own error, which its call will raise; or state lies apart
+        return traced
+    effects = observe(graph.fx, {})
+    ops = []
+    for op in graph.ops:
+        seen = effects[op.name]
+        outputs = (replace(known, bytes=meta.bytes) for known, meta in zip(op.outputs, seen.outputs, strict=True))
+        ops.append(replace(op, outputs=tuple(outputs), work=seen.work))
+    return Traced(replace(graph, ops=tuple(ops)), traced.state)
+
+
+def _sizes(node: torch.fx.Node) -> list[Any]:
+    """All sizes of what a node gives."""
+    fakes = tensors_in(node.meta.get("example_value"))
+    return [size for fake in fakes if fake.layout is torch.strided for size in fake.shape]
+
+
+def _is_picked(size: Any) -> bool:
+    """Whether a size follows from values alone."""
+    return isinstance(size, torch.SymInt) and size.node.hint is None and size.node.expr.is_Symbol
+
+
+def _ancestors(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Some nodes, and all that they are made of."""
+    found, waiting = set[torch.fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _is_harmless(graph: Graph, nodes: set[torch.fx.Node]) -> bool:
+    """Whether nobody would see that some ops have run: they write to what they make, and draw."""
+    made = {op.name for op in graph.ops}
+    written = (access.resource for op in graph.ops if graph.nodes[op.name] in nodes for access in op.accesses if access.write)
+    return all(resource in made or resource in (RNG, CHECKED) or resource.startswith(CAST) for resource in written)
+
+
+def _run(graph: Graph, needed: set[torch.fx.Node], inputs: Sequence[Any]) -> None:
+    """Run some of the ops, and note the sizes that they show."""
+    values: dict[torch.fx.Node, Any] = dict(zip(graph.fx.find_nodes(op="placeholder"), map(_apart, inputs), strict=True))
+    last = graph.last_uses([op.name for op in graph.ops if graph.nodes[op.name] in needed], ())
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
+    with torch.random.fork_rng(devices), torch.no_grad(), casts_kept():
+        for node in (node for node in graph.fx.nodes if node in needed and node not in values):
+            values[node] = _value(graph, node, values)
+            _note(node, values[node])
+            for name in last.get(node.name, ()):
+                values.pop(graph.nodes[name], None)
+
+
+def _value(graph: Graph, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return graph.bodies[str(node.target)]
+    with in_mode(graph.by_name[node.name].mode):
+        return call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+
+
+def _apart(value: Any) -> Any:
+    """A value outside of autograd's graph."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _note(node: torch.fx.Node, value: Any) -> None:
+    """Keep the sizes of what a node gives."""
+    numbers = [number for real in tensors_in(value) if real.layout is torch.strided for number in real.shape]
+    for size, number in zip(_sizes(node), numbers, strict=True):
+        if _is_picked(size):
+            size.node.shape_env.var_to_hint_override[size.node.expr] = number
