@@ -84,7 +84,10 @@ def policy_of(asked: str | Mapping[str, Any] | Policy) -> Policy:
             there = hint(option, known) or "; it has none"
             raise SpecError(f"policy {quote(name)} has no option {quote(option)}{there}")
         if known[option] == "float":
-            options[option] = DURATION.parse(value)
+            try:
+                options[option] = DURATION.parse(value)
+            except SpecError as error:
+                raise SpecError(f"policy {quote(name)}: {option}: {error}") from None
     try:
         made: Any = TypeAdapter(make).validate_python(options)
     except ValidationError as error:
