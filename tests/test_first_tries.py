@@ -96,7 +96,7 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
         ({"pins": [{"match": "stem", "device": "cuda:3"}]}, SpecError, "cuda:3"),
         ({"grain": "soon"}, SpecError, '"soon" is not a duration'),
         ({"policy": {"name": "exact", "time_limit": -1}}, SpecError, 'policy "exact": time_limit: -1 is not a duration'),
-        ({"policy": {"name": "search", "time_limit": float("nan")}}, SpecError, 'policy "search": time_limit: nan is not a duration'),
+        ({"policy": {"name": "search", "time_limit": float("nan")}}, SpecError, '"search": time_limit: nan is not a duration'),
         ({"backend": "streams"}, SpecError, "backend 'streams' is for accelerators, the plan is for cpu"),
         ({"spec": {"distributed": {"mesh": {"data": 2}}}}, SpecError, "the section distributed is for the ranks of a job"),
         ({"check": "no", "example_inputs": X}, SpecError, 'check: "no" should be true or false'),
