@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,17 @@ def fill(arguments: Any, value: Callable[[torch.fx.Node], Any]) -> Any:
     if isinstance(arguments, slice):
         return slice(*(fill(part, value) for part in (arguments.start, arguments.stop, arguments.step)))
     return arguments
+
+
+def made_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Some nodes, and all that they are made of."""
+    found, waiting = set[torch.fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def target_name(node: torch.fx.Node) -> str:

@@ -30,7 +30,7 @@ from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
 from partitioner.ir.access import TOKENS
 from partitioner.ir.graph import Graph
-from partitioner.model.node import call_node, fill
+from partitioner.model.node import call_node, fill, made_of
 
 MEANS: tuple[Callable[..., Any], ...] = (cross_entropy, nll_loss, cross_entropy_of_part)
 """What gives a mean over the targets that are not ignored."""
@@ -146,7 +146,7 @@ def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]
     fixed = _fixed(graph, example.places) if losses else set()
     for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs.get("input")  # or what is divided
-        needed = _made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])
+        needed = made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])
         if {node.name for node in needed} <= fixed:
             found.append((loss, [node for node in graph.fx.nodes if node in needed]))
     return found
@@ -222,7 +222,7 @@ def _telling(node: torch.fx.Node) -> torch.fx.Node | None:
         return node if len(node.args) == 2 and isinstance(node.args[1], torch.fx.Node) else None
     of = node.all_input_nodes[0].meta.get("example_value") if _is_mean(node.target, node.args, node.kwargs) else None
     sizes = {str(size) for size in of.shape if isinstance(size, torch.SymInt)} if isinstance(of, torch.Tensor) else set()
-    behind = _made_of([node]) if sizes else set()
+    behind = made_of([node]) if sizes else set()
     chosen = (each for each in node.graph.nodes if each in behind and each.target in SELECTIONS and _sizes(each) & sizes)
     masks = (each.args[1] for each in chosen)
     return next((mask for mask in masks if isinstance(mask, torch.fx.Node) and _is_mask(mask)), None)
@@ -276,16 +276,6 @@ def _targets(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     kept, weight = target != options.get("ignore_index", options.get("ignored")), options.get("weight")
     count: torch.Tensor = kept.sum() if weight is None else weight.detach()[target.where(kept, 0)].where(kept, 0.0).sum()
     return count
-
-
-def _made_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    found, waiting = set[torch.fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
 
 
 def _fixed(graph: Graph, inputs: Iterable[str]) -> set[str]:

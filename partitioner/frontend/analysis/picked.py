@@ -22,7 +22,7 @@ from partitioner.ir.access import CAST, CHECKED, RNG
 from partitioner.ir.graph import Graph
 from partitioner.model.fakes import tensors_in
 from partitioner.model.modes import casts_kept, in_mode
-from partitioner.model.node import call_node, fill
+from partitioner.model.node import call_node, fill, made_of
 
 
 def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
@@ -33,7 +33,7 @@ def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
         inputs: the values of its placeholders; left as they are.
     """
     graph = traced.graph
-    needed = _ancestors([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node)))])
+    needed = made_of([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node)))])
     if not needed or not _is_harmless(graph, needed):
         return traced
     try:
@@ -58,17 +58,6 @@ def _sizes(node: torch.fx.Node) -> list[Any]:
 def _is_picked(size: Any) -> bool:
     """Whether a size follows from values alone."""
     return isinstance(size, torch.SymInt) and size.node.hint is None and size.node.expr.is_Symbol
-
-
-def _ancestors(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Some nodes, and all that they are made of."""
-    found, waiting = set[torch.fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
 
 
 def _is_harmless(graph: Graph, nodes: set[torch.fx.Node]) -> bool:
