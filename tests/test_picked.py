@@ -89,6 +89,23 @@ def test_each_expert_costs_what_its_rows_do(check: bool) -> None:
     assert [op.bytes for op in products(plan)] == [4 * count * WIDTH for count in (30, 20, 10)]
 
 
+class Counting(nn.Module):
+    """As many rows of a table as a number says, and one more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, count: Tensor) -> Tensor:
+        return self.layer(self.table(torch.arange(int(count.item()) + 1)))
+
+
+def test_a_number_that_is_read_is_the_call_s() -> None:
+    with torch.no_grad():
+        _, plan = planned(Counting(), torch.tensor(49))
+    assert [op.flops for op in products(plan)] == [2 * 50 * WIDTH * WIDTH]
+
+
 def test_a_batch_that_comes_later_has_its_own() -> None:
     with torch.no_grad():
         parallel, _ = planned(Routed(), rows())

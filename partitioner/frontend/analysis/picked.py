@@ -33,7 +33,7 @@ def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
         inputs: the values of its placeholders; left as they are.
     """
     graph = traced.graph
-    needed = made_of([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node)))])
+    needed = made_of([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node.meta.get("example_value"))))])
     if not needed or not _is_harmless(graph, needed):
         return traced
     try:
@@ -49,10 +49,11 @@ def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
     return Traced(replace(graph, ops=tuple(ops)), traced.state)
 
 
-def _sizes(node: torch.fx.Node) -> list[Any]:
-    """All sizes of what a node gives."""
-    fakes = tensors_in(node.meta.get("example_value"))
-    return [size for fake in fakes if fake.layout is torch.strided for size in fake.shape]
+def _sizes(value: Any) -> list[Any]:
+    """All sizes of a value: of tensors in it, or the number that it is."""
+    if isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return [value]
+    return [size for tensor in tensors_in(value) if tensor.layout is torch.strided for size in tensor.shape]
 
 
 def _is_picked(size: Any) -> bool:
@@ -94,7 +95,6 @@ def _apart(value: Any) -> Any:
 
 def _note(node: torch.fx.Node, value: Any) -> None:
     """Keep the sizes of what a node gives."""
-    numbers = [number for real in tensors_in(value) if real.layout is torch.strided for number in real.shape]
-    for size, number in zip(_sizes(node), numbers, strict=True):
+    for size, number in zip(_sizes(node.meta.get("example_value")), _sizes(value), strict=True):
         if _is_picked(size):
             size.node.shape_env.var_to_hint_override[size.node.expr] = number
