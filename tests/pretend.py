@@ -318,6 +318,10 @@ class Placed(Tensor):
     def cpu(self) -> Tensor:  # type: ignore[override]
         return _move(self, "cpu")
 
+    def detach_(self) -> Tensor:
+        """An alias is a view, which torch does not detach in place; where nothing has a history, there is nothing to do."""
+        return super().detach_() if self.requires_grad else self
+
     def record_stream(self, stream: Any) -> None:
         WORLD[-1].storage(self).announced.add(stream.name)
 
@@ -453,6 +457,8 @@ class Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func is Tensor.to and WORLD and not isinstance(args[0], Placed):
+            return _move(_tagged(args[0], "cpu", WORLD[-1]), *args[1:], **kwargs)
         if given or not WORLD:
             return func(*args, **kwargs)
         where = str(torch.device(kwargs.pop("device", None) or "cpu"))
@@ -548,6 +554,8 @@ class WatchedStreams(Streams):
         with Factories() if any(map(_makes, self.plan.graph.fx.nodes)) else nullcontext():
             results = super().__call__(given, in_order=in_order)
         own = {id(alias): value for alias, value in zip(given, arguments, strict=True) if isinstance(value, Tensor)}
+        for alias, value in zip(given, arguments, strict=True):
+            _share_again(alias, value)
         return [
             own[id(value)] if id(value) in own else taken(value, self.world) if isinstance(value, Tensor) else value
             for value in results
@@ -572,6 +580,14 @@ def lent(tensor: Tensor, world: World) -> Tensor:
     _watch(world, [tensor], place)
     with history_kept(tensor):
         return _tagged(tensor.as_subclass(Placed), place, world)  # type: ignore[no-any-return]
+
+
+def _share_again(alias: Any, tensor: Any) -> None:
+    """Give a caller's tensor the memory that a program has given its alias (`tensor.data = other`)."""
+    with torch._C.DisableTorchFunctionSubclass():
+        strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested
+        if strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and key(alias) != key(tensor):
+            tensor.data = alias.data.as_subclass(Tensor)
 
 
 def taken(tensor: Tensor, world: World) -> Tensor:

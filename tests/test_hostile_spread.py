@@ -6,6 +6,7 @@ Each test tells what went wrong. Devices are pretended (see `pretend`), and what
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import assert_same
 from pretend import MIXED, TWO, World, put, spec, spread
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partitioner import TraceError, partition
 from partitioner.runtime.module import Parallel
@@ -283,3 +285,108 @@ def test_casts_that_are_not_kept_round_otherwise() -> None:
     model(x).sum().backward()
     parallel(y).sum().backward()
     torch.testing.assert_close(y.grad, x.grad, rtol=2e-2, atol=2e-2)
+
+
+MADE: dict[str, Callable[[float], Tensor]] = {
+    "a number that is open": lambda n: torch.tensor(n),
+    "some that are": lambda n: torch.tensor([1.0, n, 2 * n, 0.0]),
+    "scalar_tensor": lambda n: torch.scalar_tensor(n),
+    "as_tensor": lambda n: torch.as_tensor([1.0, 2.0, 3.0, 4.0]) * n,
+    "asarray": lambda n: torch.asarray([1.0, 2.0, 3.0, 4.0]) * n,
+    "a window": lambda n: torch.kaiser_window(4) * n,
+    "one of signals": lambda n: torch.signal.windows.cosine(4) * n,
+    "frequencies": lambda n: torch.fft.fftfreq(4) * n,
+    "strides": lambda n: torch.empty_strided((4,), (1,)).fill_(n),
+    "drawn": lambda n: torch.normal(0.0, n, (4,)),
+    "a class's": lambda n: torch.Tensor([1.0, 2.0, 3.0, 4.0]) * n,
+}
+"""Tensors that are made from numbers, and named no device."""
+
+
+class Makes(Two):
+    """Makes a tensor for each branch."""
+
+    def __init__(self, make: Callable[[float], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor, number: float) -> Tensor:
+        return self.left(x + self.make(number)) * self.right(x * self.make(number))
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_from_numbers_lies_with_its_op(name: str, world: World) -> None:
+    """It lay on the host, as it named no device and torch has more such functions than were known: torch's error."""
+    model = Makes(MADE[name])
+    pins = {"pins": [{"match": "left", "device": "lazy:0"}, {"match": "right", "device": "lazy:1"}]}
+    parallel = partition(model, example_inputs=(rand(), 0.5), spec=spec(TWO) | pins, copy=True)
+    for number in (0.5, 1.5, 2.5):
+        torch.manual_seed(0)
+        expected = model(rand(), number)
+        torch.manual_seed(0)
+        assert_same(expected.detach(), parallel(rand(), number).detach())
+
+
+class MakesWithin(Two):
+    """Makes tensors in the bodies of other ops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = checkpoint(lambda h: h + torch.Tensor([1.0, 2.0, 3.0, 4.0]), self.left(x), use_reentrant=False)
+        return left * torch.cond(
+            x.sum() > 0, lambda h: h * torch.kaiser_window(4), lambda h: h - torch.ones(4), (self.right(x),)
+        )
+
+
+def test_what_is_made_from_numbers_in_a_body(world: World) -> None:
+    """There a function that is told no device stands for one that is, which a graph has to have a name for."""
+    model = MakesWithin()
+    pins = {"pins": [{"match": "left", "device": "lazy:0"}, {"match": "right", "device": "lazy:1"}]}
+    parallel = partition(model, example_inputs=rand(), spec=spec(TWO) | pins, copy=True)
+    for x in (rand(), -rand()):
+        assert_same(model(x).detach(), parallel(x).detach())
+
+
+class Counts(Two):
+    """Gives how often a tensor was written that both branches read."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int, int]:
+        kept = x * 1
+        seen = kept.data
+        kept.add_(1)
+        return self.left(kept) + seen, self.right(seen), seen._version, kept._version
+
+
+@EACH
+def test_how_often_a_tensor_was_written(lanes: dict[str, int], world: World) -> None:
+    """A copy of it on another device was asked, which was never written."""
+    model = Counts()
+    parallel = spread(model, (rand(),), lanes, copy=True, policy="scatter")
+    assert parallel(rand())[2:] == model(rand())[2:] == (0, 1)
+
+
+class Follows(Two):
+    """Weights that follow others in forward, by what is given to their ``data``, and by what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = self.left(x), self.right(x)
+        with torch.no_grad():
+            self.slow.weight.data = 0.9 * self.slow.weight.data + 0.1 * self.left.weight.data
+            self.slow.bias.data.mul_(0.9).add_(self.left.bias.data, alpha=0.1)
+            target = self.slow(x)
+        return left * right, target
+
+
+def test_weights_that_follow_others(world: World) -> None:
+    """Where a model reads ``data``, all from the first time to the last was one op, as if the thread's mode changed."""
+    model = Follows()
+    parallel = spread(model, (rand(),), TWO, copy=True)
+    (plan,) = [piece.plan for piece in parallel._partitioner_programs.pieces] or [parallel._partitioner_programs.provisional]
+    assert plan is not None and not any("region" in op.name for op in plan.graph.ops)
+    for seed in range(3):
+        assert_same(list(model(rand(seed=seed))), list(parallel(rand(seed=seed))))
+    assert_same(dict(model.state_dict()), dict(parallel.state_dict()))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
@@ -49,25 +51,44 @@ def retarget(node: torch.fx.Node, device: str | None) -> tuple[Any, tuple[Any, .
     else:
         text = target == "to"  # a string is a device there, and only there
         args = tuple(here if _is_device(arg, text and n == 1) else arg for n, arg in enumerate(args))
-    if kwargs.get("device") is not None or (here.type != "cpu" and makes_from_nothing(node, args)):
+    if kwargs.get("device") is not None or (here.type != "cpu" and _takes_device(node, args)):
         kwargs["device"] = here
+    elif here.type != "cpu" and _makes_from_nothing(node):
+        return _made_on(device, target), args, kwargs
     return target, args, kwargs
 
 
-_FACTORIES = frozenset(
-    """arange empty eye full hamming_window hann_window linspace logspace ones rand randint randn randperm tensor tril_indices
-    triu_indices zeros""".split()
-)
+_FACTORIES = frozenset({*_device_constructors(), torch._refs.tensor})
+"""Functions of torch's that put what they make where they are told; the last is `torch.tensor` of numbers that are open."""
 
 
-def makes_from_nothing(node: torch.fx.Node, args: tuple[Any, ...]) -> bool:
-    """Whether an op makes a tensor from numbers alone, and would put it on the default device unless it is told another."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        arguments = node.target._schema.arguments
-        takes = any(argument.name == "device" for argument in arguments[len(args) :])
-        return takes and not any("Tensor" in str(argument.type) for argument in arguments)
-    name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and name in _FACTORIES and getattr(torch, name, None) is node.target
+def _takes_device(node: torch.fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether an op would put what it makes on the default device unless it is told another."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        known = node.target in _FACTORIES or (node.target is torch.normal and _makes_from_nothing(node))
+        return node.op == "call_function" and known
+    arguments = node.target._schema.arguments
+    takes = any(argument.name == "device" for argument in arguments[len(args) :])
+    return takes and not any("Tensor" in str(argument.type) for argument in arguments)
+
+
+def _makes_from_nothing(node: torch.fx.Node) -> bool:
+    """Whether an op makes a tensor from numbers alone."""
+
+    def holds_tensors(one: torch.fx.Node) -> bool:
+        return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(one.meta.get("example_value")))
+
+    return holds_tensors(node) and not any(map(holds_tensors, node.all_input_nodes))
+
+
+@cache
+def _made_on(device: str, target: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that cannot be told a device (`torch.Tensor`), as one that puts what it makes on one."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return move(target(*args, **kwargs), device)
+
+    return made
 
 
 def _is_device(argument: Any, text: bool) -> bool:

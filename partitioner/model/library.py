@@ -1,6 +1,7 @@
 """Functions of Python's library that are written in C, in Python: a tracer can look into these.
 
-Heaps are kept by Python's own `heapq._siftup` and `heapq._siftdown`, which nothing in C replaces.
+Heaps are kept by Python's own `heapq._siftup` and `heapq._siftdown`, which nothing in C replaces. And one of torch's, which it
+does not look into for the file that it is in.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import bisect
 import heapq
 import operator
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
+
+from torch.utils.checkpoint import checkpoint_sequential
 
 
 def _empty() -> str:
@@ -60,6 +64,17 @@ def _insort_right(values: list[Any], item: Any) -> None:
     values.insert(bisect.bisect_right(values, item), item)
 
 
+def _here(code: CodeType) -> CodeType:
+    """The code, with that of the functions in it, as if it were of this file."""
+    parts = tuple(_here(part) if isinstance(part, CodeType) else part for part in code.co_consts)
+    return code.replace(co_filename=__file__, co_consts=parts)
+
+
+def _seen(function: Any) -> FunctionType:
+    """A function of torch's that a tracer looks into."""
+    return FunctionType(_here(function.__code__), function.__globals__, function.__name__, function.__defaults__)
+
+
 IN_PYTHON: dict[Any, Callable[..., Any]] = {
     heapq.heappush: _heappush,
     heapq.heappop: _heappop,
@@ -69,6 +84,8 @@ IN_PYTHON: dict[Any, Callable[..., Any]] = {
     bisect.insort_left: _insort_left,
     bisect.insort_right: _insort_right,
 }
+
+OF_TORCH: dict[Any, Callable[..., Any]] = {checkpoint_sequential: _seen(checkpoint_sequential)}
 
 
 def most(*given: Any, key: Any = None, **default: Any) -> Any:

@@ -135,14 +135,20 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
             yield [name for name, _ in uses[: last + 1]]
 
 
+VERSION = "prims._tensor_version.default"
+"""What ``x._version`` is in a graph."""
+
+
 def _in_one_memory(graph: Graph) -> Iterable[set[str]]:
     """For each storage that results lie in: the ops that took views of it to them, and write it. Views of a copy share nothing.
 
-    Likewise for what is taken by strides, which a copy of a view has not. An argument lies where it is first read, so all that
-    read one of which a result is a view are with that. What is brought together behind a graph comes from where it was made.
+    Likewise for what is taken by strides, which a copy of a view has not, and for what is asked how often it was
+    written. An argument lies where it is first read, so all that read one of which a result is a view are with that. What is
+    brought together behind a graph comes from where it was made.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     waiting = [(op, storage) for op in graph.by_memory if op.target != LANDED for storage in op.storages]
+    waiting += [(op, access.resource) for op in graph.ops if op.target == VERSION for access in op.accesses]
     for op, storage in waiting:
         if op.name not in found[storage]:
             found[storage].add(op.name)

@@ -30,7 +30,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from partitioner.frontend.capture.amended import amends
-from partitioner.model.library import IN_PYTHON, least, most
+from partitioner.model.library import IN_PYTHON, OF_TORCH, least, most
 from partitioner.model.source import is_installed
 
 _MODULES = frozenset(
@@ -41,6 +41,8 @@ _MODULES = frozenset(
 
 _FUNCTIONS = frozenset({bisect.bisect_left, bisect.bisect_right})
 """And so do these."""
+
+_LOOKED_INTO = {**IN_PYTHON, **OF_TORCH}
 
 _LITERAL = (type(None), bool, int, float, complex, str, bytes)
 _HELD = (list, tuple, dict, set, frozenset)
@@ -59,8 +61,8 @@ def _call_min(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **kwarg
 @amends(SkipFunctionVariable, "call_function")
 def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     function = self.value
-    if _is_known(function) and function in IN_PYTHON:
-        return _traced(tx, IN_PYTHON[function], args, kwargs)
+    if _is_known(function) and function in _LOOKED_INTO:
+        return _traced(tx, _LOOKED_INTO[function], args, kwargs)
     if isinstance(function, MethodDescriptorType) and args and _kind(args[0]) is function.__objclass__:
         return args[0].call_method(tx, function.__name__, list(args[1:]), kwargs)  # list.copy(x), as x.copy()
     return _folded(tx, function, args, kwargs) or plain(self, tx, args, kwargs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._dynamo.output_graph import SubgraphTracer
 from torch._dynamo.variables import TensorVariable
@@ -59,7 +60,12 @@ def _look_again(tensor: Any, tx: Any) -> None:
 
 @amends(SubgraphTracer, "create_proxy")
 def _create_proxy(plain: Callable[..., Any], self: Any, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
-    return plain(self, kind, set_ if target is Tensor.set_ else target, *rest, **named)
+    return plain(self, kind, _OWN.get(target, target), *rest, **named)
+
+
+def data(tensor: Tensor) -> Tensor:
+    """What ``tensor.data`` is in a graph. Dynamo's name for it belongs to the functions that change what a thread is in."""
+    return tensor.data
 
 
 def set_(tensor: Tensor, other: Any) -> Tensor:
@@ -72,3 +78,7 @@ def set_(tensor: Tensor, other: Any) -> Tensor:
     tensor.data = other
     increment_version(tensor)
     return tensor
+
+
+_OWN: dict[Any, Any] = {Tensor.set_: set_, getattr(torch._C._autograd, "_get_data_attr", None): data}
+"""By Dynamo's names for what ``tensor.data`` is, read and given, the functions that stand in graphs."""
