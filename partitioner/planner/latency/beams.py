@@ -63,7 +63,9 @@ class Beams:
         return Found.of(timed(self.problem, lanes, order), order, self.name)
 
 
-def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, until: float = inf) -> list[Found]:
+def widened(
+    problem: Problem, homes: Sequence[Sequence[int]], least: float, until: float = inf, once: bool = False
+) -> list[Found]:
     """Schedules by beams that become wider while there is time, the best first.
 
     Args:
@@ -71,6 +73,7 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
         homes: processors of tasks that are kept, each in turn; empty: tasks may go anywhere.
         least: seconds that no schedule beats: nothing is left to do there.
         until: moment, on `time.perf_counter`, to which no beam goes on, about; infinite: there is one round.
+        once: there is one round, whatever the time.
     """
     found: list[Found] = []
     ways = len(problem.tasks) * len(problem.lanes)
@@ -90,7 +93,7 @@ def widened(problem: Problem, homes: Sequence[Sequence[int]], least: float, unti
             best = found[0].seconds if found else inf
             if best <= least * (1 + 1e-9) or is_late():
                 return found
-        if until == inf:
+        if once or until == inf:
             break
         looks *= GROWTH
     return found

@@ -74,11 +74,11 @@ def _halved(walks: list[Walk], least: float, until: float, most: int) -> Walk:
     return walks[0]
 
 
-def soon_improved(problem: Problem, known: Sequence[Found], least: float) -> Found:
-    """Likewise, after as many moves as milliseconds allow: counted and not timed, for it to be the same on every machine."""
+def soon_improved(problem: Problem, known: Sequence[Found], least: float, until: float = inf) -> Found:
+    """Likewise, after as many moves as milliseconds allow: counted, to be the same on every machine; and until it is late."""
     count = max(1, len(problem.tasks))
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
     beside = problem.overlap and not problem.fetched and problem.travels
     times = 1 + 2 * beside + problem.stands + 5 * problem.crowded
-    return improved(problem, known, least, inf, seed=0, most=times * MOVED_IN_ALL // count)
+    return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
@@ -46,7 +46,14 @@ HIDDEN = 0.3
 """How much of a passage is load where processors compute meanwhile, and memory is scarce: who reads waits for it."""
 
 
-def starts(problem: Problem, tries: int, least: float, until: float = inf, answers: Sequence[Assignment] = ()) -> list[Found]:
+def starts(
+    problem: Problem,
+    tries: int,
+    least: float,
+    until: float = inf,
+    answers: Sequence[Assignment] = (),
+    counted: bool = False,
+) -> list[Found]:
     """Schedules, the best first.
 
     Args:
@@ -55,11 +62,13 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
         least: seconds that no schedule beats: nothing is left to do there.
         until: when local search must be through, on `time.perf_counter`; infinite: everything is counted.
         answers: what policies have said already.
+        counted: nothing grows with the time that there is; what is counted is only cut short.
 
     Raises:
         PlacementError: no answer was found.
     """
-    roomy = _roomy(problem, tries, least, until)
+    counted = counted or until == inf
+    roomy = _roomy(problem, tries, least, until, counted)
     now, homes = perf_counter(), Homes(problem)
     known = several(problem, homes, tries, now + RANKED * (until - now), answers)
     known = sorted([*known, *roomy], key=lambda each: each.seconds)
@@ -69,14 +78,15 @@ def starts(problem: Problem, tries: int, least: float, until: float = inf, answe
     if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + EVENING * len(problem.tasks) < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
-            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous), HIDDEN)
+            late = monotonic() + BEAMED * (until - perf_counter())
+            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
-    if until < inf or len(problem.tasks) <= MOST_BEAMED:
-        known = known + widened(problem, kept, least, now + BEAMED * (until - now))
+    if not counted or len(problem.tasks) <= MOST_BEAMED:
+        known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted)
     return sorted(known, key=lambda each: each.seconds)
 
 
-def _roomy(problem: Problem, tries: int, least: float, until: float) -> list[Found]:
+def _roomy(problem: Problem, tries: int, least: float, until: float, counted: bool) -> list[Found]:
     """A schedule made with the memory of equal processors together, that keeps each one's; none where none are equal."""
     alike, now = sites(replace(problem, memory=()))[0], perf_counter()
     is_late = now + EVENING * len(problem.tasks) > until
@@ -84,13 +94,13 @@ def _roomy(problem: Problem, tries: int, least: float, until: float) -> list[Fou
         return []
     whole, soon = _together(problem, alike), now + REGARDLESS * (until - now)
     try:
-        known = starts(whole, tries, least, now + REGARDLESS / 2 * (until - now))
+        known = starts(whole, tries, least, now + REGARDLESS / 2 * (until - now), counted=counted)
     except PlacementError:  # which says nothing: not all that is spare may be used
         return []
-    best = improved(whole, known, least, soon, 0) if until < inf else soon_improved(whole, known, least)
+    best = soon_improved(whole, known, least, soon) if counted else improved(whole, known, least, soon, 0)
     lanes = [lane for site in alike for lane, home in enumerate(problem.lanes) if home in site.processors]
     apart = replace(best, lanes=[lanes[each] for each in best.lanes])
-    found = crossed(problem, apart, least, now + CROSSED * (until - now))
+    found = crossed(problem, apart, least, inf if counted else now + CROSSED * (until - now))
     return [found] if found else []
 
 

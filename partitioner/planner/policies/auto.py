@@ -26,8 +26,9 @@ from partitioner.planner.policies.single import Single
 SMALL, MIDDLE = 2_000, 50_000
 """Tasks up to which every policy is tried, and up to which those are that take more than one look at a task."""
 
-LIST_SHARE = 0.7
-"""Part of the time after which list scheduling makes loads no more even."""
+LIST_SHARE, FEW_SHARE, FEW = {"latency": 0.5, "throughput": 0.7, "memory": 0.7}, 0.25, 40
+"""Parts of the time after which list scheduling tries no more: by the objective, and where the solver may prove what is the
+best, which is up to so many tasks."""
 
 SOLVER_SHARE = 0.6
 """Part of the time that the solver may take before local search has the rest."""
@@ -86,7 +87,8 @@ class Auto:
     def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
         """What to run, in order, each with its part of the time that is left; those that search begin at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
-        yield List(time_limit=LIST_SHARE * left()) if self.thorough(problem) else List(tries=1)
+        share = FEW_SHARE if solver and count <= FEW else LIST_SHARE[problem.objective]
+        yield List(time_limit=share * left()) if self.thorough(problem) else List(tries=1)
         if problem.objective == "latency":
             if count <= MIDDLE and not problem.contiguous:
                 yield ByLevel()

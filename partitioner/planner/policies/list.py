@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from time import monotonic
+from time import monotonic, perf_counter
 
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
@@ -37,7 +37,7 @@ class List:
 
     Args:
         tries: schedules to make, at most; the best is kept and improved. 1: by upward rank, as it is.
-        time_limit: seconds after which loads are made no more even; infinite: the answer is the same on every machine.
+        time_limit: seconds after which no more is tried; infinite: the answer is the same on every machine.
 
     >>> from partitioner.ir.problem import ORDER, Kind, Problem, Processor
     >>> seconds = Kind("cpu", {1: [2.0, 4.0, 3.0, 1.0]})
@@ -64,8 +64,9 @@ class List:
             return placed(problem, "list", even, bound=bound)
         bound = makespan_bound(ruled)
         once = tries == 1 and (self.tries == 1 or not lumpy(ruled))
-        known = several(ruled, Homes(ruled), 1) if once else starts(ruled, tries, bound)
-        found = soon_improved(ruled, known, bound) if self.tries > 1 else known[0]
+        late = perf_counter() + until - monotonic()
+        known = several(ruled, Homes(ruled), 1) if once else starts(ruled, tries, bound, late, counted=True)
+        found = soon_improved(ruled, known, bound, late) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
         return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=note, clock=found.clock)

@@ -5,7 +5,8 @@
     take[f, p]  flow f is read on p and made elsewhere       }
     pass[f, h, c]  flow f is made on h and passes channel c     where links join two processors
 
-Seconds are rounded down to whole ticks, so what no placement of the model beats no real one does either.
+Seconds are rounded down to whole ticks, so what no placement of the model beats no real one does either. Where all of them are
+multiples of a round unit, that is a tick: nothing lies between two loads then, and proofs come soon.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from math import floor, inf, isfinite
 from threading import Timer
 from typing import Any
 
+from partitioner.ir.problem import ROUNDING
 from partitioner.planner.caps import in_whole
 from partitioner.planner.latency.model import loading
+from partitioner.planner.latency.schedule_model import unit_of
 from partitioner.planner.throughput.prices import Park
 
 FINE, COARSE = 1 << 40, 30_000
@@ -99,7 +102,10 @@ class Model:
         self.model: Any = cp_model.CpModel()
         terms = 2 + self.units.count + 2 * len(self.units.flows)
         top = most if isfinite(most) else self._worst()
-        self.ticks = min(resolution, terms * 1_000_000) / top if top > 0 else 1.0
+        self.ticks, self.exact = min(resolution, terms * 1_000_000) / top if top > 0 else 1.0, False
+        unit, exact = unit_of(self._times(), top)
+        if exact and top <= resolution * unit:
+            self.ticks, self.exact, terms = 1 / unit, True, 0
         self.high = floor(top * self.ticks) + 1
         self.x = self._places()
         self.slots: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
@@ -118,7 +124,13 @@ class Model:
 
     def _whole(self, seconds: float) -> int:
         """Seconds in whole ticks; no more than are too many anyway, for days in ticks of picoseconds are no 64-bit number."""
-        return floor(min(seconds * self.ticks, self.high + 1))
+        return floor(min(seconds * self.ticks * (1 + ROUNDING if self.exact else 1), self.high + 1))
+
+    def _times(self) -> Iterator[float]:
+        """Every duration that a load is made of, and more."""
+        yield from set(self.units.seconds[self.units.seconds < inf].tolist())
+        for flow in self.units.flows:
+            yield from (each.latency * flow.count + flow.size / each.bandwidth for each in self.problem.channels)
 
     def _worst(self) -> float:
         """Seconds that any answer stays below."""

@@ -34,8 +34,9 @@ SOON_IDEALS = 300_000
 ROUNDS = 4
 """Quick rounds of annealing before anything is proven."""
 
-PROOF = 0.5
-"""Part of the time for a proof by CP-SAT."""
+PROOF, SURE, SOON = 0.5, 0.8, 0.4
+"""Parts of the time for a proof by CP-SAT: of any model, and of one that is small, of so many seconds to get somewhere, but
+whose bound is far, for that comes at the end."""
 
 TURNS = 4
 """Cycles in the time that is left when no proof was found, each followed by neighbourhoods."""
@@ -252,8 +253,10 @@ def _proven(search: Annealing, bound: float, until: float) -> float:
         if search.least <= bound * (1 + CLOSE) or not _has_time(search.park, until):
             return bound
         whole = model.Model(search.park, search.least, bound, resolution=resolution)
-        seconds, near = PROOF * (until - monotonic()), search.least / FAR
-        found = whole.solve(seconds, whole.canonical(search.best), nearer=near if bound < near else 0.0)
+        far, small = bound < search.least / FAR, model.least_time(search.park) <= SOON
+        seconds = (SURE if far and small else PROOF) * (until - monotonic())
+        nearer = search.least / FAR if far and not small else 0.0
+        found = whole.solve(seconds, whole.canonical(search.best), nearer=nearer)
         search.take(found.homes)
         bound = max(bound, found.bound)
         if not found.done:
