@@ -33,7 +33,6 @@ from partitioner.backends.training import Training
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of
-from partitioner.frontend.analysis.picked import at_picked_sizes
 from partitioner.frontend.analysis.sizes import Sizes
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.check.interpret import interpret
@@ -76,8 +75,7 @@ GRAPH_EDGE = 2e-6
 def on_lanes(model: nn.Module, machine: Machine, spec: Spec, found: Found) -> Made:
     """The program of a graph that the tracer found in a model, on lanes of one device."""
     asked = for_this_call(spec, model)
-    traced = at_picked_sizes(graph_of(model, found), found.inputs)
-    return made_of(plan_of(traced, machine, asked), asked)
+    return made_of(plan_of(graph_of(model, found), machine, asked), asked)
 
 
 def made_of(plan: Plan, spec: Spec) -> Made:

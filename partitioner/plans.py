@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from partitioner.between import beside, beside_each_other, plan_in_between
 from partitioner.compile import for_this_call, plan_of
 from partitioner.errors import PartitionerError, PlacementError
-from partitioner.frontend.analysis.picked import at_picked_sizes
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
 from partitioner.ir.machine import Machine, accelerators_first, with_less
@@ -125,7 +124,7 @@ def where_state_lies(model: nn.Module, found: Found, machine: Machine, spec: Spe
         homes: the torch device to which each tensor of the model was moved, by name.
     """
     asked, between = for_this_call(spec, model), is_between(spec, machine)
-    traced = at_picked_sizes(graph_of(model, found, between=between, apart=True, stays=staying(homes)), found.inputs)
+    traced = graph_of(model, found, between=between, apart=True, stays=staying(homes))
     refuse_shared(traced.graph, found.inputs)
     lies = where_it_lies(traced.state, machine.name_at)
     if between:

@@ -35,17 +35,19 @@ def view_of(model: nn.Module) -> Traced:
     return view_graph(*capture_symbolic(model), model)
 
 
-def graph_of(model: nn.Module, found: Found, *, between: bool = False, **options: Any) -> Traced:
+def graph_of(model: nn.Module, found: Found, *, between: bool = False, alike: bool = False, **options: Any) -> Traced:
     """The Graph of a torch.fx graph that was found in ``model``; options are those of `build_graph`.
 
-    If Python goes on ``between`` graphs of several devices, its results are brought together.
+    If Python goes on ``between`` graphs of several devices, its results are brought together. Sizes that follow from values are
+    those of the call, unless it is to be ``alike`` on ranks with other values.
     """
     if between:
         land(found.module, ends=not found.reason)
     keys: dict[int, str] = {}
     for name, tensor in all_state(model).items():
         keys.setdefault(id(tensor), name)
-    return build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), **options)
+    traced = build_graph(found, type(model).__name__, keys, _parameters(_method(model, found.function)), **options)
+    return traced if alike else at_picked_sizes(traced, found.inputs)
 
 
 def _method(model: nn.Module, name: str) -> Callable[..., Any]:
@@ -106,7 +108,7 @@ def graphs_of_call(
     runs = (check or between) and not is_meta(model, call)
 
     def receive(found: Found) -> Callable[..., Sequence[Any]]:
-        traced = at_picked_sizes(graph_of(model, found, between=between, apart=apart), found.inputs)
+        traced = graph_of(model, found, between=between, apart=apart)
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 

@@ -185,7 +185,7 @@ class _Traces:
 
     def receive(self, found: Found) -> Callable[..., Sequence[Any]]:
         """What the tracer calls with a graph; gives what runs it."""
-        traced = graph_of(self.model, found)
+        traced = graph_of(self.model, found, alike=True)
         same: dict[int, int] = {}  # places of results that are an argument, as after out=; the model may keep them
         if not self.ended:
             self.found.append((traced, found))

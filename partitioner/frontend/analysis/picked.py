@@ -33,7 +33,7 @@ def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
         inputs: the values of its placeholders; left as they are.
     """
     graph = traced.graph
-    needed = made_of([node for node in graph.fx.nodes if any(map(_is_picked, _sizes(node.meta.get("example_value"))))])
+    needed = made_of(_picking(graph))
     if not needed or not _is_harmless(graph, needed):
         return traced
     try:
@@ -47,6 +47,17 @@ def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
         outputs = (replace(known, bytes=meta.bytes) for known, meta in zip(op.outputs, seen.outputs, strict=True))
         ops.append(replace(op, outputs=tuple(outputs), work=seen.work))
     return Traced(replace(graph, ops=tuple(ops)), traced.state)
+
+
+def _picking(graph: Graph) -> list[torch.fx.Node]:
+    """The nodes of whose results a size is the first of its symbol."""
+    found, known = [], set[Any]()
+    for node in graph.fx.nodes:
+        symbols = {size.node.expr for size in _sizes(node.meta.get("example_value")) if _is_picked(size)}
+        if symbols - known:
+            found.append(node)
+            known |= symbols
+    return found
 
 
 def _sizes(value: Any) -> list[Any]:
