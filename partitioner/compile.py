@@ -118,7 +118,7 @@ def plan_of(
     """
     graph = traced.graph
     state = traced.state_metas
-    constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed, landed)
+    constraints = constrain(graph, pinned(machine, spec), spec.colocate, state, fixed, landed, layers=len(machine.places) > 1)
     costs = profiled(graph, estimate(graph, machine, state), spec.profile)
     memory = None
     if graph.observed and (caps(machine) or spec.objective == "memory"):
@@ -133,7 +133,8 @@ def planned_again(plan: Plan, spec: Spec) -> Plan:
     Raises:
         PlacementError, SpecError: what the spec does not allow.
     """
-    constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {})
+    layers = len(plan.machine.places) > 1
+    constraints = constrain(plan.graph, pinned(plan.machine, spec), spec.colocate, plan.state, {}, layers=layers)
     return _placed(plan, constraints, spec)
 
 

@@ -390,3 +390,36 @@ def test_weights_that_follow_others(world: World) -> None:
     for seed in range(3):
         assert_same(list(model(rand(seed=seed))), list(parallel(rand(seed=seed))))
     assert_same(dict(model.state_dict()), dict(parallel.state_dict()))
+
+
+@EACH
+@pytest.mark.parametrize("kind", ["encoder", "attention"])
+def test_a_transformer_is_trained_and_then_evaluated(kind: str, lanes: dict[str, int], world: World) -> None:
+    """Without gradients torch has one op for a layer, which was refused where training had spread what it takes."""
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)) if kind == "encoder" else Attends()
+    x = rand(3, 5, 8)
+    parallel = partition(model, example_inputs=(x,), spec=spec(lanes), copy=True)
+    parallel(x).sum().backward()
+    with torch.no_grad():
+        found = parallel.eval()(x)
+    torch.testing.assert_close(found, model.eval()(x), check_device=False)
+
+
+def test_a_transformer_layer_is_taken_apart_by_pins(world: World) -> None:
+    one, other = TWO
+    pins = [{"match": "0.linear1", "device": one}, {"match": "0.linear2", "device": other}]
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
+    parallel = partition(model, example_inputs=(rand(3, 5, 8),), spec=spec(TWO) | {"pins": pins}, copy=True)
+    assert {str(parallel.get_parameter(f"0.linear{each}.weight").device) for each in (1, 2)} == {*TWO}
+    torch.testing.assert_close(parallel(rand(3, 5, 8)), model(rand(3, 5, 8)), check_device=False)
+
+
+class Attends(nn.Module):
+    """Two branches that attend, with weights of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x, x, x, need_weights=False)[0] + self.right(x, x, x, need_weights=False)[0]

@@ -102,6 +102,7 @@ class Op:
         work: how much it computes, ``None`` without example inputs.
         mode: grad mode, autocast and inference mode, where they are not those that the graph starts under.
         exchange: seconds for what passes between the ranks of a job in it.
+        layer: the layer around it whose parameters torch may take in one op in another mode; ``""`` if there is none.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Op:
     work: Work | None = None
     mode: Mode | None = None
     exchange: float = 0.0
+    layer: str = ""
 
     @property
     def flops(self) -> int | None:

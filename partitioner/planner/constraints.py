@@ -44,6 +44,7 @@ def constrain(
     state: Mapping[str, StateMeta],
     fixed: Mapping[str, str],
     landed: Mapping[str, str] = MappingProxyType({}),
+    layers: bool = False,
 ) -> Constraints:
     """Collect every constraint on ``graph``.
 
@@ -54,6 +55,7 @@ def constrain(
         state: parameters, buffers and constants, by qualified name; what is in one storage shares a device.
         fixed: device name of state that has been placed already, by qualified name.
         landed: device name of ops whose results Python goes on with there, as views of what others hold.
+        layers: what layers hold whose parameters one op may take in another mode stays together, unless pins take it apart.
 
     Raises:
         PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
@@ -73,7 +75,22 @@ def constrain(
                 _pin(wanted, groups[op.name], fixed[used], f"{used}, which lies there already")
         if op.name in landed:
             _pin(wanted, groups[op.name], landed[op.name], f"op {op.name}, whose result shares memory that is used after it")
+    for names in _in_layers(graph) if layers else ():
+        pinned = {group: wanted[group] for group in map(groups.__getitem__, names) if group in wanted}
+        if len({device for device, _ in pinned.values()}) < 2:
+            groups.union(*names)
+            for group in pinned:
+                wanted[groups[group]] = wanted.pop(group)
     return Constraints({op.name: groups[op.name] for op in graph.ops}, {group: name for group, (name, _) in wanted.items()})
+
+
+def _in_layers(graph: Graph) -> Iterable[list[str]]:
+    """For each layer whose parameters torch may take in one op: the ops that use them."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for op in graph.ops:
+        if op.layer and op.state:
+            found[op.layer].append(op.name)
+    return found.values()
 
 
 def _pin(wanted: dict[str, tuple[str, str]], group: str, device: str, why: str) -> None:

@@ -28,6 +28,9 @@ from partitioner.model.modes import modes_here
 from partitioner.model.source import is_user_code
 from partitioner.model.state import sizes
 
+FUSED = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+"""Layers that torch computes by one op where no gradients are wanted."""
+
 
 @dataclass(frozen=True, eq=False)
 class Traced:
@@ -211,6 +214,7 @@ def _op(node: torch.fx.Node, effect: Effect, paths: Mapping[str, str], states: M
         tensor=effect.tensor,
         work=effect.work,
         mode=mode,
+        layer=_layer(node),
     )
 
 
@@ -219,6 +223,12 @@ def target_of(node: torch.fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target).removeprefix("aten.")
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _layer(node: torch.fx.Node) -> str:
+    """The outermost layer around a node that has a faster way without gradients: one op, which takes all of its parameters."""
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    return next((str(name) for name, kind in stack if isinstance(kind, type) and issubclass(kind, FUSED)), "")
 
 
 _LOCAL = re.compile(r"L\['(\w+)'\]\.?(.*)")
