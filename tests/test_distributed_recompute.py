@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.nets import TRAININGS
+from lanes import OLD_TORCH
 from torch import Tensor, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.utils._pytree import tree_leaves
@@ -226,7 +227,8 @@ class Certain(Scanned):
 
 def test_a_scan_is_known_and_a_switch_is_not() -> None:
     """A scan takes rows by an op of several overloads, whose schemas tell what it does; the error says where a switch is."""
-    refuse_unknown(example_in(Scanned(), torch.randn(2, 5, 4), None, 1).traced.graph, "segments")
+    if not OLD_TORCH:  # whose tracer cannot look into one
+        refuse_unknown(example_in(Scanned(), torch.randn(2, 5, 4), None, 1).traced.graph, "segments")
     switched = example_in(Certain(), torch.randn(2, 5, 4), None, 1).traced.graph
     with pytest.raises(SpecError, match=r"what it does is unknown: run_region = run_region.* .*recompute.py:\d+"):
         refuse_unknown(switched, "segments")
