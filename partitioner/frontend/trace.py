@@ -12,12 +12,12 @@ from torch import nn
 
 from partitioner.errors import DifferenceError, TraceError
 from partitioner.frontend.analysis.build import Traced, build_graph
-from partitioner.frontend.analysis.picked import at_picked_sizes
 from partitioner.frontend.analysis.view import view_graph
 from partitioner.frontend.capture.dynamo import Found, compiled
 from partitioner.frontend.capture.symbolic import capture_symbolic
 from partitioner.frontend.check.compare import compare, is_meta
 from partitioner.frontend.check.interpret import interpret
+from partitioner.frontend.check.picked import at_picked_sizes
 from partitioner.frontend.rewrite.landing import land
 from partitioner.ir.machine import Machine
 from partitioner.model.call import Call, Planned, end_here

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from partitioner.ir.graph import Graph
 from partitioner.model.modes import casts_kept, in_mode
@@ -17,27 +19,43 @@ def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
         graph: the traced program.
         arguments: the values of its placeholders.
     """
-    with casts_kept():
-        return _results(graph, arguments)
-
-
-def _results(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
-    """Runs the nodes. A value goes when its last reader has run, as in eager."""
-    values: dict[Any, Any] = {}
-    given, last = iter(arguments), graph.last_uses([op.name for op in graph.ops], graph.outputs)
-    for node in graph.fx.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "get_attr":
-            values[node] = graph.bodies[str(node.target)]
-        elif node.op != "output":
-            op = graph.by_name[node.name]
-            try:
-                with in_mode(op.mode):
-                    values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
-            except Exception as error:
-                error.add_note(f"in op {op.shown}")
-                raise
-            for name in last[node.name]:
-                del values[graph.nodes[name]]
+    values = values_of(graph, arguments, [op.name for op in graph.ops], graph.outputs)
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))
+
+
+def values_of(
+    graph: Graph,
+    arguments: Iterable[Any],
+    ops: Sequence[str],
+    kept: Collection[str],
+    note: Callable[[torch.fx.Node, Any], None] = lambda _node, _value: None,
+) -> dict[torch.fx.Node, Any]:
+    """What some ops give, and all placeholders. A value goes when its last reader has run, as in eager.
+
+    Args:
+        graph: the traced program.
+        arguments: the values of its placeholders.
+        ops: the names of those to run, in program order, with all that they are made of.
+        kept: of these, those whose values stay.
+        note: told what each of them gives.
+    """
+    values: dict[torch.fx.Node, Any] = {}
+    given, last = iter(arguments), graph.last_uses(ops, kept)
+    with casts_kept():
+        for node in graph.fx.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = graph.bodies[str(node.target)]
+            elif node.name in last:
+                op = graph.by_name[node.name]
+                try:
+                    with in_mode(op.mode):
+                        values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+                except Exception as error:
+                    error.add_note(f"in op {op.shown}")
+                    raise
+                note(node, values[node])
+                for name in last[node.name]:
+                    del values[graph.nodes[name]]
+    return values

@@ -10,7 +10,7 @@ These are kept where torch keeps a user's hints of such sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,11 @@ import torch
 
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.observe import observe
+from partitioner.frontend.check.interpret import values_of
 from partitioner.ir.access import CAST, CHECKED, RNG
 from partitioner.ir.graph import Graph
 from partitioner.model.fakes import tensors_in
-from partitioner.model.modes import casts_kept, in_mode
-from partitioner.model.node import call_node, fill, made_of
+from partitioner.model.node import made_of
 
 
 def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
@@ -81,22 +81,9 @@ def _is_harmless(graph: Graph, nodes: set[torch.fx.Node]) -> bool:
 
 def _run(graph: Graph, needed: set[torch.fx.Node], inputs: Sequence[Any]) -> None:
     """Run some of the ops, and note the sizes that they show."""
-    values: dict[torch.fx.Node, Any] = dict(zip(graph.fx.find_nodes(op="placeholder"), map(_apart, inputs), strict=True))
-    last = graph.last_uses([op.name for op in graph.ops if graph.nodes[op.name] in needed], ())
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
-    with torch.random.fork_rng(devices), torch.no_grad(), casts_kept():
-        for node in (node for node in graph.fx.nodes if node in needed and node not in values):
-            values[node] = _value(graph, node, values)
-            _note(node, values[node])
-            for name in last.get(node.name, ()):
-                values.pop(graph.nodes[name], None)
-
-
-def _value(graph: Graph, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return graph.bodies[str(node.target)]
-    with in_mode(graph.by_name[node.name].mode):
-        return call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+    with torch.random.fork_rng(devices), torch.no_grad():
+        values_of(graph, map(_apart, inputs), [op.name for op in graph.ops if graph.nodes[op.name] in needed], (), _note)
 
 
 def _apart(value: Any) -> Any:
