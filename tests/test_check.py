@@ -374,6 +374,22 @@ def test_containers_are_put_back(make: Callable[[], Any], changes: list[Callable
     assert repr(model.held) == repr(make())
 
 
+def test_a_set_that_is_emptied_and_filled_has_not_changed() -> None:
+    """The tracer fills sets anew, so a model that registers buffers in each call was refused, as hashes of strings had it."""
+    model = nn.Identity()
+    model.names = {0, 8}
+    with state_kept(model) as changed:
+        assert list(model.names) == [0, 8]
+        model.names.clear()
+        model.names.update([8, 0])
+        assert list(model.names) == [8, 0]
+    assert changed == []
+    with state_kept(model) as changed:
+        model.names.remove(8)
+        model.names.add(8.0)
+    assert changed == ["names"]
+
+
 class Amplified(nn.Module):
     """As an untrained network does: a sum's last bits, which depend on the number of threads, become visible."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 CONTAINERS = (OrderedDict, dict, list, set, deque)
 _PLAIN = frozenset({*CONTAINERS, tuple, frozenset})
+_VALUES = (int, float, str, tuple, bytes)
 _MISSING = object()
 
 
@@ -48,7 +49,10 @@ def refill(live: Any, then: Any) -> list[str]:
         ]
     old = list(items.__iter__(live))
     items.clear(live)
-    items.update(live, then) if isinstance(live, set) else items.extend(live, then)
+    if isinstance(live, set):  # its order says nothing, and is another one once it was emptied and filled
+        items.update(live, then)
+        return [] if set(map(_member, old)) == set(map(_member, then)) else [""]
+    items.extend(live, then)
     return [] if len(old) == len(then) and all(map(_equal, old, then)) else [""]
 
 
@@ -60,4 +64,9 @@ def _holds_the_same(live: Any, then: Any, items: Any) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two things that are not the same object are equal. Tensors and the user's own types are not known to be."""
-    return type(one) is type(other) and isinstance(one, int | float | str | tuple | bytes) and one == other
+    return type(one) is type(other) and isinstance(one, _VALUES) and one == other
+
+
+def _member(item: Any) -> tuple[type, Any]:
+    """What two items have in common that are equal, as `_equal` has it."""
+    return type(item), item if isinstance(item, _VALUES) else id(item)

@@ -144,6 +144,34 @@ def buffers_replaced(run: Run) -> Steps:
         yield run.learn(rand(seed=seed)), list(run.module.state_dict())
 
 
+class Registering(Two):
+    """Tables that are buffers, not saved, and registered again whenever a longer input comes."""
+
+    NAMES = ("sines", "cosines", "scales", "bias", "mask", "steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self.register_buffer(name, None, persistent=False)
+
+    def tables(self, rows: int) -> list[Tensor]:
+        if self.sines is None or len(self.sines) < rows:
+            steps = torch.arange(rows, device=self.left.weight.device)[:, None] / 8
+            for number, name in enumerate(self.NAMES):
+                self.register_buffer(name, (steps + number).sin(), persistent=False)
+        return [getattr(self, name)[:rows] for name in self.NAMES]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.tables(len(x))
+        return self.left(x + first) * self.right(x - sum(others))
+
+
+@program(Registering)
+def buffers_registered_when_a_longer_input_comes(run: Run) -> Steps:
+    for rows in (3, 2, 5, 3):
+        yield run.learn(rand(rows, 4)), list(run.module.state_dict()), [name for name, _ in run.module.named_buffers()]
+
+
 class Statistics(Two):
     def __init__(self) -> None:
         super().__init__()
