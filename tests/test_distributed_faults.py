@@ -21,8 +21,8 @@ from typing import IO, Any
 import pytest
 import torch
 import torch.distributed as dist
+from jobs.torchrun import cases, environment, start
 from jobs.torchrun import command as started_by
-from jobs.torchrun import environment, start
 
 from partitioner.distributed import parallelize
 from partitioner.distributed.board import ANSWER, PATIENCE
@@ -300,13 +300,15 @@ def _written(file: IO[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def refused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks met that asked for all that must be refused."""
     folder = tmp_path_factory.mktemp("refused")
+    (folder / "cases.json").write_text(json.dumps(sorted(cases(request))))
     start(2, JOBS / "refuse.py", folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_wrong_is_said_once_by_the_first_rank(refused: list[dict[str, Any]], name: str) -> None:
     kind, text = REFUSED[name]
@@ -323,6 +325,7 @@ def test_what_each_rank_reads_is_refused_before_they_are_connected(refused: list
         assert rank[name]["raised"] in kinds and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[name]
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_right_is_taken(refused: list[dict[str, Any]], name: str) -> None:
     """After all that was refused: nothing of it was sent, so that connections are in order."""

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @each_layout
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("name", CASES)
@@ -169,6 +170,7 @@ def widen(model: nn.Module) -> None:
     model.double().float().left[0].bias.add_(1)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize(
     "change",

@@ -69,6 +69,7 @@ def convolution(chance: random.Random) -> tuple[Layer, list[Tensor]]:
     return lambda given: call(*given, **options), [each.requires_grad_() for each in (x, weight, bias)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_convolutions(seed: int) -> None:
     """Formulas for oneDNN's blocks, as they were here before, were wrong for three of four of these on another processor."""

@@ -116,13 +116,14 @@ TARGETS = {"uneven": 0.4, "even": 0.0}
 """The part of the targets that is ignored; in the uneven ones, the first two rows have none that counts."""
 
 
-def answer() -> dict[str, Any]:
-    """Of each loss, spec and target: how far loss and gradients are from one process's, with what counts and without."""
+def answer(every: int) -> dict[str, Any]:
+    """Of each loss, spec and target, or of every third: how far loss and gradients are from one process's, with what counts and
+    without."""
     ways = [(loss, spec, target) for loss in LOSSES for spec in SPECS for target in TARGETS]
     ways = [way for way in ways if way[:2] != ("own, selected", "parts of layers")]  # sizes that depend on data are refused
     if OLD_TORCH:  # whose engine passes nothing between stages that gets no gradient, as targets
         ways = [way for way in ways if not (way[0].startswith("own") and way[1] == "stages")]
-    return {", ".join(way): [_apart(*way, count) for count in (True, False)] for way in ways} | {"nothing": _nothing()}
+    return {", ".join(way): [_apart(*way, count) for count in (True, False)] for way in ways[::every]} | {"nothing": _nothing()}
 
 
 def _apart(loss: str, spec: str, target: str, count: bool) -> float | str:

@@ -1,5 +1,5 @@
-"""short.py FOLDER: what two ranks are asked that takes less than their start: weights of a model without memory, a scaler,
-warnings, outputs of microbatches, targets that are ignored."""
+"""short.py FOLDER EVERY: what two ranks are asked that takes less than their start: weights of a model without memory, a
+scaler, warnings, outputs of microbatches, targets that are ignored, of these each ``EVERY``-th case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ found = {
     "scaler": scaler.answer(),
     "warned": warned.answer(),
     "outputs": outputs.answer(),
-    "ignored": ignored.answer(),
+    "ignored": ignored.answer(int(sys.argv[2])),
 }
 dist.all_gather_object(gathered, found)
 if dist.get_rank() == 0:

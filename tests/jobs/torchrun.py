@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -49,3 +51,9 @@ def start(
         errors = f"{program.name} was not done after {timeout} s. {errors}"
     assert job.returncode == 0, out + errors
     return out
+
+
+def cases(request: pytest.FixtureRequest) -> set[str]:
+    """The names that this run calls tests of a file with: quick ones, all, or what ``-k`` picks. A job does no others."""
+    called = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return {str(given["name"]) for given in called if "name" in given}
