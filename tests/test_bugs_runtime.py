@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import threading
 import weakref
 from typing import Any
@@ -232,3 +233,93 @@ def test_many_modules_that_are_compiled_as_one_graph() -> None:
         kind = type(f"Kind{number}", (nn.Linear,), {})
         parallel = partition(kind(6, 2), spec=spec())
         assert_same(parallel.original(X), torch.compile(parallel, backend="eager", fullgraph=True)(X))
+
+
+@pytest.mark.usefixtures("scattering")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop], ids=["SGD", "RMSprop"])
+def test_an_optimizers_step_behind_torch_compile(kind: type[torch.optim.Optimizer]) -> None:
+    """Its graph holds parameters and momenta as attributes, of which it was not seen that they are what `mul_` gives: lanes
+    stepped with momenta that were half of this step and half of the one before.
+    """
+
+    def stepped(compiled: bool) -> list[Tensor]:
+        weights = [numbers(6, 6, seed=1).requires_grad_(), numbers(6, seed=2).requires_grad_()]
+        optimizer: Any = kind(weights, lr=0.01, momentum=0.9)  # type: ignore[call-arg]
+        options = {"devices": ["cpu:0", "cpu:1"], "policy": "scatter", "grain": 0}
+        step = torch.compile(optimizer.step, backend="partitioner", options=options) if compiled else optimizer.step
+        for _ in range(4):
+            optimizer.zero_grad()
+            (X @ weights[0] + weights[1]).square().sum().backward()
+            step()
+        return [each.detach() for each in weights]
+
+    torch.testing.assert_close(stepped(compiled=True), stepped(compiled=False))
+
+
+class Cached(nn.Module):
+    """Puts keys into a cache of the caller's, and reads it under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        filled = cache.mul_(0.5)
+        filled[: len(x)] += self.left(x)
+        return self.right(x) + cache.sum(0), cache * 2
+
+
+@pytest.mark.usefixtures("scattering")
+def test_a_cache_that_is_marked_to_stay_where_it_is() -> None:
+    """It was held with the graph: each cache took a program of its own, and its other names were not known to be it."""
+    model = Cached()
+    parallel = partition(model, ["cpu:0", "cpu:1"], policy="scatter", grain=0, copy=True)
+    with torch.no_grad():
+        for _ in range(3):
+            mine, theirs = torch.ones(8, 6), torch.ones(8, 6)
+            for cache in (mine, theirs):
+                torch._dynamo.mark_static_address(cache, guard=True)
+            for seed in range(3):
+                x = numbers(4, 6, seed=seed)
+                assert_same(model(x, mine), parallel(x, theirs))
+                assert_same(mine, theirs)
+    assert programs(parallel) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_assertions_on_sizes_behind_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were called on other sizes while the graph was looked at, and pages of torch's errors were written to stderr."""
+
+    def first(x: Tensor, count: Tensor) -> tuple[Tensor, ...]:
+        rows = count.item()
+        torch._check(rows >= 0)
+        torch._check(rows <= x.shape[0])
+        return x.narrow(0, 0, rows).sum(0), x[x > 0] * 2, x.nonzero().sum(0), torch.arange(rows)  # type: ignore[arg-type]
+
+    told: list[Any] = []
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handle", told.append)
+    settings: Any = torch._dynamo.config
+    with settings.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(first, backend="partitioner", options={"devices": ["cpu:0", "cpu:1"]})
+        for rows in (2, 1, 3):
+            assert_same(first(X, torch.tensor(rows)), compiled(X, torch.tensor(rows)))
+    assert not told
+
+
+def test_an_argument_of_inference_mode_is_given_other_data() -> None:
+    """Dynamo asks it how often it was written, which torch does not count there: a raw error."""
+
+    class Exchanges(Towers):
+        def forward(self, x: Tensor) -> Tensor:
+            x.data = x.data * 2
+            return super().forward(x)
+
+    model = Exchanges()
+    parallel = spread(model, X, copy=True)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            mine, theirs = X.clone(), X.clone()
+            assert_same(model(mine), parallel(theirs))
+            assert_same(mine, theirs)
+            assert mine.is_inference() or mine._version == theirs._version

@@ -20,6 +20,7 @@ from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
 from partitioner.frontend.rewrite.regions import run_region, with_regions
+from partitioner.frontend.rewrite.versions import count_as_eager
 from partitioner.ir.access import CHECKED, RNG
 from partitioner.ir.graph import Graph, Op, StateMeta
 from partitioner.ir.mode import Mode
@@ -64,6 +65,7 @@ def build_graph(
         stays: whether ops go to where a tensor of the model lies, by its name; one that moves to them is an argument.
     """
     as_plain_calls(found.module)
+    count_as_eager(found.module.graph)
     module = with_regions(found.module)
     held = _name(module.graph, found, keys, parameters, stays)
     tell_state(module.graph, {name for name, (key, _) in held.items() if key})

@@ -4,6 +4,9 @@
 - That no tensor has been marked since, as one whose sizes may change or may not: those say how the next program is to be
   made, and the one that there is stays right.
 
+- That a tensor is the very one that was marked as lying where it lies for good. Dynamo holds such a tensor with the graph; here
+  it is an argument like any other, as which it may be written, moved, and another one in the next call.
+
 Nor does it depend on what torch logs of them: how long new ones take, for which it empties the processor's caches, 25 ms a
 program; and which line of the user's asked for each, for which it formats a frame. Who switches the log on has the lines.
 
@@ -20,6 +23,7 @@ from torch._C._dynamo.guards import GuardManager
 from torch._dynamo import decorators, guards
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.variables import builder
 from torch._logging._internal import log_state
 
 from partitioner.frontend.capture.amended import amends
@@ -48,6 +52,11 @@ if hasattr(GuardManager, "add_dimension_marking_guard"):  # not in torch 2.11
     @amends(GuardManager, "add_dimension_marking_guard")
     def _no_mark(*_: Any) -> None:
         pass
+
+
+@amends(builder, "get_static_address_type")
+def _is_an_argument(*_: Any) -> None:
+    return None
 
 
 def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
