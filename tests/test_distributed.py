@@ -143,6 +143,8 @@ PAIRS = {
     "what layers look at and keep": case("hinted", "1f1b", clip=0.1),
     "what a transform gives": case("mapped", "1f1b", clip=0.1),
     "masks of a first call": case("late", "1f1b"),
+    "results of any number of rows": case("picked", "1f1b", clip=0.1, recompute="segments"),
+    "results of any number of rows, fsdp2": case("picked", "gpipe", clip=0.1, data=2, pipeline=1, wrap="fsdp2"),
     "masks of a first call, tensor": case("late", "gpipe", clip=0.1, pipeline=1, tensor=2),
     "buffers that a backward reads": case("cooling", "gpipe"),
     "buffers that a backward reads, zbv": case("cooling", "zbv_zero_bubble", **SEVERAL),

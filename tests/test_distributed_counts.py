@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in
+from partitioner.distributed.run.sums import is_sum
 from partitioner.distributed.traced.example import example_in
 
 
@@ -63,3 +64,27 @@ def test_a_mean_of_each_row_is_not_one_of_the_batch() -> None:
     with watched:
         torch.stack([row[: place + 1].mean() for place, row in enumerate(rows)]).mean()
     assert [each.isnan().item() for each in watched.found[0]] == [True, True, True, False]
+
+
+def test_a_sum_of_rows_is_told_from_what_may_be_a_mean() -> None:
+    """Its mean over four microbatches was a fourth of the loss of one process, and so was each gradient."""
+    x, target, classes = torch.randn(4, 5, requires_grad=True) * 1.0, torch.randn(4, 5), torch.tensor([3, 1, 2, 0])
+    apart = functional.cross_entropy(x, classes, reduction="none")
+    sums = (
+        (x - target).square().sum(),
+        apart.sum(),
+        -x.log_softmax(-1).gather(1, classes[:, None]).sum(),
+        functional.l1_loss(x, target, reduction="sum") + apart[classes > 1].sum(),
+        functional.binary_cross_entropy_with_logits(x, target.sigmoid(), reduction="none").sum(1).sum(),
+    )
+    others = (
+        (x - target).square().sum() / 4,
+        (apart * 0.25).sum(),
+        x.square().mean(0).sum(),
+        torch.stack([functional.cross_entropy(x, classes), functional.mse_loss(x, target)]).sum(),
+        functional.cross_entropy(x, classes) + (x - target).square().sum(),
+        functional.huber_loss(x, target),
+        functional.kl_div(x.log_softmax(-1), target.softmax(-1), reduction="batchmean"),
+    )
+    assert all(is_sum(each, [x], 4) for each in sums) and not any(is_sum(each, [x], 4) for each in others)
+    assert not is_sum(x.sum(), [x], 2)  # of a result that has no row for each of the batch's

@@ -126,6 +126,10 @@ REFUSED = {
     ),
     "an optimizer of the whole model": ("InputError", "LBFGS looks at the whole model at once"),
     "without gradients": ("InputError", "a step has a backward, and gradients are off here"),
+    "a loss that is a sum by hand": (
+        "InputError",
+        "gives a sum, of rows, and the losses of 4 microbatches and copies are averaged",
+    ),
     "a loss that is a sum": ("InputError", 'reduction="sum", and the losses of [24] microbatches and copies are averaged'),
     "a loss of all pairs": ("InputError", "loss_fn compares rows with each other, and each of 4 microbatches and copies"),
     "a loss of all pairs in a pipeline": ("InputError", "loss_fn compares rows with each other, and each of 2"),
@@ -198,6 +202,7 @@ TAKEN = (
     "a norm that is none",
     "double precision",
     "the same mode again",
+    "frozen for a while",
     "evaluated beside the step",
     "evaluated beside a tensor axis",
     "evaluated beside fsdp2",

@@ -225,6 +225,21 @@ class Certain(Scanned):
         return self.last(found)  # type: ignore[no-any-return]
 
 
+class Sloped(Scanned):
+    """Reads how a layer's output changes with its input, as models of differential equations do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.grad(lambda given: self.first(given).tanh().sum())(x)
+        return self.last(found)  # type: ignore[no-any-return]
+
+
+def test_a_gradient_in_forward_is_not_run_again() -> None:
+    """Torch's error about hooks came out of the first step, within an engine's."""
+    graph = example_in(Sloped(), torch.randn(2, 4), None, 1).traced.graph
+    with pytest.raises(SpecError, match=r"torch.func.grad, .* do not work: run_region = run_region.* .*recompute.py:\d+"):
+        refuse_unknown(graph, "segments")
+
+
 def test_a_scan_is_known_and_a_switch_is_not() -> None:
     """A scan takes rows by an op of several overloads, whose schemas tell what it does; the error says where a switch is."""
     if not OLD_TORCH:  # whose tracer cannot look into one

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from jobs.nets import TRAININGS, Clamped
 from torch import nn
 
-from partitioner.distributed.pipeline.cut import Cut, _evenly, cut_into, sharing_a_stage
+from partitioner.distributed.pipeline.cut import Cut, _evenly, cut_into
 from partitioner.distributed.pipeline.part import Stage, part_of
 from partitioner.distributed.pipeline.rerun import Rerun
+from partitioner.distributed.pipeline.staying import sharing_a_stage
 from partitioner.distributed.traced.example import Example, example_of
 from partitioner.errors import PlacementError, TraceError, VerifyError
 from partitioner.frontend.analysis.build import Traced
@@ -188,6 +189,31 @@ def test_what_may_pass_a_border_is_one_tensor_of_a_size_that_is_known() -> None:
             assert all(type(size) is int for size in values[name].shape), f"{name} has as many rows as data says"
     cut = cut_into(example.traced, 4, CPU)
     assert_equal_runs(model, Staged(model, example, cut), (torch.randn(16, 8),), train=False)
+
+
+class Picking(nn.Module):
+    """Results of as many rows as there are: found before all layers, behind them, and in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        wanted = x[mask]
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return {"given": x[mask], "wanted": wanted, "times": torch.bincount(x.argmax(-1), minlength=8)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_results_of_sizes_that_depend_on_data_are_made_in_the_last_stage(count: int) -> None:
+    """They were taken to have two rows, the tracer's guess: each step was refused, and other stages would have sent them."""
+    model, x = Picking(), torch.randn(16, 8)
+    example = example_of(model, Call.of((x, x[:, 0] > 0), {}))
+    cut = cut_into(example.traced, count, CPU)
+    assert all(cut.stage[name] == count - 1 for name in example.traced.graph.outputs)
+    x = torch.randn(16, 8)
+    assert_equal_runs(model, Staged(model, example, cut), (x, x[:, 0] > 0), train=False)
 
 
 class Counting(nn.Module):

@@ -21,9 +21,10 @@ from torch import nn
 
 from partitioner.distributed.jobplan import beside, held_by, rank_rows, section
 from partitioner.distributed.pipeline.branches import sharing_a_rank
-from partitioner.distributed.pipeline.cut import Cut, sharing_a_stage
+from partitioner.distributed.pipeline.cut import Cut
 from partitioner.distributed.pipeline.part import Part
 from partitioner.distributed.pipeline.schedules import kind_of
+from partitioner.distributed.pipeline.staying import sharing_a_stage
 from partitioner.distributed.predicted.auto import parts
 from partitioner.distributed.predicted.outlook import Settled
 from partitioner.distributed.ranks import AXES

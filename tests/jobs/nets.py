@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jobs.nets_of_layers import Aside, Averaging, Beside, Cooling, Hinted, Late, Mapped, Plain
+from jobs.nets_of_layers import Aside, Averaging, Beside, Cooling, Hinted, Late, Mapped, Picked, Plain
 from torch import Tensor, nn
 
 ROWS = 16
@@ -315,6 +315,7 @@ TRAININGS = {
     "cooling": Training(Cooling, lambda output, target: F.cross_entropy(output["logits"], target), _features, train=True),
     "late": Training(Late, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "mapped": Training(Mapped, lambda output, target: F.cross_entropy(output["logits"], target), _features),
+    "picked": Training(Picked, lambda output, target: F.cross_entropy(output["logits"], target), _features),
     "hinted": Training(Hinted, _next_word, _ids, train=True),
     "waves": Training(Waves, lambda output, target: F.cross_entropy(output["logits"], target), _signals),
     "unet": Training(UNet, F.cross_entropy, _masks),

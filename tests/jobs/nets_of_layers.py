@@ -136,3 +136,17 @@ class Plain(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return {"logits": x}
+
+
+class Picked(nn.Module):
+    """Results of as many rows as there are, found before all layers and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        kept, logits = torch.nonzero(mask[:, 0]), x.masked_fill(mask, 0.0)
+        for layer in self.layers:
+            logits = logits + torch.tanh(layer(logits))
+        return {"kept": kept, "aside": logits[mask.any(-1)], "logits": logits}

@@ -90,6 +90,21 @@ def changed(change: Callable[[nn.Module], Any], before: Callable[[nn.Module], An
     step((X, TARGET))
 
 
+def thawed() -> None:
+    """All of the first stage is frozen in one step, and trained in the next one, with the gradients that it had."""
+    model, spec = nn.Sequential(Layers(), Layers()), {**DATA, "schedule": "interleaved_1f1b", "stages_per_rank": 2}
+    part, step = parallelize(model, X, {"distributed": spec}, nn.functional.mse_loss)
+    found = []
+    for trained in (True, False, True):
+        for each in part.get_submodule("0").parameters():
+            each.requires_grad_(trained)
+        step((X, TARGET))
+        found.append([each.grad for each in part.parameters()])
+        part.zero_grad()
+    assert found[0][0] is not None and found[1][0] is None
+    torch.testing.assert_close(found[2], found[0])
+
+
 def altered(*changes: Callable[[nn.Module], Any], **spec: Any) -> None:
     """Right steps, the model altered between them and not the part."""
     model = Dropping()
@@ -454,6 +469,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "wholes for parts": lambda: given_wholes(mesh={"tensor": 2}),
     "an optimizer of the whole model": lambda: old_optimizer(torch.optim.LBFGS, after=True),
     "without gradients": without_gradients,
+    "a loss that is a sum by hand": lambda: ask(loss=lambda output, to: (output - to).square().sum(), **DATA)((X, TARGET)),
     "a loss that is a sum": lambda: ask(loss=nn.MSELoss(reduction="sum"), **DATA)((X, TARGET)),
     "a loss of all pairs": lambda: ask(loss=of_pairs, **DATA)((X, TARGET)),
     "a loss of all pairs in a pipeline": lambda: ask(loss=of_pairs)((X, TARGET)),
@@ -482,6 +498,7 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "a loop of one's own": own_loop,
     "an optimizer made before": old_optimizer,
     "what forward does not read": lambda: altered(*UNREAD),
+    "frozen for a while": thawed,
     "frozen behind the part": lambda: altered(ends_frozen, ends_frozen),
     "written behind fsdp2": lambda: told_of("was written since", ones, ones, mesh={"data": 2}, wrap="fsdp2"),
     "copies that part": lambda: told_of("nothing averages the gradients", mesh={"data": 2}, wrap="none"),

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
-from partitioner.distributed.pipeline.cut import Cut, with_makers
+from partitioner.distributed.pipeline.cut import Cut
 from partitioner.distributed.pipeline.part import part_of
 from partitioner.distributed.pipeline.passing import deliver, fan, share, token
+from partitioner.distributed.pipeline.staying import can_pass, with_makers
 from partitioner.distributed.traced.example import meta_of
+from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.access import CHECKED, LATER, SENT, Access
 from partitioner.ir.graph import NOTHING, Graph, Op
@@ -154,8 +156,18 @@ class _Branch:
         return self._pass(deliver, node) if node.name in self.owner else self.at[node.name]
 
     def _pass(self, how: Any, node: torch.fx.Node) -> torch.fx.Node:
-        """A value from its owner to all; its owner goes on with its own."""
+        """A value from its owner to all; its owner goes on with its own.
+
+        Raises:
+            PlacementError: none of the others could make room for it.
+        """
         value, owner = node.meta["example_value"], self.owner[node.name]
+        if not can_pass(value):
+            raise PlacementError(
+                f"the model returns {node.name}, whose sizes depend on data ({self.graph.by_name[node.name].where}), and all "
+                "ranks of a branch axis get results: return a mask in place of what is picked out, or take other axes of the "
+                "mesh"
+            )
         here = owner == self.rank
         mine = self.at[node.name] if here else None
         rest = ((tuple(value.shape), value.dtype, self.device, value.requires_grad), owner, here, self.group)

@@ -19,33 +19,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 import networkx as nx
 import numpy as np
-import torch
-from networkx.utils import UnionFind
 from numpy.typing import NDArray
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from partitioner.distributed.pipeline.staying import last_ones_last, open_results, sharing_a_stage
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.cost import Costs
-from partitioner.ir.graph import Graph, Op, StateMeta
+from partitioner.ir.graph import Graph, Op
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.problem import Channel, Problem
 from partitioner.ir.task import TaskGraph, group
 from partitioner.ir.units import format_duration, format_size
-from partitioner.planner.constraints import Constraints, constrain
+from partitioner.planner.constraints import Constraints
 from partitioner.planner.cost import estimate
 from partitioner.planner.memory import demands
 from partitioner.planner.pose import pose
 from partitioner.planner.throughput.solve import stages
 from partitioner.profile.profiled import profiled
-
-EMPTY = torch.empty(0)
-"""Stands for a value of which nothing is known."""
 
 ORDERS = 4
 """Orders of the ops that cuts are looked for along. There is no limit of time: ranks that plan for themselves must agree."""
@@ -146,23 +141,29 @@ class Uncut:
     costs: Costs
     pair: Problem
 
+    @cached_property
+    def row(self) -> Graph:
+        """The graph, its ops in the order in which rows of them are cut: the program's, but what is made in the last stage."""
+        return replace(self.graph, ops=last_ones_last(self.graph, self.rules))
+
     def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
         """Cut it into so many stages, each with so many bytes; see `cut_into`."""
         graph, rules, seconds = self.graph, self.rules, self.seconds
         chosen, bound = stages(self._posed(count, cap, memory), ORDERS, near=NEAR)
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)
-        if len(number) < count:  # so short that a stage less, and what it need not pass, would be faster
-            return self.at(_evenly(graph, rules, seconds, count), bound)
+        fewer = len(number) < count  # so short that a stage less, and what it need not pass, would be faster
+        if fewer or any(number[homes[name]] < count - 1 for name in open_results(graph)):
+            return self.at(_evenly(self.row, rules, seconds, count), bound)
         found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
-        if memory is not None or found.balance < EVEN or len(cuts_between(graph.ops, rules)) <= count:
+        if memory is not None or found.balance < EVEN or len(cuts_between(self.row.ops, rules)) <= count:
             return found
-        row = self.at(_evenly(graph, rules, seconds, count), bound)
+        row = self.at(_evenly(self.row, rules, seconds, count), bound)
         return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
 
     def at(self, ends: Sequence[int], bound: float) -> Cut:
-        """Cut it where each stage ends after so many ops in program order."""
-        stage = {op.name: bisect_right(ends, place) for place, op in enumerate(self.graph.ops)}
+        """Cut it where each stage ends after so many ops in a row."""
+        stage = {op.name: bisect_right(ends, place) for place, op in enumerate(self.row.ops)}
         return _cut(self.graph, stage, self.seconds, len(ends), bound)
 
     def _posed(self, count: int, cap: int | None, memory: Memory | None) -> Problem:
@@ -226,30 +227,6 @@ def _cut(graph: Graph, stage: Mapping[str, int], seconds_of: Mapping[str, float]
     for name, number in stage.items():
         seconds[number] += seconds_of[name]
     return Cut(graph, stage, tuple(seconds), bound)
-
-
-def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
-    """The ops that must share a stage: those that write a storage and use it before, and what hands over no tensor."""
-    untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in graph.written)) for op in graph.ops)
-    found = constrain(replace(graph, ops=untied), (), (), state, {})
-    groups = with_makers(graph, found)
-    return Constraints({op: groups[group] for op, group in found.group.items()}, {})
-
-
-def with_makers(graph: Graph, found: Constraints) -> UnionFind[str]:
-    """The groups of ops, where readers of what is no single tensor of known sizes are with its maker: it cannot be passed."""
-    groups: UnionFind[str] = UnionFind(found.group.values())
-    staying = {node.name for node in graph.fx.nodes if not can_pass(node.meta.get("example_value", EMPTY))}
-    for op in graph.ops:
-        for made in (graph.by_name[name] for name in op.inputs if name in graph.by_name):
-            if made.name in staying or made.outputs[1:] or not made.tensor:
-                groups.union(found.group[made.name], found.group[op.name])
-    return groups
-
-
-def can_pass(value: Any) -> bool:
-    """Whether a value can go from rank to rank: one tensor, whose sizes do not depend on what is in others."""
-    return isinstance(value, torch.Tensor) and not free_unbacked_symbols(value)
 
 
 def cuts_between(ops: Sequence[Op], rules: Constraints) -> list[int]:

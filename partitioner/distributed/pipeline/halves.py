@@ -22,6 +22,7 @@ from networkx.utils import UnionFind
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
 Arrived = tuple[Tensor | None, ...]
 """The gradients of an op's results."""
@@ -129,8 +130,15 @@ class SplitStage(PipelineStage):
             given = (bwd_kwargs["stage_output"], copies, bwd_kwargs["input_values"])
             found: Any = of_inputs(*given, self.submod.parameters())
         else:
+            last_backward = last_backward and not self._is_frozen
             found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         return tuple(None if each is None else each.contiguous() for each in found[0]), found[1]
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether DDP has nothing to reduce: it would wait, and take a later step's first microbatch for its last one."""
+        ddp = self.submod
+        return isinstance(ddp, DistributedDataParallel) and not any(each.requires_grad for each in ddp._module_parameters)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.staying import staying_in
 from partitioner.distributed.traced.example import meta_of
 from partitioner.errors import InputError, VerifyError
 from partitioner.frontend.analysis.build import Traced
@@ -65,6 +66,12 @@ class Part:
         return frozenset(self.received).union(
             name for name, each in storages.items() if any(storage.startswith("self.") for storage in each)
         )
+
+    @cached_property
+    def foreseen(self) -> Mapping[str, TensorMeta | None]:
+        """What it passes, but for results of sizes that are found in data: they stay here, for the loss."""
+        staying = staying_in(self.graph)
+        return {name: self.graph.metas.get(name) for name in self.passed if name not in staying}
 
     @cached_property
     def renewed(self) -> tuple[str, ...]:
@@ -163,8 +170,8 @@ class Stage(nn.Module):
         known |= dict(zip(part.results, inside.run(arguments), strict=True))
         for name, each in renewed.items():
             known[name].copy_(each.detach())
-        for name in part.passed:
-            _refuse_another(name, known[name], part.graph.metas.get(name))
+        for name, meta in part.foreseen.items():
+            _refuse_another(name, known[name], meta)
         return tuple(_sendable(known[name], name in part.copied) for name in part.passed)
 
     @property

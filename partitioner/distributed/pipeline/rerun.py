@@ -24,6 +24,7 @@ from partitioner.distributed.pipeline.segments import in_flight, segments_of
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.rewrite.regions import run_region
 from partitioner.ir.access import ANY, RNG, SENT
 from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Machine
@@ -153,7 +154,7 @@ def run_of(traced: Traced, machine: Machine, spec: Spec, asked: DistributedSpec,
 
 
 def refuse_unknown(graph: Graph, recompute: str) -> None:
-    """Refuse to run again an op that may do anything, and would do it twice.
+    """Refuse to run again an op that may do anything, and would do it twice; and one that torch runs under no checkpoint.
 
     Raises:
         SpecError: names one.
@@ -161,3 +162,10 @@ def refuse_unknown(graph: Graph, recompute: str) -> None:
     for op in graph.ops:
         if any(access.resource == ANY and access.write for access in op.accesses):
             raise SpecError(f"recompute: {recompute} would run this twice, and what it does is unknown: {op.shown}")
+    for node in graph.fx.find_nodes(op="call_function", target=run_region):
+        body = graph.bodies[node.args[0].target]
+        if any(getattr(each.target, "__name__", "") == "_saved_tensors_hooks_disable" for each in body.graph.nodes):
+            raise SpecError(
+                f"recompute: {recompute} sees by hooks what a forward keeps, under which torch.func.grad, vjp, jacrev and "
+                f"hessian do not work: {graph.by_name[node.name].shown}. Take recompute: none"
+            )

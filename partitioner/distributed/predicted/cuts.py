@@ -145,7 +145,7 @@ class _Row:
     """
 
     def __init__(self, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int) -> None:
-        self.ops, self.rules, self.memory, self.asked, self.cap = ready.graph.ops, ready.rules, memory, asked, cap
+        self.ops, self.rules, self.memory, self.asked, self.cap = ready.row.ops, ready.rules, memory, asked, cap
         sums = [0.0, *accumulate(ready.seconds[op.name] for op in self.ops)]
         self.cuts = cuts_between(self.ops, self.rules)
         self.until = [sums[cut] for cut in self.cuts]

@@ -116,15 +116,21 @@ class Watched(TorchFunctionMode):
             row[before] = count = torch.tensor(torch.nan)
         row.append(count)
 
-    def refuse_sum(self, loss: Any) -> None:
+    def refuse_sum(self, loss: torch.Tensor, *, by_hand: bool) -> None:
         """Refuse a sum over a microbatch as its loss: of the sum over a batch, the mean of such sums is a part.
+
+        Args:
+            loss: what the user's function gave.
+            by_hand: whether it is seen to be a sum that no function of losses has made.
 
         Raises:
             InputError: says how to get either.
         """
-        if self.parts > 1 and any(loss is each for each in self.sums):
+        known = any(loss is each for each in self.sums)
+        if self.parts > 1 and (known or by_hand):
+            how = 'reduction="sum"' if known else "of rows"
             raise InputError(
-                f'loss_fn gives a sum, reduction="sum", and the losses of {self.parts} microbatches and copies are averaged: '
+                f"loss_fn gives a sum, {how}, and the losses of {self.parts} microbatches and copies are averaged: "
                 f"give the mean or, for the sum over the whole batch, {self.parts} times that sum"
             )
 

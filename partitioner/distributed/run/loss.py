@@ -16,6 +16,7 @@ from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
 from partitioner.distributed.run.pairs import compares_rows
+from partitioner.distributed.run.sums import is_sum
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -153,7 +154,6 @@ class Loss:
         self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
         with self.watched:
             found = self.function(*given)
-        self.watched.refuse_sum(found)
         return found
 
     def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
@@ -197,6 +197,7 @@ class Loss:
             )
         self._see_what_is_reached(found, flat)
         if self.watched is not None and len(self.watched.found) == 1:
+            self.watched.refuse_sum(found, by_hand=is_sum(found, flat, self.batches.example.rows))
             self.watched.pairs = compares_rows(found, flat, self.batches.example.rows)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)
