@@ -142,6 +142,11 @@ class Uncut:
     pair: Problem
 
     @cached_property
+    def open(self) -> list[str]:
+        """The results whose sizes depend on data: they are made in the last stage."""
+        return open_results(self.graph)
+
+    @cached_property
     def row(self) -> Graph:
         """The graph, its ops in the order in which rows of them are cut: the program's, but what is made in the last stage."""
         return replace(self.graph, ops=last_ones_last(self.graph, self.rules))
@@ -153,7 +158,7 @@ class Uncut:
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)
         fewer = len(number) < count  # so short that a stage less, and what it need not pass, would be faster
-        if fewer or any(number[homes[name]] < count - 1 for name in open_results(graph)):
+        if fewer or any(number[homes[name]] < count - 1 for name in self.open):
             return self.at(_evenly(self.row, rules, seconds, count), bound)
         found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
         if memory is not None or found.balance < EVEN or len(cuts_between(self.row.ops, rules)) <= count:

@@ -25,7 +25,8 @@ EMPTY = torch.empty(0)
 def sharing_a_stage(graph: Graph, state: Mapping[str, StateMeta]) -> Constraints:
     """The ops that must share a stage: those that write a storage and use it before, and what hands over no tensor.
 
-    A result that cannot be passed is made in the last stage, so it is with the last op."""
+    A result that cannot be passed is made in the last stage, so it is with the last op.
+    """
     untied = tuple(replace(op, state=tuple(key for key in op.state if f"self.{key}" in graph.written)) for op in graph.ops)
     found = constrain(replace(graph, ops=untied), (), (), state, {})
     groups = with_makers(graph, found)
