@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from partitioner.distributed.run.between import between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in
+from partitioner.distributed.run.pairs import compares_rows
 from partitioner.distributed.run.sums import is_sum
 from partitioner.distributed.traced.example import example_in
 
@@ -86,5 +88,30 @@ def test_a_sum_of_rows_is_told_from_what_may_be_a_mean() -> None:
         functional.huber_loss(x, target),
         functional.kl_div(x.log_softmax(-1), target.softmax(-1), reduction="batchmean"),
     )
-    assert all(is_sum(each, [x], 4) for each in sums) and not any(is_sum(each, [x], 4) for each in others)
-    assert not is_sum(x.sum(), [x], 2)  # of a result that has no row for each of the batch's
+    assert all(is_sum(between(each, [x]), [x], 4) for each in sums)
+    assert not any(is_sum(between(each, [x]), [x], 4) for each in others)
+    assert not is_sum(between(x.sum(), [x]), [x], 2)  # of a result that has no row for each of the batch's
+
+
+def test_who_chooses_among_rows_compares_them() -> None:
+    """Each of four microbatches took its own hardest row: another loss than of the four hardest rows, without a word."""
+    x, target, classes = torch.randn(4, 5, requires_grad=True) * 1.0, torch.randn(4, 5), torch.tensor([3, 1, 2, 0])
+    apart = functional.cross_entropy(x, classes, reduction="none")
+    chosen = (
+        apart.topk(2)[0].mean(),
+        apart.sort(descending=True)[0][:2].mean(),
+        apart.max(),
+        apart.median(),
+        (x - target).abs().amax((0, 1)),
+        (x - target).abs().max(dim=0)[0].mean(),
+        (x - target).abs().flatten().kthvalue(3)[0],
+    )
+    each_alone = (
+        apart.mean(),
+        (x - target).square().topk(2)[0].mean(),
+        x.max(1)[0].mean() + x.sort(-1)[0][:, 0].mean(),
+        (x.amax(1) - x.amin(-1)).mean(),
+        x.clamp(min=0).cummax(1)[0].mean(),
+    )
+    assert all(compares_rows(each, between(each, [x]), [x], 4) for each in chosen)
+    assert not any(compares_rows(each, between(each, [x]), [x], 4) for each in each_alone)

@@ -133,6 +133,7 @@ REFUSED = {
     "a loss that is a sum": ("InputError", 'reduction="sum", and the losses of [24] microbatches and copies are averaged'),
     "a loss of all pairs": ("InputError", "loss_fn compares rows with each other, and each of 4 microbatches and copies"),
     "a loss of all pairs in a pipeline": ("InputError", "loss_fn compares rows with each other, and each of 2"),
+    "a loss of the hardest rows": ("InputError", "loss_fn compares rows with each other"),
     "the root of a mean": ("InputError", "loss_fn compares rows with each other"),
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
     "loss no tensor": ("InputError", "loss_fn gave a float"),

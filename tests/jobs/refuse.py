@@ -73,6 +73,11 @@ def of_pairs(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean() + (output @ output.T).triu(1).mean()
 
 
+def of_hardest(output: Tensor, target: Tensor) -> Tensor:
+    """Of the rows that are furthest off, as in hard example mining."""
+    return (output - target).square().mean(1).topk(2)[0].mean()
+
+
 def later(batch: Any, inputs: Any = X, **spec: Any) -> None:
     """A right step, and then one with another batch."""
     step = ask(inputs=inputs, **spec)
@@ -473,6 +478,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "a loss that is a sum": lambda: ask(loss=nn.MSELoss(reduction="sum"), **DATA)((X, TARGET)),
     "a loss of all pairs": lambda: ask(loss=of_pairs, **DATA)((X, TARGET)),
     "a loss of all pairs in a pipeline": lambda: ask(loss=of_pairs)((X, TARGET)),
+    "a loss of the hardest rows": lambda: ask(loss=of_hardest, **DATA)((X, TARGET)),
     "the root of a mean": lambda: ask(loss=lambda output, to: nn.functional.mse_loss(output, to).sqrt(), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
@@ -529,6 +535,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "a loss of the pairs of each microbatch": lambda: parallelize(
         Layers(), X, {"distributed": PIPELINE}, of_pairs, count_fn=lambda *_: 1
     )[1]((X, TARGET)),
+    "a loss of the hardest columns": lambda: ask(loss=lambda output, to: (output - to).square().topk(2)[0].mean(), **DATA)(
+        (X, TARGET)
+    ),
     "a loss of all pairs, whole": lambda: ask(loss=of_pairs, microbatches=1, schedule="gpipe")((X, TARGET)),
     "a sum that is divided": lambda: ask(loss=lambda output, to: nn.MSELoss(reduction="sum")(output, to) / len(to))(
         (X, TARGET)

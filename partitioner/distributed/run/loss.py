@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
 from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
 from partitioner.distributed.run.pairs import compares_rows
 from partitioner.distributed.run.sums import is_sum
@@ -156,7 +156,7 @@ class Loss:
             found = self.function(*given)
         return found
 
-    def _see_what_is_reached(self, loss: torch.Tensor, results: Sequence[Any]) -> None:
+    def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
         know of their gradients.
 
@@ -164,9 +164,8 @@ class Loss:
             InputError: names one.
         """
         known = {id(each) for each in self.own}
-        leaves, reached = _made_of(loss, results)
-        self.reached |= reached
-        foreign = [each for each in leaves if id(each) not in known]
+        self.reached |= made.reached
+        foreign = [each for each in made.leaves if id(each) not in known]
         if foreign:
             raise InputError(
                 f"loss_fn reads a parameter of shape {tuple(foreign[0].shape)} by itself, not from the model's output, and "
@@ -195,34 +194,10 @@ class Loss:
                 "loss_fn gave a tensor without a gradient, and a step would train nothing: it does not depend on the model's "
                 "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
-        self._see_what_is_reached(found, flat)
+        made, rows = between(found, flat), self.batches.example.rows
+        self._see_what_is_reached(made)
         if self.watched is not None and len(self.watched.found) == 1:
-            self.watched.refuse_sum(found, by_hand=is_sum(found, flat, self.batches.example.rows))
-            self.watched.pairs = compares_rows(found, flat, self.batches.example.rows)
+            self.watched.refuse_sum(found, by_hand=is_sum(made, flat, rows))
+            self.watched.pairs = compares_rows(found, made, flat, rows)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)
-
-
-def _made_of(loss: torch.Tensor, results: Sequence[Any]) -> tuple[list[torch.Tensor], set[int]]:
-    """The tensors that a loss is made of and that are trained, but for those that a model's results are made of; and the places
-    of the results that it is made of. One op may give several: under DDP a single one gives all of them."""
-    places = {get_gradient_edge(each)[:2]: place for place, each in enumerate(results) if _is_trained(each)}
-    leaves, reached = [], set()
-    seen, waiting = set(), [get_gradient_edge(loss)[:2]]
-    while waiting:
-        edge = waiting.pop()
-        if edge in seen:
-            continue
-        seen.add(edge)
-        if edge in places:
-            reached.add(places[edge])
-            continue
-        waiting += [(behind, place) for behind, place in edge[0].next_functions if behind is not None]
-        variable = getattr(edge[0], "variable", None)
-        if variable is not None:
-            leaves.append(variable)
-    return leaves, reached
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+
+from partitioner.distributed.run.between import Between
 
 KEPT = frozenset(
     """Abs Add Alias Clamp ClampMin Clone Exp Expand Flatten Gather Index KlDiv Log LogSigmoid LogSoftmax MaskedFill MseLoss Neg
@@ -22,33 +23,22 @@ MEAN = 1
 """How torch's losses note that they take one."""
 
 
-def is_sum(loss: torch.Tensor, results: Sequence[torch.Tensor], rows: int) -> bool:
+def is_sum(found: Between, results: Sequence[torch.Tensor], rows: int) -> bool:
     """Whether a loss is seen to be a sum over rows.
 
     Args:
-        loss: a scalar.
+        found: what lies between it and the results.
         results: what it is made of; all that it reads have ``rows`` in the first dimension, or nothing is said.
-        rows: at least 2.
+        rows: at least 1.
 
     Example:
+        >>> from partitioner.distributed.run.between import between
         >>> x = torch.tensor([[1.0], [2.0]], requires_grad=True)
-        >>> is_sum(x.square().sum(), [x], 2), is_sum(x.square().sum() / 2, [x], 2), is_sum(x.square().mean(), [x], 2)
-        (True, False, False)
+        >>> [is_sum(between(loss, [x]), [x], 2) for loss in (x.square().sum(), x.square().sum() / 2, x.square().mean())]
+        [True, False, False]
     """
-    by_edge = {get_gradient_edge(each)[:2]: each for each in results if isinstance(each, torch.Tensor) and each.requires_grad}
-    seen, waiting, read = set(), [get_gradient_edge(loss)[:2]], 0
-    while waiting:
-        edge = waiting.pop()
-        if edge in seen:
-            continue
-        seen.add(edge)
-        if edge in by_edge:
-            if not by_edge[edge].dim() or len(by_edge[edge]) != rows:
-                return False
-            read += 1
-            continue
-        node = edge[0]
-        if node.name().partition("Backward")[0] not in KEPT or getattr(node, "_saved_reduction", None) == MEAN:
-            return False
-        waiting += [(behind, place) for behind, place in node.next_functions if behind is not None]
-    return read > 0
+    read = [results[place] for place in found.reached]
+    of_rows = bool(read) and all(each.dim() and len(each) == rows for each in read)
+    return of_rows and all(
+        node.name().partition("Backward")[0] in KEPT and getattr(node, "_saved_reduction", None) != MEAN for node in found.nodes
+    )
