@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.distributed.run.loss import Loss, _made_of, refuse_no_loss
+from partitioner.distributed.run.between import between
+from partitioner.distributed.run.loss import Loss, refuse_no_loss
 from partitioner.distributed.run.reached import results_of
 from partitioner.distributed.traced.example import example_in
 
@@ -83,8 +84,9 @@ def test_a_loss_is_made_of_some_results_where_one_op_gives_all_of_them() -> None
     """So it is under DDP: all results then seemed to be the last one, and of a loss of the first no gradient was kept."""
     layer, own = nn.Linear(4, 4), nn.Parameter(torch.ones(2))
     first, second = layer(torch.randn(2, 4)).split(2, 1)
-    assert _made_of((first * own).sum(), [first, second]) == ([own], {0})
-    assert _made_of(second.sum(), [first, second, 3]) == ([], {1})
+    one, other = between((first * own).sum(), [first, second]), between(second.sum(), [first, second, 3])
+    assert (one.leaves, one.reached) == ([own], {0})
+    assert (other.leaves, other.reached) == ([], {1})
 
 
 def weighted(output: Tensor, target: Tensor, weight: float) -> Tensor:

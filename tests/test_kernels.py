@@ -92,6 +92,7 @@ def test_recurrent_layers(layers: int, both: bool) -> None:
     near(call, [torch.randn(16, 12, 24, requires_grad=True), *weights])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "layer",
     [

@@ -153,8 +153,7 @@ class Loss:
             return self.function(*given)
         self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
         with self.watched:
-            found = self.function(*given)
-        return found
+            return self.function(*given)
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
