@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from partitioner import partition
 from partitioner.backends import BACKENDS
+from partitioner.frontend.check.interpret import interpret
 from partitioner.ir.dag import critical_path
-from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.model.modes import casts_kept, threads, under
-from partitioner.model.node import call_node, fill
+from partitioner.model.modes import threads
+from partitioner.model.node import call_node
 from partitioner.planner.simulate import simulate
 
 STOPWATCH = "stopwatch"
@@ -72,44 +72,17 @@ class Stopwatch:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.found: defaultdict[str, list[float]] = defaultdict(list)
-        self.last = last_users(plan.graph)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """The graph's results."""
-        graph = self.plan.graph
-        values: dict[torch.fx.Node, Any] = {}
-        given = iter(arguments)
-        with casts_kept():
-            for node in graph.fx.nodes:
-                if node.op == "placeholder":
-                    values[node] = next(given)
-                elif node.op == "get_attr":
-                    values[node] = graph.bodies[str(node.target)]
-                elif node.op != "output":
-                    values[node] = self.timed(node, values)
-                    for name in self.last.get(node, ()):
-                        del values[name]
-        return list(fill(graph.fx.output_node().args[0], values.__getitem__))
+        return interpret(self.plan.graph, arguments, self.timed)
 
-    def timed(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+    def timed(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         """An op's result."""
-        args, kwargs = fill((node.args, node.kwargs), values.__getitem__)
-        mode = self.plan.graph.by_name[node.name].mode
-        with nullcontext() if mode is None else under(*mode.flags):
-            start = time.perf_counter()
-            result = call_node(node, args, kwargs)
-            self.found[node.name].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        result = call_node(node, args, kwargs)
+        self.found[node.name].append(time.perf_counter() - start)
         return result
-
-
-def last_users(graph: Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """What nobody reads after a node, for each node: its memory is given back, as a program does."""
-    found: defaultdict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
-    position = {node: number for number, node in enumerate(graph.fx.nodes)}
-    for node in graph.fx.nodes:
-        if node.users and node.op != "placeholder":
-            found[max(node.users, key=position.__getitem__)].append(node)
-    return dict(found)
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class Uncut:
     @cached_property
     def row(self) -> Graph:
         """The graph, its ops in the order in which rows of them are cut: the program's, but what is made in the last stage."""
-        return replace(self.graph, ops=last_ones_last(self.graph, self.rules))
+        return replace(self.graph, ops=last_ones_last(self.graph, self.rules)) if self.open else self.graph
 
     def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
         """Cut it into so many stages, each with so many bytes; see `cut_into`."""

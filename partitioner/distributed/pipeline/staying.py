@@ -58,9 +58,7 @@ def open_results(graph: Graph) -> list[str]:
 
 
 def last_ones_last(graph: Graph, rules: Constraints) -> tuple[Op, ...]:
-    """A graph's ops in program order, but that those which share a stage with the last one for an open result come late."""
-    if not open_results(graph):
-        return graph.ops
+    """A graph's ops in program order, but that those which share a stage with the last one come late, as open results do."""
     late = {op.name for op in graph.ops if rules.group[op.name] == rules.group[graph.ops[-1].name]}
     late.update(*(nx.descendants(graph.dag, name) for name in late))
     return (*(op for op in graph.ops if op.name not in late), *(op for op in graph.ops if op.name in late))

@@ -28,7 +28,7 @@ def compares_rows(loss: torch.Tensor, found: Between, results: Sequence[torch.Te
         loss: a scalar, whose graph is kept.
         found: what lies between it and the results.
         results: what it is made of; those count that have a gradient and, in the first dimension, ``rows``.
-        rows: at least 2.
+        rows: of a microbatch; of one alone nothing is said.
 
     Returns:
         ``False`` also where that cannot be said: for large results, and ops that have no gradient of their gradient.
@@ -43,9 +43,11 @@ def compares_rows(loss: torch.Tensor, found: Between, results: Sequence[torch.Te
         [[1.0], [2.0]]
     """
     trained = [each for each in results if each.requires_grad and each.dim() and len(each) == rows]
-    if trained and rows > 1 and any(_chooses(node, rows) for node in found.nodes):
+    if not trained:
+        return False
+    if rows > 1 and any(_chooses(node, rows) for node in found.nodes):
         return True
-    if not trained or sum(each.numel() for each in trained) > MOST:
+    if sum(each.numel() for each in trained) > MOST:
         return False
     try:
         changes = _changes(loss, trained)
@@ -77,5 +79,5 @@ def _chooses(node: Node, rows: int) -> bool:
     sizes = getattr(node, "_saved_self_sym_sizes", None) or node._saved_self.shape  # type: ignore[attr-defined]
     dim = getattr(node, "_saved_dim", None)
     dims = dim if isinstance(dim, tuple) else () if dim is None else (dim,)
-    first = not dims or any((each + 2**63) % 2**64 - 2**63 in (0, -len(sizes)) for each in dims)  # noted without their sign
+    first = not dims or any(each % 2**64 in (0, 2**64 - len(sizes)) for each in dims)  # torch notes them without their sign
     return first and bool(sizes) and sizes[0] % rows == 0

@@ -11,15 +11,19 @@ from partitioner.ir.graph import Graph
 from partitioner.model.modes import casts_kept, in_mode
 from partitioner.model.node import call_node, fill
 
+Calling = Callable[[torch.fx.Node, Any, Any], Any]
+"""Calls a node with positional and named arguments."""
 
-def interpret(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+
+def interpret(graph: Graph, arguments: Sequence[Any], call: Calling = call_node) -> list[Any]:
     """The graph's results.
 
     Args:
         graph: the traced program.
         arguments: the values of its placeholders.
+        call: calls each op.
     """
-    values = values_of(graph, arguments, [op.name for op in graph.ops], graph.outputs)
+    values = values_of(graph, arguments, [op.name for op in graph.ops], graph.outputs, call)
     return list(fill(graph.fx.output_node().args[0], values.__getitem__))
 
 
@@ -28,7 +32,7 @@ def values_of(
     arguments: Iterable[Any],
     ops: Sequence[str],
     kept: Collection[str],
-    note: Callable[[torch.fx.Node, Any], None] = lambda _node, _value: None,
+    call: Calling = call_node,
 ) -> dict[torch.fx.Node, Any]:
     """What some ops give, and all placeholders. A value goes when its last reader has run, as in eager.
 
@@ -37,7 +41,7 @@ def values_of(
         arguments: the values of its placeholders.
         ops: the names of those to run, in program order, with all that they are made of.
         kept: of these, those whose values stay.
-        note: told what each of them gives.
+        call: calls each of them.
     """
     values: dict[torch.fx.Node, Any] = {}
     given, last = iter(arguments), graph.last_uses(ops, kept)
@@ -51,11 +55,10 @@ def values_of(
                 op = graph.by_name[node.name]
                 try:
                     with in_mode(op.mode):
-                        values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+                        values[node] = call(node, *fill((node.args, node.kwargs), values.__getitem__))
                 except Exception as error:
                     error.add_note(f"in op {op.shown}")
                     raise
-                note(node, values[node])
                 for name in last[node.name]:
                     del values[graph.nodes[name]]
     return values

@@ -22,7 +22,7 @@ from partitioner.frontend.check.interpret import values_of
 from partitioner.ir.access import CAST, CHECKED, RNG
 from partitioner.ir.graph import Graph
 from partitioner.model.fakes import tensors_in
-from partitioner.model.node import made_of
+from partitioner.model.node import call_node, made_of
 
 
 def at_picked_sizes(traced: Traced, inputs: Sequence[Any]) -> Traced:
@@ -83,7 +83,7 @@ def _run(graph: Graph, needed: set[torch.fx.Node], inputs: Sequence[Any]) -> Non
     """Run some of the ops, and note the sizes that they show."""
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
     with torch.random.fork_rng(devices), torch.no_grad():
-        values_of(graph, map(_apart, inputs), [op.name for op in graph.ops if graph.nodes[op.name] in needed], (), _note)
+        values_of(graph, map(_apart, inputs), [op.name for op in graph.ops if graph.nodes[op.name] in needed], (), _noted)
 
 
 def _apart(value: Any) -> Any:
@@ -91,8 +91,10 @@ def _apart(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _note(node: torch.fx.Node, value: Any) -> None:
-    """Keep the sizes of what a node gives."""
+def _noted(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    """What a node gives, whose sizes are kept."""
+    value = call_node(node, args, kwargs)
     for size, number in zip(_sizes(node.meta.get("example_value")), _sizes(value), strict=True):
         if _is_picked(size):
             size.node.shape_env.var_to_hint_override[size.node.expr] = number
+    return value
