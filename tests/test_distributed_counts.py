@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from partitioner.distributed.run.between import between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in
-from partitioner.distributed.run.pairs import compares_rows
+from partitioner.distributed.run.separable import Record, separable
 from partitioner.distributed.run.sums import is_sum
 from partitioner.distributed.traced.example import example_in
 
@@ -93,25 +97,98 @@ def test_a_sum_of_rows_is_told_from_what_may_be_a_mean() -> None:
     assert not is_sum(between(x.sum(), [x]), [x], 2)  # of a result that has no row for each of the batch's
 
 
-def test_who_chooses_among_rows_compares_them() -> None:
+def of_rows(loss: Callable[..., Tensor], *targets: Tensor) -> bool:
+    """Whether a loss of four rows of five is seen to be a mean or sum over them."""
+    torch.manual_seed(0)
+    results = torch.randn(4, 5, requires_grad=True) * 1.0
+    watched = Watched(2)
+    watched.found.append([])
+    with Record([results, *targets]) as record, watched:
+        made = loss(results, *targets)
+    return separable(record, made, watched.found[0], 1, 4)
+
+
+CLASSES, VALUES, WEIGHTS = (
+    torch.tensor([3, 1, 2, -100]),
+    torch.linspace(-1, 2, 20).view(4, 5).cos(),
+    torch.tensor([1.0, 2, 3, 9]),
+)
+apart = functools.partial(functional.cross_entropy, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, c, _v, _w: functional.cross_entropy(x, c),
+        lambda x, c, _v, _w: functional.cross_entropy(x, c, label_smoothing=0.1),
+        lambda x, c, _v, _w: (apart(x, c) * (c > 0)).sum() / (c > 0).sum(),
+        lambda x, c, _v, _w: apart(x, c)[c > 0].mean(),
+        lambda x, c, _v, w: (apart(x, c) * w).sum() / w.sum(),
+        lambda x, c, _v, _w: apart(x, c).sum() / (c > 0).sum().item(),
+        lambda x, c, _v, _w: functional.cross_entropy(x.bfloat16(), c).float(),
+        lambda x, c, _v, _w: functional.cross_entropy(x - x.max(), c),  # which softmax does not notice
+        lambda x, c, v, _w: functional.cross_entropy(x, c) + functional.huber_loss(x, v),
+        lambda x, _c, v, _w: torch.stack([(a - b).square().mean() for a, b in zip(x, v, strict=True)]).mean(),
+        lambda x, _c, v, _w: functional.mse_loss(functional.dropout(x, 0.5), v),
+        lambda x, _c, v, _w: functional.cosine_embedding_loss(x, v, torch.ones(4)),
+        lambda x, _c, v, _w: (x - v).square().topk(2)[0].mean() + (x.amax(1) - x.amin(-1)).mean(),
+        lambda x, c, _v, _w: functional.cross_entropy(x.clone().clamp_(-1, 1), c.clone().masked_fill_(c == 3, -100)),
+        lambda x, c, _v, _w: functional.cross_entropy(x, c, torch.arange(5.0)),
+        lambda x, _c, v, _w: (x - v).square().sum(),
+    ],
+)
+def test_what_is_a_mean_over_rows(loss: Callable[..., Tensor]) -> None:
+    assert of_rows(loss, CLASSES, VALUES, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, c, _v, _w: apart(x, c).topk(2)[0].mean(),
+        lambda x, c, _v, _w: apart(x, c).sort(descending=True)[0][:2].mean(),
+        lambda x, c, _v, _w: apart(x, c).max(),
+        lambda x, c, _v, _w: apart(x, c).median(),
+        lambda x, _c, v, _w: (x - v).abs().amax((0, 1)),
+        lambda x, _c, v, _w: (x - v).abs().flatten().kthvalue(3)[0],
+        lambda x, c, _v, w: (apart(x, c) * w / w.sum()).sum(),  # by product, and nothing that learns is divided
+        lambda x, _c, v, _w: functional.cross_entropy(x @ v.T, torch.arange(4)),  # a row against others' targets
+        lambda x, _c, _v, _w: torch.cdist(x, x).mean(),  # which has no gradient of its gradient
+        lambda x, _c, _v, _w: functional.cross_entropy(x @ x.T, torch.arange(4)),
+        lambda x, c, _v, _w: functional.cross_entropy(x, c) + torch.pdist(x).mean(),
+        lambda x, _c, v, _w: functional.mse_loss(x, v).sqrt(),
+        lambda x, _c, v, _w: functional.mse_loss(x - x.mean(0).detach(), v),
+        lambda x, _c, v, _w: (x - v).square().sum() / (v - v.mean()).square().sum(),
+        lambda x, _c, v, _w: 1 - 2 * (x.sigmoid() * v).sum() / (x.sigmoid().sum() + v.sum()),  # Dice
+        lambda x, _c, _v, _w: (torch.corrcoef(x.T) - torch.eye(5)).square().sum(),
+    ],
+)
+def test_what_holds_rows_against_each_other(loss: Callable[..., Tensor]) -> None:
     """Each of four microbatches took its own hardest row: another loss than of the four hardest rows, without a word."""
-    x, target, classes = torch.randn(4, 5, requires_grad=True) * 1.0, torch.randn(4, 5), torch.tensor([3, 1, 2, 0])
-    apart = functional.cross_entropy(x, classes, reduction="none")
-    chosen = (
-        apart.topk(2)[0].mean(),
-        apart.sort(descending=True)[0][:2].mean(),
-        apart.max(),
-        apart.median(),
-        (x - target).abs().amax((0, 1)),
-        (x - target).abs().max(dim=0)[0].mean(),
-        (x - target).abs().flatten().kthvalue(3)[0],
-    )
-    each_alone = (
-        apart.mean(),
-        (x - target).square().topk(2)[0].mean(),
-        x.max(1)[0].mean() + x.sort(-1)[0][:, 0].mean(),
-        (x.amax(1) - x.amin(-1)).mean(),
-        x.clamp(min=0).cummax(1)[0].mean(),
-    )
-    assert all(compares_rows(each, between(each, [x]), [x], 4) for each in chosen)
-    assert not any(compares_rows(each, between(each, [x]), [x], 4) for each in each_alone)
+    assert not of_rows(loss, CLASSES, VALUES, WEIGHTS)
+
+
+def test_who_keeps_something_of_each_batch_is_called_once() -> None:
+    kept: list[float] = []
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        found = functional.mse_loss(x, target)
+        kept.append(found.item())
+        return found
+
+    assert of_rows(loss, VALUES)
+    assert len(kept) == 1
+
+
+def test_nothing_is_said_of_what_cannot_be_called_again() -> None:
+    """Neither of state that a loss writes, for it would be written again, nor of rows that it has from elsewhere."""
+    scale = torch.ones(())
+
+    def moved(x: Tensor, target: Tensor) -> Tensor:
+        scale.mul_(0.5).add_(x.detach().square().mean() * 0.5)
+        return functional.mse_loss(x, target) / scale
+
+    assert of_rows(moved, VALUES)
+    torch.manual_seed(0)
+    assert torch.equal(scale, 0.5 + torch.randn(4, 5).square().mean() * 0.5)
+    assert of_rows(lambda x: (functional.cross_entropy(x, CLASSES.abs() % 5, reduction="none") * WEIGHTS).mean())
+    assert of_rows(lambda x: torch.cond(x.sum() > 0, lambda x: x.sum().sqrt(), lambda x: (x - x).mean(), (x,)))

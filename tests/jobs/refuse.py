@@ -479,6 +479,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "a loss of all pairs": lambda: ask(loss=of_pairs, **DATA)((X, TARGET)),
     "a loss of all pairs in a pipeline": lambda: ask(loss=of_pairs)((X, TARGET)),
     "a loss of the hardest rows": lambda: ask(loss=of_hardest, **DATA)((X, TARGET)),
+    "a loss weighed by all rows": lambda: ask(
+        loss=lambda output, to: ((output - to[0]).square().mean(1) * to[1] / to[1].sum()).sum(), **DATA
+    )((X, (TARGET, torch.arange(len(X)) + 1.0))),
     "the root of a mean": lambda: ask(loss=lambda output, to: nn.functional.mse_loss(output, to).sqrt(), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),

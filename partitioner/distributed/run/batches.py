@@ -61,6 +61,13 @@ class Batches:
             raise InputError("the stages have no batch: call batches.fill(inputs, target) before each step of the schedule")
         return self.example.arguments(self.tensors[number])
 
+    def read(self, number: int) -> tuple[list[torch.Tensor], bool]:
+        """The tensors that a loss may read of one microbatch beside results, and whether they are all of it that has rows."""
+        leaves = tree_leaves(self.targets[number], is_leaf=partial(_is_by_row, rows=self.example.rows))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        others = (leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
+        return [*self.tensors[number], *tensors], not any(_is_by_row(leaf, self.example.rows) for leaf in others)
+
     def fill(self, inputs: Any, target: Any) -> None:
         """Divide a batch.
 

@@ -85,7 +85,7 @@ class Watched(TorchFunctionMode):
     Attributes:
         found: by microbatch, of each loss.
         sums: losses that are sums over what they are of.
-        pairs: whether the first microbatch's loss compares its rows with each other.
+        separable: whether what a row adds to the first microbatch's loss is the same, whatever the others are.
     """
 
     def __init__(self, parts: int) -> None:
@@ -93,7 +93,7 @@ class Watched(TorchFunctionMode):
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
         self.sums: list[torch.Tensor] = []
-        self.pairs = False
+        self.separable = True
         self._by_place: dict[Any, int] = {}
 
     def __torch_function__(
@@ -190,7 +190,7 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
     ends = torch.full(
         (2, MOST + 1), -torch.inf, dtype=torch.float64, device=ranks.device
     )  # the largest, and minus the smallest
-    ends[0, MOST] = float(watched.pairs and watched.parts > 1)
+    ends[0, MOST] = float(not watched.separable)
     if rows and len({len(row) for row in rows}) == 1:
         counts = torch.stack(rows)
         ends[:, : counts.shape[1]] = torch.stack([counts.amax(0), (-counts).amax(0)])
@@ -201,9 +201,11 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
     if ends[0, MOST] > 0:
         raise InputError(
-            f"loss_fn compares rows with each other, and each of {watched.parts} microbatches and copies has rows of its own: "
-            "the mean of their losses is not the loss of the batch. With microbatches: 1, and without a data axis, it is. If "
-            "each is to be compared by itself, say so: parallelize(..., count_fn=lambda *_, **__: 1)"
+            f"loss_fn compares rows, chooses among them or weighs them by all, and each of {watched.parts} microbatches and "
+            "copies has rows of its own: the mean of their losses is not the loss of the batch. With microbatches: 1, and "
+            "without a data axis, it is. If it is a sum over rows that is divided by another, give that one: "
+            "parallelize(..., count_fn=lambda target: target[1].sum()); if each is to be looked at by itself, say so: "
+            "count_fn=lambda *_, **__: 1"
         )
     most, least = ends[0], -ends[1]
     uneven = torch.isfinite(most) & torch.isfinite(least) & (most - least > least.abs() * 1e-6)
@@ -262,7 +264,7 @@ def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
         return torch.as_tensor(by).detach().reshape(()) if single else None
     if _is_mean(function, args, kwargs):
         elements = args[0] if args else kwargs.get("input")
-        return torch.tensor(elements.numel()) if isinstance(elements, torch.Tensor) else None
+        return torch.ones_like(elements, dtype=torch.bool).sum() if isinstance(elements, torch.Tensor) else None  # for a replay
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
-from partitioner.distributed.run.pairs import compares_rows
+from partitioner.distributed.run.separable import Record, separable
 from partitioner.distributed.run.sums import is_sum
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
@@ -146,14 +146,24 @@ class Loss:
     def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
         return losses_in(self.batches.example)
 
-    def _called(self, output: Any, number: int) -> Any:
+    def _called(self, results: Sequence[torch.Tensor], number: int) -> Any:
         """What the user's function gives."""
+        output = self.batches.example.output(results, self.batches(number))
         given = (output, self.batches.targets[number]) if self.takes_target else (output,)
         if self.watched is None:
             return self.function(*given)
+        first = not self.watched.found
         self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
-        with self.watched:
-            return self.function(*given)
+        if not first or self.watched.parts == 1:
+            with self.watched:
+                return self.function(*given)
+        others, by_row = self.batches.read(number)
+        with Record([*results, *others], by_row=by_row) as record, self.watched:
+            loss = self.function(*given)
+        if isinstance(loss, torch.Tensor):
+            rows = self.batches.example.rows
+            self.watched.separable = separable(record, loss, self.watched.found[0], len(results), rows)
+        return loss
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -181,7 +191,7 @@ class Loss:
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
-        found = self._called(self.batches.example.output(flat, self.batches(place)), place)
+        found = self._called(flat, place)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise InputError(
@@ -197,6 +207,5 @@ class Loss:
         self._see_what_is_reached(made)
         if self.watched is not None and len(self.watched.found) == 1:
             self.watched.refuse_sum(found, by_hand=is_sum(made, flat, rows))
-            self.watched.pairs = compares_rows(found, made, flat, rows)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)
