@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partitioner.distributed.run.between import between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in
-from partitioner.distributed.run.separable import Record, separable
-from partitioner.distributed.run.sums import is_sum
+from partitioner.distributed.run.record import Record
+from partitioner.distributed.run.separable import separable
+from partitioner.distributed.run.sums import is_mean
+from partitioner.distributed.run.within import again, tails_of
 from partitioner.distributed.traced.example import example_in
 
 
@@ -72,40 +73,27 @@ def test_a_mean_of_each_row_is_not_one_of_the_batch() -> None:
     assert [each.isnan().item() for each in watched.found[0]] == [True, True, True, False]
 
 
-def test_a_sum_of_rows_is_told_from_what_may_be_a_mean() -> None:
-    """Its mean over four microbatches was a fourth of the loss of one process, and so was each gradient."""
-    x, target, classes = torch.randn(4, 5, requires_grad=True) * 1.0, torch.randn(4, 5), torch.tensor([3, 1, 2, 0])
-    apart = functional.cross_entropy(x, classes, reduction="none")
-    sums = (
-        (x - target).square().sum(),
-        apart.sum(),
-        -x.log_softmax(-1).gather(1, classes[:, None]).sum(),
-        functional.l1_loss(x, target, reduction="sum") + apart[classes > 1].sum(),
-        functional.binary_cross_entropy_with_logits(x, target.sigmoid(), reduction="none").sum(1).sum(),
-    )
-    others = (
-        (x - target).square().sum() / 4,
-        (apart * 0.25).sum(),
-        x.square().mean(0).sum(),
-        torch.stack([functional.cross_entropy(x, classes), functional.mse_loss(x, target)]).sum(),
-        functional.cross_entropy(x, classes) + (x - target).square().sum(),
-        functional.huber_loss(x, target),
-        functional.kl_div(x.log_softmax(-1), target.softmax(-1), reduction="batchmean"),
-    )
-    assert all(is_sum(between(each, [x]), [x], 4) for each in sums)
-    assert not any(is_sum(between(each, [x]), [x], 4) for each in others)
-    assert not is_sum(between(x.sum(), [x]), [x], 2)  # of a result that has no row for each of the batch's
-
-
-def of_rows(loss: Callable[..., Tensor], *targets: Tensor) -> bool:
-    """Whether a loss of four rows of five is seen to be a mean or sum over them."""
+def written(loss: Callable[..., Tensor], *targets: Tensor) -> tuple[Record, Tensor, list[Tensor]]:
+    """A loss of four rows of five, its ops, and what it is divided by."""
     torch.manual_seed(0)
     results = torch.randn(4, 5, requires_grad=True) * 1.0
     watched = Watched(2)
     watched.found.append([])
     with Record([results, *targets]) as record, watched:
         made = loss(results, *targets)
-    return separable(record, made, watched.found[0], 1, 4)
+    return record, made, watched.found[0]
+
+
+def of_rows(loss: Callable[..., Tensor], *targets: Tensor) -> bool:
+    """Whether it is seen to be a mean or sum over rows."""
+    record, made, counts = written(loss, *targets)
+    return separable(record, made, counts, [True] + [False] * len(targets), 4)
+
+
+def of_all(loss: Callable[..., Tensor]) -> bool:
+    """Whether it is taken for a mean over rows, where microbatches of all copies are three."""
+    record, made, _ = written(loss, CLASSES.abs() % 5, VALUES, WEIGHTS)
+    return is_mean(record, made, [True] * 4, 4, 3)
 
 
 CLASSES, VALUES, WEIGHTS = (
@@ -165,6 +153,79 @@ def test_what_is_a_mean_over_rows(loss: Callable[..., Tensor]) -> None:
 def test_what_holds_rows_against_each_other(loss: Callable[..., Tensor]) -> None:
     """Each of four microbatches took its own hardest row: another loss than of the four hardest rows, without a word."""
     assert not of_rows(loss, CLASSES, VALUES, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, _c, v, _w: (x - v).square().sum(),
+        lambda x, c, _v, _w: apart(x, c).sum(),
+        lambda x, c, _v, _w: -x.log_softmax(-1).gather(1, c[:, None]).sum(),
+        lambda x, c, v, _w: functional.l1_loss(x, v, reduction="sum") + apart(x, c)[c > 1].sum(),
+        lambda x, _c, v, _w: functional.binary_cross_entropy_with_logits(x, v.sigmoid(), reduction="none").sum(1).sum(),
+        lambda x, _c, v, _w: (x - v).square().sum() - 0.6 * (1 + x - x.exp()).sum(),  # of a variational model
+        lambda x, _c, v, _w: functional.mse_loss(x, v, reduction="sum") / 3.5,
+        lambda x, c, v, _w: functional.cross_entropy(x, c) + (x - v).square().sum(),
+    ],
+)
+def test_a_sum_over_rows_is_no_mean(loss: Callable[..., Tensor]) -> None:
+    """Its mean over four microbatches was a fourth of the loss of one process, and so was each gradient."""
+    assert not of_all(loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, _c, v, _w: (x - v).square().sum() / 4,
+        lambda x, _c, v, _w: (x - v).square().sum() / torch.tensor(len(x)),
+        lambda x, c, _v, _w: (apart(x, c) * 0.25).sum(),
+        lambda x, c, _v, _w: 3 * apart(x, c).sum(),  # of three parts: the sum over the batch
+        lambda x, _c, v, _w: (x - v).square().sum() / v.numel(),
+        lambda x, _c, v, _w: torch.stack([(a - b).square().sum() for a, b in zip(x, v, strict=True)]).mean(),
+        lambda x, _c, _v, _w: x.square().mean(0).sum(),
+        lambda x, _c, v, _w: x.view(4, -1).square().sum(1).mean() + v.mean(),
+        lambda x, c, v, _w: torch.stack([functional.cross_entropy(x, c), functional.mse_loss(x, v)]).sum(),
+        lambda x, _c, v, _w: functional.huber_loss(x, v),
+        lambda x, _c, v, _w: functional.kl_div(x.log_softmax(-1), v.softmax(-1), reduction="batchmean"),
+        lambda x, c, _v, w: (apart(x, c) * w / w.sum()).sum(),
+        lambda x, _c, v, _w: functional.mse_loss(functional.dropout(x, 0.5), v) * 0.3,
+    ],
+)
+def test_what_may_be_a_mean(loss: Callable[..., Tensor]) -> None:
+    assert of_all(loss)
+
+
+class Towers(nn.Module):
+    """Computes a loss itself."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.other, self.scale, self.loss = nn.Linear(5, 6), nn.Linear(7, 6), nn.Parameter(torch.ones(())), loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.one(x), self.other(y).view(-1, 3), self.scale)
+
+
+OWN: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], tuple[bool, bool]]] = {
+    "all pairs": (lambda a, b, scale: functional.cross_entropy(a @ b.view(4, 6).T * scale, torch.arange(4)), (False, True)),
+    "use of experts": (lambda a, b, _: a.mean() + (b.softmax(-1).mean(0) * (b > 0).float().mean(0)).sum(), (False, True)),
+    "root": (lambda a, b, scale: (a.square().mean() + b.square().mean() * scale).sqrt(), (False, True)),
+    "sum": (lambda a, b, scale: a.square().sum() * 0.6 + b.logsumexp(1).sum() * scale, (True, False)),
+    "mean": (lambda a, b, scale: functional.mse_loss(a, b.view(4, 6).tanh()) * scale, (True, True)),
+    "rows": (lambda a, b, _: a.square().sum(1).sqrt().mean() + b.view(4, 2, 3).amax((1, 2)).mean(), (True, True)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_of_a_loss_within_a_model_the_ops_behind_its_weights_are_asked(name: str) -> None:
+    """Copies of a model of two towers each compared their own pairs: another loss than of all pairs, without a word."""
+    loss, told = OWN[name]
+    example = example_in(Towers(loss), {"x": torch.randn(4, 5), "y": torch.randn(4, 7)}, None, 1)
+    (tail,) = tails_of(example, example.traced.graph.outputs)
+    own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
+    assert own is not None
+    found = separable(own.record, own.loss, None, own.trained, 4), is_mean(own.record, own.loss, own.by_row, 4, 3)
+    assert found == told
 
 
 def test_who_keeps_something_of_each_batch_is_called_once() -> None:

@@ -128,7 +128,7 @@ REFUSED = {
     "without gradients": ("InputError", "a step has a backward, and gradients are off here"),
     "a loss that is a sum by hand": (
         "InputError",
-        "gives a sum, of rows, and the losses of 4 microbatches and copies are averaged",
+        "is a sum, of rows, and the losses of 4 microbatches and copies are averaged",
     ),
     "a loss that is a sum": ("InputError", 'reduction="sum", and the losses of [24] microbatches and copies are averaged'),
     "a loss of all pairs": (
@@ -139,9 +139,9 @@ REFUSED = {
         "InputError",
         "by all, and each of 2",
     ),
-    "a loss of the hardest rows": ("InputError", "loss_fn compares rows, chooses among them"),
-    "a loss weighed by all rows": ("InputError", "loss_fn compares rows, chooses among them or weighs them by all"),
-    "the root of a mean": ("InputError", "loss_fn compares rows, chooses among them"),
+    "a loss of the hardest rows": ("InputError", "the loss compares rows, chooses among them"),
+    "a loss weighed by all rows": ("InputError", "the loss compares rows, chooses among them or weighs them by all"),
+    "the root of a mean": ("InputError", "the loss compares rows, chooses among them"),
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),
     "loss no tensor": ("InputError", "loss_fn gave a float"),
     "loss without a gradient": ("InputError", "loss_fn gave a tensor without a gradient, and a step would train nothing"),

@@ -127,10 +127,10 @@ class Watched(TorchFunctionMode):
             InputError: says how to get either.
         """
         known = any(loss is each for each in self.sums)
-        if self.parts > 1 and (known or by_hand):
+        if known or (by_hand and self.separable):
             how = 'reduction="sum"' if known else "of rows"
             raise InputError(
-                f"loss_fn gives a sum, {how}, and the losses of {self.parts} microbatches and copies are averaged: "
+                f"the loss is a sum, {how}, and the losses of {self.parts} microbatches and copies are averaged: "
                 f"give the mean or, for the sum over the whole batch, {self.parts} times that sum"
             )
 
@@ -149,7 +149,7 @@ def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]
     of a mean over a selection stands its mask."""
     graph, found = example.traced.graph, list[tuple[torch.fx.Node, list[torch.fx.Node]]]()
     losses = [node for node in map(_telling, graph.fx.nodes) if node is not None]
-    fixed = _fixed(graph, example.places) if losses else set()
+    fixed = fixed_by(graph, example.places) if losses else set()
     for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs.get("input")  # or what is divided
         needed = made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])
@@ -201,7 +201,7 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
     if ends[0, MOST] > 0:
         raise InputError(
-            f"loss_fn compares rows, chooses among them or weighs them by all, and each of {watched.parts} microbatches and "
+            f"the loss compares rows, chooses among them or weighs them by all, and each of {watched.parts} microbatches and "
             "copies has rows of its own: the mean of their losses is not the loss of the batch. With microbatches: 1, and "
             "without a data axis, it is. If it is a sum over rows that is divided by another, give that one: "
             "parallelize(..., count_fn=lambda target: target[1].sum()); if each is to be looked at by itself, say so: "
@@ -286,7 +286,7 @@ def _targets(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     return count
 
 
-def _fixed(graph: Graph, inputs: Iterable[str]) -> set[str]:
+def fixed_by(graph: Graph, inputs: Iterable[str]) -> set[str]:
     """The values that come of a batch alone: nothing is drawn for them, and nobody writes to what they are made of."""
     writers = Counter(each.resource for op in graph.ops for each in op.accesses if each.write)
     found = {name for name in inputs if not writers[name]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,8 +16,10 @@ from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
-from partitioner.distributed.run.separable import Record, separable
-from partitioner.distributed.run.sums import is_sum
+from partitioner.distributed.run.record import Record, has_rows
+from partitioner.distributed.run.separable import separable
+from partitioner.distributed.run.sums import is_mean, may_divide
+from partitioner.distributed.run.within import again, tails_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -146,24 +149,38 @@ class Loss:
     def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
         return losses_in(self.batches.example)
 
-    def _called(self, results: Sequence[torch.Tensor], number: int) -> Any:
-        """What the user's function gives."""
+    def _called(self, results: Sequence[torch.Tensor], number: int) -> tuple[Any, Record | None]:
+        """What the user's function gives and, of the first that is watched, the ops that it has called."""
         output = self.batches.example.output(results, self.batches(number))
         given = (output, self.batches.targets[number]) if self.takes_target else (output,)
         if self.watched is None:
-            return self.function(*given)
+            return self.function(*given), None
         first = not self.watched.found
         self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
-        if not first or self.watched.parts == 1:
-            with self.watched:
-                return self.function(*given)
         others, by_row = self.batches.read(number)
-        with Record([*results, *others], by_row=by_row) as record, self.watched:
-            loss = self.function(*given)
-        if isinstance(loss, torch.Tensor):
-            rows = self.batches.example.rows
-            self.watched.separable = separable(record, loss, self.watched.found[0], len(results), rows)
-        return loss
+        record = Record([*results, *others], by_row=by_row) if first and self.watched.parts > 1 else None
+        with record or nullcontext(), self.watched:
+            return self.function(*given), record
+
+    def _judge(self, loss: torch.Tensor, record: Record, results: Sequence[torch.Tensor], made: Between) -> None:
+        """See whether the loss of a microbatch is a mean over rows, as far as can be said; and those of which a model makes it.
+
+        Raises:
+            InputError: it is a sum.
+        """
+        assert self.watched is not None
+        example, rows, parts = self.batches.example, self.batches.example.rows, self.watched.parts
+        losses = {example.traced.graph.outputs[place] for place in made.reached}
+        tails = (again(example, tail, self.batches(0), self.batches.device) for tail in tails_of(example, losses))
+        own = [tail for tail in tails if tail is not None]
+        by_row = [has_rows(each, rows) for each in record.given]
+        trained = [has and place < len(results) and results[place].requires_grad for place, has in enumerate(by_row)]
+        self.watched.separable = separable(record, loss, self.watched.found[0], trained, rows) and all(
+            separable(each.record, each.loss, None, each.trained, rows) for each in own
+        )
+        means = [is_mean(each.record, each.loss, each.by_row, rows, parts) for each in own]
+        summed = not all(means) and not may_divide(record, rows, parts)
+        self.watched.refuse_sum(loss, by_hand=summed or not is_mean(record, loss, by_row, rows, parts))
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -191,7 +208,7 @@ class Loss:
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
-        found = self._called(flat, place)
+        found, record = self._called(flat, place)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise InputError(
@@ -203,9 +220,9 @@ class Loss:
                 "loss_fn gave a tensor without a gradient, and a step would train nothing: it does not depend on the model's "
                 "output (detach(), argmax, item()), or nothing in the model requires a gradient"
             )
-        made, rows = between(found, flat), self.batches.example.rows
+        made = between(found, flat)
         self._see_what_is_reached(made)
-        if self.watched is not None and len(self.watched.found) == 1:
-            self.watched.refuse_sum(found, by_hand=is_sum(made, flat, rows))
+        if self.watched is not None and record is not None:
+            self._judge(found, record, flat, made)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)

@@ -1,7 +1,9 @@
-"""Losses that are sums over rows, by hand: the mean of the sums of microbatches and copies is a part of that of the batch.
+"""Losses that are no means over rows: the mean of the sums of microbatches and copies is a part of the sum over the batch.
 
-(output - target).square().sum()            sums alone between the loss and the rows: refused
-(output - target).square().sum() / rows     a division, product or mean may make a mean of it: nothing is said of it
+    L(a0 a0 a1 a1 a2 a2)  =   L(a0 a1 a2)     a mean
+                          = 2 L(a0 a1 a2)     a sum; something else, of a mean and a sum
+
+Numbers are written down with a loss's ops, and one of them may be the number of rows: nothing is said of ``x.sum() / len(x)``.
 """
 
 from __future__ import annotations
@@ -10,35 +12,54 @@ from collections.abc import Sequence
 
 import torch
 
-from partitioner.distributed.run.between import Between
+from partitioner.distributed.run.record import Record
 
-KEPT = frozenset(
-    """Abs Add Alias Clamp ClampMin Clone Exp Expand Flatten Gather Index KlDiv Log LogSigmoid LogSoftmax MaskedFill MseLoss Neg
-    NllLoss NllLoss2D Permute Pow Relu Reshape ReshapeAlias Rsub Select Sigmoid Slice SmoothL1Loss Softplus Squeeze Sub Sum T
-    Transpose Unsqueeze UnsafeView View BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss ToCopy Where""".split()
-)
-"""Ops that divide by no number of rows, by the names of their backwards; of losses among them, if they take no mean."""
-
-MEAN = 1
-"""How torch's losses note that they take one."""
+LARGE = 2**40
+"""More than any number of rows; slices end there."""
 
 
-def is_sum(found: Between, results: Sequence[torch.Tensor], rows: int) -> bool:
-    """Whether a loss is seen to be a sum over rows.
+def is_mean(record: Record, loss: torch.Tensor, by_row: Sequence[bool], rows: int, parts: int) -> bool:
+    """Whether a loss is a mean over rows.
 
     Args:
-        found: what lies between it and the results.
-        results: what it is made of; all that it reads have ``rows`` in the first dimension, or nothing is said.
-        rows: at least 1.
+        record: of how it was made of a microbatch.
+        loss: a scalar.
+        by_row: which of the tensors given have a row for each of the microbatch's, or several.
+        rows: of the microbatch.
+        parts: microbatches of all copies; by so much a sum is multiplied that is to be that of the batch.
+
+    Returns:
+        ``True`` also where that cannot be said.
 
     Example:
-        >>> from partitioner.distributed.run.between import between
-        >>> x = torch.tensor([[1.0], [2.0]], requires_grad=True)
-        >>> [is_sum(between(loss, [x]), [x], 2) for loss in (x.square().sum(), x.square().sum() / 2, x.square().mean())]
-        [True, False, False]
+        >>> x = torch.randn(3, 5)
+        >>> def is_mean_of(loss):
+        ...     with Record([x]) as record:
+        ...         made = loss(x)
+        ...     return is_mean(record, made, [True], 3, 2)
+        >>> is_mean_of(lambda x: x.square().mean()), is_mean_of(lambda x: -0.5 * x.square().sum())
+        (True, False)
+        >>> is_mean_of(lambda x: x.square().sum() / len(x))
+        True
     """
-    read = [results[place] for place in found.reached]
-    of_rows = bool(read) and all(each.dim() and len(each) == rows for each in read)
-    return of_rows and all(
-        node.name().partition("Backward")[0] in KEPT and getattr(node, "_saved_reduction", None) != MEAN for node in found.nodes
-    )
+    if not any(by_row) or not (record.complete and record.knows(rows) and record.made(loss)) or may_divide(record, rows, parts):
+        return True
+    twice = [torch.cat([each.detach()] * 2) if rows else each for each, rows in zip(record.given, by_row, strict=True)]
+    try:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            (once,), (more,) = (record.replay(each, [loss]) for each in (record.given, twice))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # an op does not take double precision, or other sizes
+        return True
+    return not bool((more - once).abs() > 1e-5 * once.abs())  # nor of what is no number
+
+
+def may_divide(record: Record, rows: int, parts: int) -> bool:
+    """Whether a number in a loss may be that of its rows, or of all microbatches."""
+    sizes, factors = ([abs(each) for each in found if each and abs(each) < LARGE] for found in record.numbers())
+    divides = any(each == parts or _is_multiple(1 / each, rows) for each in factors)
+    return divides or any(_is_multiple(each, rows) for each in (*sizes, *factors))
+
+
+def _is_multiple(number: float, rows: int) -> bool:
+    times = round(number / rows)
+    return times > 0 and abs(number - times * rows) < 1e-6 * number

@@ -1,0 +1,148 @@
+"""The ops that a loss function calls, written down while it is called, to be called again with other rows.
+
+A user's function may count and keep what it is called with, so it is called once, as it would be; what stands between its ops
+is not run by Python a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from partitioner.frontend.analysis.static import draws, mutated_arguments
+
+NO_SIZES = frozenset(
+    """correction delta dim dim0 dim1 dim2 dims dtype eps exponent ignore_index implicit label_smoothing layout margin max min
+    negative_slope norm p pin_memory reduction""".split()
+)
+"""Arguments of ATen's ops that are no number of rows, and multiply by none."""
+
+COMPARISONS = frozenset("eq ge gt le lt ne".split())
+
+
+@dataclass(frozen=True)
+class _Place:
+    number: int
+
+
+class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the ops of ATen's that are called within it.
+
+    Args:
+        given: the tensors that may have other values when they are called again.
+        by_row: whether whatever has rows is among them.
+
+    Attributes:
+        complete: whether they may be called again: none talks to other ranks, writes to what was there before, or is
+            unknown to ATen.
+        constants: tensors that were there before, and are none of those given.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> with Record([x]) as record:
+        ...     y = (x * 2).sum()
+        >>> record.replay([torch.tensor([3.0, 4.0])], [y])
+        [tensor(14., dtype=torch.float64)]
+    """
+
+    supports_higher_order_operators = True  # which are called, and end the record
+
+    def __init__(self, given: Sequence[torch.Tensor], *, by_row: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given, self.by_row = given, by_row
+        self.complete = True
+        self.constants: list[torch.Tensor] = []
+        self._calls: list[tuple[Any, Any, list[_Place | None]]] = []
+        self._places: Any = WeakTensorKeyDictionary()  # what comes between is kept alive by nothing here
+        self._count = 0
+        for each in given:
+            self._place(each)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload) or "c10d" in func.namespace:
+            self.complete = False
+            return func(*args, **kwargs)
+        written = [leaf for leaf in tree_leaves([*mutated_arguments(func, args, kwargs)]) if isinstance(leaf, torch.Tensor)]
+        self.complete &= all(each in self._places for each in written)
+        noted = tree_map_only(torch.Tensor, self._noted, (args, kwargs))
+        made = func(*args, **kwargs)
+        if draws(func, args, kwargs):
+            for leaf in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
+                self._places.pop(leaf, None)  # the same random numbers, when ops are called again
+        else:
+            self._calls.append((func, noted, [self._place(each) for each in tree_leaves(made)]))
+        return made
+
+    def _place(self, value: Any) -> _Place | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value not in self._places:
+            self._places[value], self._count = _Place(self._count), self._count + 1
+        place: _Place = self._places[value]
+        return place
+
+    def _noted(self, tensor: torch.Tensor) -> Any:
+        if tensor not in self._places:
+            self.constants.append(tensor)
+        return self._places.get(tensor, tensor)
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was given, or is a result of an op."""
+        return tensor in self._places
+
+    def knows(self, rows: int) -> bool:
+        """Whether all that has rows was given."""
+        return self.by_row and not any(has_rows(each, rows) for each in self.constants)
+
+    def numbers(self) -> tuple[list[float], list[float]]:
+        """What may be a size, among ops' arguments; and what may multiply something, with constants of one element."""
+        sizes, factors = list[float](), [float(each.item()) for each in self.constants if each.numel() == 1]
+        for func, (args, kwargs), _ in self._calls:
+            named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
+            for argument in func._schema.arguments:
+                if argument.name not in NO_SIZES and func.overloadpacket.__name__ not in COMPARISONS:
+                    leaves = [each for each in tree_leaves(named.get(argument.name)) if type(each) in (int, float)]
+                    (sizes if "int" in str(argument.type) else factors).extend(leaves)
+        return sizes, factors
+
+    def replay(self, given: Sequence[torch.Tensor], wanted: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Call the ops again, in double precision.
+
+        Args:
+            given: other values in place of those given.
+            wanted: results, as they were the first time.
+
+        Returns:
+            what they are now.
+        """
+        held = {self._places[known]: _doubled(each.detach().clone()) for known, each in zip(self.given, given, strict=True)}
+        for func, noted, places in self._calls:
+            args, kwargs = tree_map(lambda leaf: held[leaf] if isinstance(leaf, _Place) else _doubled(leaf), noted)
+            made = tree_leaves(func(*_doubled_options(func, args), **kwargs))
+            held.update((place, each) for place, each in zip(places, made, strict=True) if place is not None)
+        return [held[self._places[each]] for each in wanted]
+
+
+def _doubled(leaf: Any) -> Any:
+    """A tensor in double precision, or that dtype."""
+    if isinstance(leaf, torch.dtype):
+        return torch.float64 if leaf.is_floating_point else leaf
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _doubled_options(func: Any, args: Sequence[Any]) -> list[Any]:
+    """A softmax of half precision gives single precision if it is asked to, and cannot of double precision."""
+    names = [each.name for each in func._schema.arguments]
+    return [False if name == "half_to_float" else value for name, value in zip(names, args, strict=False)]
+
+
+def has_rows(value: torch.Tensor, rows: int) -> bool:
+    """Whether a value has a row for each of a batch's."""
+    return value.dim() > 0 and len(value) == rows

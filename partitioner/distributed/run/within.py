@@ -1,0 +1,139 @@
+"""A loss that the model itself computes, of which the same is asked: of the ops behind the last weights.
+
+    forward    images, texts -> towers -> projections  |  a / a.norm()   a @ b.T   cross_entropy   -> loss
+                                                       ^ any numbers, with a row for each of the batch's
+
+What a property of these ops is does not need the values that the weights make, which may lie on other ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from partitioner.distributed.run.counts import fixed_by
+from partitioner.distributed.run.record import Record, has_rows
+from partitioner.distributed.run.separable import MOST
+from partitioner.distributed.traced.example import Example
+from partitioner.model.modes import in_mode
+from partitioner.model.node import call_node, fill, made_of
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The ops of a graph behind which no weight is read on the way to a loss.
+
+    Args:
+        loss: a scalar result.
+        nodes: these ops, in order, with those that the batch alone tells of.
+        drawn: what they read of the ops before them.
+    """
+
+    loss: torch.fx.Node
+    nodes: tuple[torch.fx.Node, ...]
+    drawn: tuple[torch.fx.Node, ...]
+
+
+def tails_of(example: Example, results: Collection[str]) -> list[Tail]:
+    """Those of a model's own losses; not where they read what neither has a gradient nor comes of the batch alone.
+
+    Args:
+        example: a microbatch, as it was traced.
+        results: of its graph; those that are scalars are losses.
+    """
+    nodes = (example.traced.graph.nodes[name] for name in results if name in example.traced.graph.by_name)
+    found = (_tail(example, node) for node in nodes if _like(node).dim() == 0)
+    return [tail for tail in found if tail is not None]
+
+
+def _tail(example: Example, loss: torch.fx.Node) -> Tail | None:
+    graph, behind = example.traced.graph, made_of([loss])
+    fixed = fixed_by(graph, example.places)
+    nodes: set[torch.fx.Node] = set()
+    for node in reversed(graph.fx.nodes):
+        last = node is loss or (node in behind and all(user in nodes for user in node.users if user in behind))
+        if last and node.name in graph.by_name and not _weighs(example, node):
+            nodes.add(node)
+    nodes |= {node for node in made_of(nodes) if node.name in fixed and node.name in graph.by_name}
+    read = {each for node in nodes for each in node.all_input_nodes} - nodes
+    drawn = tuple(node for node in graph.fx.nodes if node in read and node.name in graph.by_name)
+    told = all(node.name in example.differentiable if node in drawn else node.op == "placeholder" for node in read)
+    if loss not in nodes or not told:
+        return None
+    return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), drawn)
+
+
+def _weighs(example: Example, node: torch.fx.Node) -> bool:
+    """Whether an op reads a weight, and not just a number that is trained."""
+    graph = example.traced.graph
+    return any(
+        each.name in graph.states and each.name in example.differentiable and _like(each).dim() > 0
+        for each in node.all_input_nodes
+    )
+
+
+def _like(node: torch.fx.Node) -> torch.Tensor:
+    """A fake of a value."""
+    found: torch.Tensor = node.meta["example_value"]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """A loss that can be computed again.
+
+    Args:
+        record: of its ops.
+        loss: what they gave.
+        trained: which of the tensors given to them are results of weights, with rows.
+        by_row: which have rows.
+    """
+
+    record: Record
+    loss: torch.Tensor
+    trained: tuple[bool, ...]
+    by_row: tuple[bool, ...]
+
+
+def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Again | None:
+    """One of the model's own losses, of whatever its last weights might give.
+
+    Args:
+        example: a microbatch, as it was traced.
+        tail: of the loss.
+        inputs: of the graph, of a microbatch.
+        device: where they are.
+
+    Returns:
+        ``None`` where that is much, or some op does not take such numbers.
+    """
+    graph, drawing = example.traced.graph, torch.Generator().manual_seed(0)
+    if sum(_like(node).numel() for node in tail.drawn) > MOST:
+        return None
+
+    def some(node: torch.fx.Node) -> torch.Tensor:
+        return torch.randn(_like(node).shape, generator=drawing).to(device, _like(node).dtype)
+
+    others = {each for node in tail.nodes for each in node.all_input_nodes} - {*tail.nodes, *tail.drawn}
+    values = {node: some(node).requires_grad_() for node in tail.drawn}
+    values |= {each: inputs[each.name] for each in others if each.name in inputs}
+    given = [*values.values()]
+    values |= {each: some(each).abs() for each in others - {*values}}
+    try:
+        with torch.no_grad(), Record(given) as record:
+            for node in tail.nodes:
+                with in_mode(graph.by_name[node.name].mode):
+                    values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+    except Exception:  # an op takes what it is given by its values
+        return None
+    by_row = tuple(_has_rows(each, example.rows) for each in given)
+    drawn = [place < len(tail.drawn) for place in range(len(given))]
+    return Again(record, values[tail.loss], tuple(map(operator.and_, by_row, drawn)), by_row)
+
+
+def _has_rows(value: torch.Tensor, rows: int) -> bool:
+    """Also of a batch and its sequences in one dimension."""
+    return has_rows(value, rows) or (value.dim() in (1, 2) and len(value) % rows == 0)
