@@ -140,6 +140,8 @@ REFUSED = {
         "by all, and each of 2",
     ),
     "a loss of the hardest rows": ("InputError", "the loss compares rows, chooses among them"),
+    "a model's loss of all pairs": ("InputError", "the loss compares rows, chooses among them"),
+    "a model's loss that is a sum": ("InputError", "the loss is a sum, of rows, and the losses of 4 microbatches"),
     "a loss weighed by all rows": ("InputError", "the loss compares rows, chooses among them or weighs them by all"),
     "the root of a mean": ("InputError", "the loss compares rows, chooses among them"),
     "loss no scalar": ("InputError", r"loss_fn gave a tensor of shape \(4,\); a scalar tensor is needed"),

@@ -73,6 +73,17 @@ def of_pairs(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean() + (output @ output.T).triu(1).mean()
 
 
+class Judged(nn.Module):
+    """Computes its loss itself."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.loss = Layers(), loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(self.layers(x), target)
+
+
 def of_hardest(output: Tensor, target: Tensor) -> Tensor:
     """Of the rows that are furthest off, as in hard example mining."""
     return (output - target).square().mean(1).topk(2)[0].mean()
@@ -482,6 +493,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "a loss weighed by all rows": lambda: ask(
         loss=lambda output, to: ((output - to[0]).square().mean(1) * to[1] / to[1].sum()).sum(), **DATA
     )((X, (TARGET, torch.arange(len(X)) + 1.0))),
+    "a model's loss of all pairs": lambda: ask(Judged(of_pairs), (X, TARGET), lambda loss: loss, **DATA)((X, TARGET)),
+    "a model's loss that is a sum": lambda: ask(
+        Judged(lambda output, to: 0.5 * (output - to).square().sum()), (torch.cat([X, X]),) * 2, lambda loss: loss, **DATA
+    )((torch.cat([X, X]),) * 2),
     "the root of a mean": lambda: ask(loss=lambda output, to: nn.functional.mse_loss(output, to).sqrt(), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
