@@ -23,6 +23,9 @@ NO_SIZES = frozenset(
 )
 """Arguments of ATen's ops that are no number of rows, and multiply by none."""
 
+MOST = 2**24
+"""Elements beyond which nobody looks: each op is called again on as many."""
+
 COMPARISONS = frozenset("eq ge gt le lt ne".split())
 
 
@@ -39,8 +42,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         by_row: whether whatever has rows is among them.
 
     Attributes:
-        complete: whether they may be called again: none talks to other ranks, writes to what was there before, or is
-            unknown to ATen.
+        complete: whether none talks to other ranks, writes to what was there before, or is unknown to ATen.
         constants: tensors that were there before, and are none of those given.
 
     Example:
@@ -61,6 +63,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, Any, list[_Place | None]]] = []
         self._places: Any = WeakTensorKeyDictionary()  # what comes between is kept alive by nothing here
         self._count = 0
+        self._last: dict[_Place, int] = {}  # the last op that reads a value
         for each in given:
             self._place(each)
 
@@ -77,6 +80,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
                 self._places.pop(leaf, None)  # the same random numbers, when ops are called again
         else:
+            self._last |= dict.fromkeys((leaf for leaf in tree_leaves(noted) if isinstance(leaf, _Place)), len(self._calls))
             self._calls.append((func, noted, [self._place(each) for each in tree_leaves(made)]))
         return made
 
@@ -96,6 +100,13 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def made(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was given, or is a result of an op."""
         return tensor in self._places
+
+    def repeats(self, loss: torch.Tensor) -> bool:
+        """Whether it can be asked what the loss would be of other values: no op is in the way, and what they read is no more
+        than `MOST` elements."""
+        if not self.complete or not self.made(loss):
+            return False
+        return sum(each.numel() for each in self.given if self._places[each] in self._last) <= MOST
 
     def knows(self, rows: int) -> bool:
         """Whether all that has rows was given."""
@@ -122,12 +133,16 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Returns:
             what they are now.
         """
-        held = {self._places[known]: _doubled(each.detach().clone()) for known, each in zip(self.given, given, strict=True)}
-        for func, noted, places in self._calls:
+        kept = [self._places[each] for each in wanted]
+        held = {self._places[known]: each.detach() for known, each in zip(self.given, given, strict=True)}
+        held = {place: _doubled(held[place].clone()) for place in (*self._last, *kept) if place in held}
+        for number, (func, noted, places) in enumerate(self._calls):
             args, kwargs = tree_map(lambda leaf: held[leaf] if isinstance(leaf, _Place) else _doubled(leaf), noted)
             made = tree_leaves(func(*_doubled_options(func, args), **kwargs))
             held.update((place, each) for place, each in zip(places, made, strict=True) if place is not None)
-        return [held[self._places[each]] for each in wanted]
+            for place in [each for each in held if self._last.get(each, 0) <= number and each not in kept]:
+                del held[place]
+        return [held[each] for each in kept]
 
 
 def _doubled(leaf: Any) -> Any:

@@ -19,9 +19,6 @@ import torch
 
 from partitioner.distributed.run.record import Record, has_rows
 
-MOST = 2**24
-"""Elements of the results beyond which nobody looks: each op is called again on as many."""
-
 Batch = Sequence[torch.Tensor]
 
 
@@ -51,8 +48,7 @@ def separable(
         >>> is_separable(lambda x, target: (x @ target.T).log_softmax(1).diag().mean())
         False
     """
-    size = sum(each.numel() for each, is_trained in zip(record.given, trained, strict=True) if is_trained)
-    if rows < 2 or not 0 < size <= MOST or not record.complete or not record.made(loss):
+    if rows < 2 or not any(trained) or not record.repeats(loss):
         return True
     wanted = [loss, *filter(record.made, counts or ())]
     known = counts is not None and record.knows(rows)

@@ -42,7 +42,7 @@ def is_mean(record: Record, loss: torch.Tensor, by_row: Sequence[bool], rows: in
         >>> is_mean_of(lambda x: x.square().sum() / len(x))
         True
     """
-    if not any(by_row) or not (record.complete and record.knows(rows) and record.made(loss)) or may_divide(record, rows, parts):
+    if not any(by_row) or not (record.knows(rows) and record.repeats(loss)) or may_divide(record, rows, parts):
         return True
     twice = [torch.cat([each.detach()] * 2) if rows else each for each, rows in zip(record.given, by_row, strict=True)]
     try:

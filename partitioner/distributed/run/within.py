@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from partitioner.distributed.run.counts import fixed_by
-from partitioner.distributed.run.record import Record, has_rows
-from partitioner.distributed.run.separable import MOST
+from partitioner.distributed.run.record import MOST, Record, has_rows
 from partitioner.distributed.traced.example import Example
 from partitioner.model.modes import in_mode
 from partitioner.model.node import call_node, fill, made_of
