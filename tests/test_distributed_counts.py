@@ -253,4 +253,5 @@ def test_nothing_is_said_of_what_cannot_be_called_again() -> None:
     assert torch.equal(scale, 0.5 + torch.randn(4, 5).square().mean() * 0.5)
     assert of_rows(lambda x: (functional.cross_entropy(x, CLASSES.abs() % 5, reduction="none") * WEIGHTS).mean())
     assert of_rows(lambda x: x)  # a loss that the model gave
+    assert of_rows(lambda x, noise: (x * noise.uniform_()).square().mean().sqrt(), VALUES.clone())
     assert of_rows(lambda x: torch.cond(x.sum() > 0, lambda x: x.sum().sqrt(), lambda x: (x - x).mean(), (x,)))

@@ -76,9 +76,10 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.complete &= all(each in self._places for each in written)
         noted = tree_map_only(torch.Tensor, self._noted, (args, kwargs))
         made = func(*args, **kwargs)
-        if draws(func, args, kwargs):
+        if draws(func, args, kwargs):  # the same numbers, when ops are called again
             for leaf in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
-                self._places.pop(leaf, None)  # the same random numbers, when ops are called again
+                self.complete &= all(leaf is not each for each in self.given)
+                self._places.pop(leaf, None)
         else:
             self._last |= dict.fromkeys((leaf for leaf in tree_leaves(noted) if isinstance(leaf, _Place)), len(self._calls))
             self._calls.append((func, noted, [self._place(each) for each in tree_leaves(made)]))
