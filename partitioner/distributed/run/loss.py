@@ -16,7 +16,7 @@ from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
-from partitioner.distributed.run.record import Record, has_rows
+from partitioner.distributed.run.record import MUCH, Record, has_rows
 from partitioner.distributed.run.separable import separable
 from partitioner.distributed.run.sums import is_mean, may_divide
 from partitioner.distributed.run.within import again, tails_of
@@ -92,6 +92,7 @@ class Loss:
         reached: places of the results of which losses were made since it was emptied.
         weights: of the microbatches of this step, if there is ``count``.
         watched: sees what the losses of this step are means of, if that is wanted.
+        judged: how often it was asked whether it is a mean over rows.
     """
 
     function: Callable[..., torch.Tensor]
@@ -102,6 +103,7 @@ class Loss:
     reached: set[int] = field(default_factory=set)
     weights: torch.Tensor | None = None
     watched: Watched | None = None
+    judged: int = 0
 
     @cached_property
     def takes_target(self) -> bool:
@@ -222,7 +224,8 @@ class Loss:
             )
         made = between(found, flat)
         self._see_what_is_reached(made)
-        if self.watched is not None and record is not None:
+        if record is not None and (self.judged < 2 or record.read <= MUCH):
+            self.judged += 1
             self._judge(found, record, flat, made)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)

@@ -23,8 +23,8 @@ NO_SIZES = frozenset(
 )
 """Arguments of ATen's ops that are no number of rows, and multiply by none."""
 
-MOST = 2**24
-"""Elements beyond which nobody looks: each op is called again on as many."""
+MOST, MUCH = 2**24, 2**20
+"""Elements beyond which nobody looks, and beyond which nobody looks more than twice: each op is called again on as many."""
 
 COMPARISONS = frozenset("eq ge gt le lt ne".split())
 
@@ -102,12 +102,14 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a tensor was given, or is a result of an op."""
         return tensor in self._places
 
+    @property
+    def read(self) -> int:
+        """Elements of those given that an op reads."""
+        return sum(each.numel() for each in self.given if self._places[each] in self._last)
+
     def repeats(self, loss: torch.Tensor) -> bool:
-        """Whether it can be asked what the loss would be of other values: no op is in the way, and what they read is no more
-        than `MOST` elements."""
-        if not self.complete or not self.made(loss):
-            return False
-        return sum(each.numel() for each in self.given if self._places[each] in self._last) <= MOST
+        """Whether it can be asked what the loss would be of other values: nothing is in the way, nor is that much work."""
+        return self.complete and self.made(loss) and self.read <= MOST
 
     def knows(self, rows: int) -> bool:
         """Whether all that has rows was given."""
