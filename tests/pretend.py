@@ -296,7 +296,10 @@ WORLD: list[World] = []
 """The world in which tensors live now, if there is one."""
 
 
-LOOKS = frozenset("__get__ __set__ __repr__ detach requires_grad_ is_inference".split())
+LOOKS = frozenset(
+    """__get__ __set__ __repr__ detach requires_grad_ is_inference is_complex
+    size stride storage_offset as_strided expand""".split()
+)
 """Functions of torch that touch no memory."""
 
 

@@ -188,3 +188,37 @@ def test_pins_that_tear_a_result_from_its_memory() -> None:
     with pytest.raises(PlacementError, match="memory that is written in place or that a result lies in"):
         partition(Views(), example_inputs=rand(), spec=spec(TWO) | pins)
     assert isinstance(partition(Views(), example_inputs=rand(), spec=spec(TWO)), Parallel)
+
+
+class Repeats(nn.Module):
+    """Tensors that repeat elements go from one device to another: a weight, what a layer gives, and an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.weight = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(rand(3, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        each = self.weight.expand(len(x), -1, -1)
+        rows = self.left(x[:, :1]).expand(-1, 3, -1)
+        turned = self.right(x.transpose(0, 1)).transpose(0, 1)
+        (gradient,) = torch.autograd.grad((self.right(rows) * rows).square().sum(), rows, create_graph=True)
+        return each + turned, turned + rows, gradient, rows * each
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_repeats_elements_repeats_them_elsewhere(machine: str, left: int) -> None:
+    """A copy wrote each of them out, so that ops on it laid their results out otherwise, and more went over the link."""
+    model, names = Repeats(), [*MACHINES[machine]]
+    pins = [{"match": "left", "device": names[left]}, {"match": "right", "device": names[1 - left]}]
+    machine_and_pins = spec(MACHINES[machine]) | {"pins": pins}
+    parallel = partition(model, example_inputs=(rand(2, 3, 4),), spec=machine_and_pins, copy=True, check=False)
+    found = []
+    for module in (model, parallel):
+        x = rand(2, 1, 4, grad=True)
+        results = module(x.expand(-1, 3, -1))
+        sum(each.square().sum() for each in results).backward()
+        found.append((*results, x.grad, *(each.grad for each in module.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, check_device=False)
+        assert other.stride() == one.stride()

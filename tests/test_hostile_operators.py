@@ -6,13 +6,18 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from enum import IntFlag
+from enum import Flag, IntFlag, auto
 from typing import NamedTuple
 
 import pytest
+import torch
 from hostile.judge import Variant, assert_equal
-from hostile.program import Program, holding_in, raised
+from hostile.program import Program, Two, holding_in, raised, rand
 from lanes import OLD_TORCH
+from torch import Tensor
+
+from partitioner import partition
+from partitioner.model.keep import state_kept
 
 NAMED: dict[str, Program] = {}
 
@@ -55,6 +60,7 @@ held(lambda v, _: v.update(), {1}, {2})
 # what equals not even itself was not found
 if not OLD_TORCH:
     held(lambda v, _: (v in {1: v}.values(), v in iter([v]), v in (each for each in [v])), Unequal(), float("nan"), 1.0)
+held(lambda v, n: (Rights.READ in v, Rights(n & 1) in v), Rights.READ, Rights(0), Rights.WRITE)
 # a number that is open was never another one
 held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1, 2, 0)  # type: ignore[misc]
 # the text of an open size was no number
@@ -66,3 +72,42 @@ held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
 @pytest.mark.parametrize("name", NAMED)
 def test_equal(name: str, example: bool) -> None:
     assert_equal(NAMED[name], Variant(not example, example))
+
+
+class Permits(Two):
+    def forward(self, x: Tensor, given: Rights) -> Tensor:
+        return self.left(x) if Rights.READ in given else self.right(x)
+
+
+def test_whether_a_flag_is_among_others_ends_no_graph() -> None:
+    """A number's ``__eq__`` is Python's, and was taken for one of the user's."""
+    model = Permits()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=(rand(), Rights.READ), fullgraph=True)
+    for given in (Rights.WRITE, Rights.READ, Rights(3), Rights(0)):
+        assert torch.equal(parallel(rand(), given), model(rand(), given))
+
+
+class Ways(Flag):
+    IN = auto()
+    OUT = auto()
+    BACK = auto()
+
+
+class Combines(Two):
+    """Combines flags as nobody has done before."""
+
+    ways, rights = Ways, Rights
+
+    def forward(self, x: Tensor) -> tuple[Tensor, object, object, object]:
+        return self.left(x), self.ways.IN | self.ways.BACK, ~self.ways.IN, self.rights.READ | self.rights.WRITE
+
+
+def test_a_combination_of_flags_is_one_object() -> None:
+    """What enums note of these was put back, so that the next one was another, and a model was refused that had noted none."""
+    model = Combines()
+    with state_kept(model) as changed:
+        first = model(rand())[1:]
+    assert changed == []
+    assert all(one is other for one, other in zip(first, model(rand())[1:], strict=True))
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=rand(), copy=True)
+    assert all(one is other for one, other in zip(first, parallel(rand())[1:], strict=True))

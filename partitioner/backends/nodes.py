@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.model.state import attribute
+from partitioner.model.storage import packed, repeats
 
 
 def op_devices(plan: Plan) -> dict[str, str]:
@@ -132,8 +133,39 @@ def move(value: Any, device: str, *, non_blocking: bool = False) -> Any:
     """
     if isinstance(value, torch.Tensor):
         with torch.inference_mode() if value.is_inference() else nullcontext():
-            return value.to(device, non_blocking=non_blocking)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
+            return _moved(value, device, non_blocking)
+    return tree_map_only(torch.Tensor, lambda tensor: _moved(tensor, device, non_blocking), value)
+
+
+def _moved(tensor: torch.Tensor, device: str, non_blocking: bool) -> torch.Tensor:
+    """A tensor on a device: one that repeats elements repeats them there, too, for ops lay their results out accordingly."""
+    plain = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_complex()
+    if plain or str(tensor.device) == device or not repeats(tensor):
+        return tensor.to(device, non_blocking=non_blocking)
+    moved: torch.Tensor = _Repeating.apply(tensor, device, non_blocking)  # type: ignore[no-untyped-call]
+    return moved
+
+
+class _Repeating(torch.autograd.Function):
+    """A copy of what a tensor repeats, repeated. Its gradient is the one of a plain copy: each element has its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, device: str, non_blocking: bool) -> torch.Tensor:
+        return packed(tensor).to(device, non_blocking=non_blocking).expand(tensor.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.device, ctx.other = inputs[0].device, output.device
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient.to(ctx.device), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> torch.Tensor:
+        return tangent.to(ctx.other)
 
 
 def results(graph: Graph) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum, EnumType
 from functools import cached_property, partialmethod
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -15,6 +16,9 @@ from partitioner.model.functions import is_users, names_in, users_function, wrap
 _METHODS = (FunctionType, staticmethod, classmethod, property, cached_property, partialmethod)
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 _OURS = ("_abc_impl", "_partitioner_programs")
+_BOOKS = (*_OURS, "_value2member_map_", "_member_map_", "_member_names_", "_inverted_")
+"""Where Python's enums note combinations of flags that somebody has asked for: taken out, the next would be another one."""
+
 _MISSING = object()
 _ASKING = frozenset({"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"})
 
@@ -57,6 +61,8 @@ def not_for_tracers(kind: type, name: str) -> bool:
         >>> not_for_tracers(Cached, "_value"), not_for_tracers(Cached, "last")
         (True, False)
     """
+    if issubclass(kind, Enum) and name in _BOOKS:
+        return True
     methods = [method for owner in kind.__mro__ for method in methods_of(owner).values()]
     functions = filter(None, (users_function(part) for method in methods for part in (method, *wrapped(method))))
     asking = [names for names in (set(names_in(function.__code__)) for function in functions) if names & _ASKING]
@@ -76,7 +82,8 @@ def data_of(owner: type) -> dict[str, Any]:
         {'count': 0, 'items': []}
     """
     found = {name: value for name, value in list(vars(owner).items()) if not isinstance(value, (*_METHODS, *_SLOTS))}
-    return {name: value for name, value in found.items() if not name.startswith("__") and name not in _OURS}
+    book = _BOOKS if isinstance(owner, EnumType) else _OURS
+    return {name: value for name, value in found.items() if not name.startswith("__") and name not in book}
 
 
 def data_undo(owner: type) -> Callable[[], None]:

@@ -64,6 +64,16 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
 
 
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether a tensor repeats elements, so that `packed` leaves some out.
+
+    Example:
+        >>> repeats(torch.ones(3, 1).expand(3, 4)), repeats(torch.ones(1).expand(1))
+        (True, False)
+    """
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.size(), strict=True))
+
+
 def overlaps(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor may lie at one address, those that `packed` leaves out aside.
 

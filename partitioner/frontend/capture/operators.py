@@ -162,11 +162,14 @@ for _name in {"generic_contains", "pysequence_contains"} & vars(symbolic_convert
 def _is_asked_first(held: Any, wanted: Any) -> bool:
     """Whether Python finds it by being it, past what equality says, in what Dynamo looks through by equality alone."""
     wanted = wanted.realize()
-    own = isinstance(wanted, UserDefinedObjectVariable) and any(
-        "__eq__" in vars(each) for each in wanted.python_type().__mro__[:-1]
-    )
+    own = isinstance(wanted, UserDefinedObjectVariable) and _equals_in_its_own_way(wanted.python_type())
     nan = wanted.is_python_constant() and isinstance(value := wanted.as_python_constant(), float) and value != value
     return (own or nan) and not _kinds([held]) & {list, tuple, dict, set, frozenset, _KEYS, deque}
+
+
+def _equals_in_its_own_way(kind: type) -> bool:
+    """Whether an object of a class may not equal itself: flags are numbers of Python's."""
+    return not isinstance(kind.__eq__, WrapperDescriptorType) or issubclass(kind, float | complex)
 
 
 def _is_open(variable: Any) -> bool:
