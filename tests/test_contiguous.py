@@ -10,6 +10,7 @@ import pytest
 from test_throughput import faults
 
 from partitioner.ir.problem import ORDER, Channel, Kind, Problem, Processor
+from partitioner.planner.assigned import keeps
 from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
@@ -130,3 +131,34 @@ def test_groups_that_lead_to_each_other_have_no_end() -> None:
     units = units_of(problem, contiguous=True)
     assert units.count == 2 and blocks(units).count == 1
     assert Annealing(park_of(units), [0, 0])._end(0, 1, 1) == []
+
+
+def stencil(seed: int, wide: int = 4, rows: int = 8) -> Problem:
+    """Rows of tasks that each read their neighbours of the row before, on four processors with 5% of memory to spare."""
+    draw, count = Random(seed), wide * rows
+    seconds = [float(draw.randint(2, 9)) for _ in range(count)]
+    held = [float(draw.randint(1, 20)) for _ in range(count)]
+    reach = [(task - wide + step, task) for task in range(wide, count) for step in (-1, 0, 1) if 0 <= task % wide + step < wide]
+    ends = [(one, other) for other in range(4) for one in range(other)]
+    return Problem(
+        "stencil",
+        tuple(map(str, range(count))),
+        (Kind("k", {1: seconds}),),
+        tuple(Processor(f"p{number}", 0, memory=1.05 * sum(held) / 4) for number in range(4)),
+        [(source, target, source) for source, target in reach],
+        [(task, float(draw.randint(1, 20))) for task in range(count)],
+        tuple(Channel(f"{one} and {other}", 4.0, 0.1, (one, other)) for one, other in ends),
+        {way: (number,) for number, pair in enumerate(ends) for way in (pair, pair[::-1])},
+        memory=held,
+        contiguous=True,
+    )
+
+
+@pytest.mark.slow
+def test_ends_of_parts_make_room_for_others() -> None:
+    """Groups drawn at random to make room left next to no part contiguous: 119.5 and 124.8 s."""
+    for seed, most in ((3, 117.0), (4, 113.6)):
+        problem = stencil(seed)
+        answer = List()(problem)
+        assert keeps(problem, [problem.lanes[lane] for lane in answer.lanes])
+        assert answer.bound <= answer.cost <= most

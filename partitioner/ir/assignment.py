@@ -8,7 +8,7 @@ placement list: 1.60 ms, at least 1.55 ms (gap 3.2 %)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from partitioner.ir.problem import Objective
@@ -33,6 +33,8 @@ class Assignment:
         reasons: why each task is where it is, for reports; empty where nobody said.
         note: one reason for all of it, such as why everything is serial.
         objective: what ``cost`` and ``bound`` are.
+        turns: the tasks in the order in which the clock was given them, for a search to go on from. Empty: as in ``order``.
+        ahead: likewise, by task, what goes over channels before it has its turn: ``(value, channel)``, in order.
     """
 
     policy: str
@@ -47,6 +49,8 @@ class Assignment:
     reasons: Sequence[str] = ()
     note: str = ""
     objective: Objective = "latency"
+    turns: Sequence[int] = ()
+    ahead: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def lane(self) -> Mapping[str, int]:

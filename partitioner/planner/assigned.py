@@ -30,13 +30,16 @@ def scheduled(
     """
     clock = clock or timed(problem, lanes, order, threads, ahead)
     issued = sorted(order, key=clock.start.__getitem__)  # stable: tasks of no length keep their order
+    turns: Sequence[int] = order
     if problem.fetched and issued != list(order):
-        clock = timed(problem, lanes, issued, threads)  # what is issued first is fetched first
+        clock, turns = timed(problem, lanes, issued, threads), issued  # what is issued first is fetched first
     cost = cost_of(problem, [problem.lanes[lane] for lane in lanes], clock.makespan)
     assert bound <= cost * (1 + 1e-6) + 1e-12, f"a bound of {bound} above an answer of {cost}"
     least = min(bound, cost)
-    times = clock.start, clock.end
-    return Assignment(policy, problem.tasks, lanes, issued, threads, *times, cost, least, reasons, note, problem.objective)
+    times, way = (clock.start, clock.end), (turns, ahead or {})
+    return Assignment(
+        policy, problem.tasks, lanes, issued, threads, *times, cost, least, reasons, note, problem.objective, *way
+    )
 
 
 def cost_of(problem: Problem, homes: Sequence[int], makespan: float) -> float:

@@ -22,11 +22,13 @@ from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.latency.walk import Walk
+from partitioner.planner.throughput.hulls import MOST_FOR_CLOSURE
 from partitioner.planner.timing import timed
 
 MOVED_IN_ALL, MOST_MOVED = 60_000, 200
 """Tasks that a few moves for one problem time together, as many again where beams have a third of their looks, two times more
-where values travel beside tasks, five where memory is scarce and most find no room; and the largest problem that gets any."""
+where values travel beside tasks, five where memory is scarce and most find no room (one, where parts are contiguous: each takes
+several looks for room itself); and the largest problem that gets any."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
@@ -43,7 +45,8 @@ def improved(problem: Problem, known: Sequence[Found], least: float, until: floa
         seed: of all that is left to chance.
         most: moves, in all.
     """
-    if len(problem.tasks) < 2 or len(problem.lanes) < 2:
+    count = len(problem.tasks)
+    if count < 2 or len(problem.lanes) < 2 or (problem.contiguous and count > MOST_FOR_CLOSURE):
         return known[0]
     look = Quick(problem)
     moves = Moves(look, Random(seed))
@@ -80,5 +83,5 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float, until:
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
     beside = problem.overlap and not problem.fetched and problem.travels
-    times = 1 + 2 * beside + problem.stands + 5 * problem.crowded
+    times = 1 + 2 * beside + problem.stands + (1 if problem.contiguous else 5) * problem.crowded
     return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from partitioner.planner.assigned import keeps
+from partitioner.planner.latency.cuts import Cuts
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.prices import waste
 
@@ -28,7 +28,10 @@ DRAWN = (0, 0, 1, 2)
 fit: where there is next to no room, exchanges of one for one do not lead from one packing to the next."""
 
 ALONE = 0.4
-"""Part of the moves between processors with a task alone, where values travel or parts are contiguous."""
+"""Part of the moves between processors with a task alone, where values travel."""
+
+DRAWS = 11
+"""Further processors that are drawn for a task of a contiguous part if it cannot go to the first one."""
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 """Tasks that move together where values travel."""
@@ -69,6 +72,7 @@ class Moves:
         self.standing, self.sends = look.standing, look.standing is not None
         if self.sends:  # of what is sent, counted from the end
             self.sources += [[maker] for maker, _ in reversed(problem.values)] * (1 + len(problem.processors))
+        self.cuts = Cuts(problem, random) if problem.contiguous else None
         self.waste = None if problem.alike else waste(problem).tolist()
 
     def __call__(self, order: list[int], lanes: Sequence[int], task: int, ahead: int) -> tuple[list[int], list[int]] | None:
@@ -158,22 +162,26 @@ class Moves:
 
     def move(self, lanes: list[int], task: int) -> bool:
         """Give a task another lane, and its group, where it goes to another processor; there, perhaps, in exchange."""
-        problem, home = self.problem, self.problem.lanes
+        problem, home, random = self.problem, self.problem.lanes, self.random
         here, lane = home[lanes[task]], self.lane(lanes, task)
         if lane < 0:
             return False
         there = home[lane]
+        if self.cuts and there != here:
+            ways = (there if first else home[self.lane(lanes, task)] for first in (True, *(False,) * DRAWS))
+            moved = self.cuts(lanes, task, ways)
+            for each, to in moved.items():
+                lanes[each] = random.choice(self.lanes_of[to])
+            return bool(moved)
         if there != here:
             piece = self.piece(lanes, task)
             if any(there not in problem.able[each] for each in piece):
                 return False
-            if self.sends and self.random.random() < EXCHANGED:
+            if self.sends and random.random() < EXCHANGED:
                 self.swap(lanes, there, here, len(piece))
             for each in piece:
                 self.send(lanes, each, there)
             if problem.crowded and not self.emptied(lanes, here, there, piece):
-                return False
-            if problem.contiguous and not keeps(problem, [home[each] for each in lanes]):
                 return False
         lanes[task] = lane
         return True
@@ -231,19 +239,14 @@ class Moves:
         return self.waste[self.problem.members[group][0]][processor] if self.waste is not None else 0.0
 
     def piece(self, lanes: Sequence[int], task: int) -> list[int]:
-        """The groups that move with a task: its own and, half of the time where values travel or parts are contiguous, others.
+        """The groups that move with a task: its own and, half of the time where values travel, some that are connected with it.
 
-        Where parts are contiguous, all behind or before it on the same processor: what is left stays in one piece then, as
-        after a cut that moves along. Where values travel, some that are connected with it: each by itself would only add to
-        what travels.
+        Each by itself would only add to what travels.
         """
         problem, random = self.problem, self.random
-        if not (problem.contiguous or problem.travels) or random.random() < ALONE:
+        if not problem.travels or random.random() < ALONE:
             return [problem.group_of[task]]
-        if not problem.contiguous:
-            found = self.connected(lanes, task, (problem.after, self.sources), random.choice(SIZES))
-        else:
-            found = self.connected(lanes, task, (problem.after if random.random() < 0.5 else self.sources,), len(lanes))
+        found = self.connected(lanes, task, (problem.after, self.sources), random.choice(SIZES))
         return sorted({problem.group_of[each] for each in found})
 
     def connected(self, lanes: Sequence[int], task: int, ways: Sequence[Sequence[Sequence[int]]], most: int) -> set[int]:

@@ -105,8 +105,10 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answ
             found[open_[0]] = start  # it may get better still
         else:
             open_.pop(0)
-    said = [each for each in answers if not any(each.threads)]
-    found += [Found.of(timed(problem, each.lanes, each.order), each.order, each.policy) for each in said]
+    for said in answers:
+        if not any(said.threads):
+            turns = said.turns or said.order
+            found.append(Found.of(timed(problem, said.lanes, turns, ahead=said.ahead), turns, said.policy, said.ahead))
     return sorted(found, key=lambda each: each.seconds)
 
 

@@ -69,4 +69,5 @@ class List:
         found = soon_improved(ruled, known, bound, late) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
-        return scheduled(problem, "list", found.lanes, found.order, bound=bound, note=note, clock=found.clock)
+        lanes, order, ahead = found.lanes, found.order, found.ahead
+        return scheduled(problem, "list", lanes, order, bound=bound, note=note, ahead=ahead, clock=found.clock)

@@ -31,9 +31,25 @@ class Loads:
         self.there = [0] * len(units.flows)
         self.slots = [0.0] * (3 * len(units.problem.processors))
         self.used = [0.0] * len(units.problem.processors)
-        for unit, home in enumerate(homes):
-            if home >= 0:
-                self.move(unit, home)
+        self._begin(homes)
+
+    def _begin(self, homes: Sequence[int]) -> None:
+        """Put units on their processors, as if one after the other: all that each flow costs is counted once."""
+        slots, home, charges = self.slots, self.home, self.prices.charges
+        for unit, here in enumerate(homes):
+            if here >= 0:
+                home[unit] = here
+                slots[3 * here] += self.seconds[here][unit]
+                self.used[here] += self.memory[unit]
+        for number, flow in enumerate(self.park.units.flows):
+            readers = self.readers[number]
+            for reader in flow.readers:
+                if (there := home[reader]) >= 0:
+                    readers[there] = readers.get(there, 0) + 1
+            self.there[number] = mask = sum(1 << there for there in readers)
+            if (here := home[flow.maker]) >= 0 and mask | 1 << here != 1 << here:
+                for slot, each, byte in charges(here, mask):
+                    slots[slot] += each * flow.count + byte * flow.size
 
     def load(self, processor: int) -> float:
         """Seconds of the fullest slot of a processor."""

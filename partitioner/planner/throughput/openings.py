@@ -46,8 +46,9 @@ def start(park: Park, soon: float, bound: float, until: float, known: Sequence[l
         if homes is not None and park.units.valid(homes) and (load := Loads(park, homes).largest) < least:
             best, least = homes, load
     gathered_already = bool(known and park.waste)
-    for make in () if park.units.contiguous and gathered_already else _makes(park, bound, soon + (until - soon) / 3):
-        if least <= bound * (1 + CLOSE):
+    late = soon + (until - soon) / 3
+    for make in () if park.units.contiguous and gathered_already else _makes(park, bound, late):
+        if least <= bound * (1 + CLOSE) or (best is not None and monotonic() > late):
             break
         with suppress(PlacementError):
             homes = park.units.of_tasks(make()[1])
