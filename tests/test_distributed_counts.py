@@ -228,6 +228,18 @@ def test_of_a_loss_within_a_model_the_ops_behind_its_weights_are_asked(name: str
     assert found == told
 
 
+def test_a_model_whose_loss_is_asked_draws_no_other_numbers_and_keeps_its_batch() -> None:
+    def loss(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        return (a + torch.randn_like(a)).mul_(2).square().mean() + b.square().mean()
+
+    example = example_in(Towers(loss), {"x": torch.randn(4, 5), "y": torch.randn(4, 7)}, None, 1)
+    (tail,) = tails_of(example, example.traced.graph.outputs)
+    before = torch.get_rng_state()
+    own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert own is not None and separable(own.record, own.loss, None, own.trained, 4)
+
+
 def test_who_keeps_something_of_each_batch_is_called_once() -> None:
     kept: list[float] = []
 

@@ -29,11 +29,13 @@ class Tail:
         loss: a scalar result.
         nodes: these ops, in order, with those that the batch alone tells of.
         drawn: what they read of the ops before them.
+        given: what they read of the graph's arguments.
     """
 
     loss: torch.fx.Node
     nodes: tuple[torch.fx.Node, ...]
     drawn: tuple[torch.fx.Node, ...]
+    given: tuple[torch.fx.Node, ...]
 
 
 def tails_of(example: Example, results: Collection[str]) -> list[Tail]:
@@ -58,11 +60,13 @@ def _tail(example: Example, loss: torch.fx.Node) -> Tail | None:
             nodes.add(node)
     nodes |= {node for node in made_of(nodes) if node.name in fixed and node.name in graph.by_name}
     read = {each for node in nodes for each in node.all_input_nodes} - nodes
-    drawn = tuple(node for node in graph.fx.nodes if node in read and node.name in graph.by_name)
-    told = all(node.name in example.differentiable if node in drawn else node.op == "placeholder" for node in read)
+    ops, given = (
+        [node for node in graph.fx.nodes if node in read and (node.name in graph.by_name) is op] for op in (True, False)
+    )
+    told = all(node.name in example.differentiable for node in ops) and all(node.op == "placeholder" for node in given)
     if loss not in nodes or not told:
         return None
-    return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), drawn)
+    return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), tuple(ops), tuple(given))
 
 
 def _weighs(example: Example, node: torch.fx.Node) -> bool:
@@ -116,13 +120,13 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
     def some(node: torch.fx.Node) -> torch.Tensor:
         return torch.randn(_like(node).shape, generator=drawing).to(device, _like(node).dtype)
 
-    others = {each for node in tail.nodes for each in node.all_input_nodes} - {*tail.nodes, *tail.drawn}
     values = {node: some(node).requires_grad_() for node in tail.drawn}
-    values |= {each: inputs[each.name] for each in others if each.name in inputs}
+    values |= {node: inputs[node.name].clone() for node in tail.given if node.name in inputs}  # they may be written
     given = [*values.values()]
-    values |= {each: some(each).abs() for each in others - {*values}}
+    values |= {node: some(node).abs() for node in tail.given if node not in values}
+    apart = torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
     try:
-        with torch.no_grad(), Record(given) as record:
+        with torch.no_grad(), apart, Record(given) as record:
             for node in tail.nodes:
                 with in_mode(graph.by_name[node.name].mode):
                     values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
