@@ -25,7 +25,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     batches = training.batches()
     first = batches[0] if case["net"] in BY_ITSELF else batches[0][0]
     spec = {"distributed": {"timeout": 60, **case["distributed"]}}
-    model, step = parallelize(training.model(), rows_of(first, 0, local), spec, training.loss)
+    model, step = parallelize(training.model(), rows_of(first, 0, local), spec, training.loss, count_fn=training.count)
     optimizer = optimizer_of(model)
     start = step.ranks.data * local
     losses, norms = [], []
