@@ -79,6 +79,7 @@ class Permits(Two):
         return self.left(x) if Rights.READ in given else self.right(x)
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="a graph ends there: docs/limits.md")
 def test_whether_a_flag_is_among_others_ends_no_graph() -> None:
     """A number's ``__eq__`` is Python's, and was taken for one of the user's."""
     model = Permits()
