@@ -120,6 +120,8 @@ apart = functools.partial(functional.cross_entropy, reduction="none")
         lambda x, _c, v, _w: functional.mse_loss(functional.dropout(x, 0.5), v),
         lambda x, _c, v, _w: functional.cosine_embedding_loss(x, v, torch.ones(4)),
         lambda x, _c, v, _w: (x - v).square().topk(2)[0].mean() + (x.amax(1) - x.amin(-1)).mean(),
+        lambda x, _c, _v, _w: x.max(1)[0].mean() + x.sort(-1)[0][:, 0].mean(),
+        lambda x, _c, _v, _w: x.clamp(min=0).cummax(1)[0].mean(),
         lambda x, c, _v, _w: functional.cross_entropy(x.clone().clamp_(-1, 1), c.clone().masked_fill_(c == 3, -100)),
         lambda x, c, _v, _w: functional.cross_entropy(x, c, torch.arange(5.0)),
         lambda x, _c, v, _w: (x - v).square().sum(),
@@ -137,6 +139,7 @@ def test_what_is_a_mean_over_rows(loss: Callable[..., Tensor]) -> None:
         lambda x, c, _v, _w: apart(x, c).max(),
         lambda x, c, _v, _w: apart(x, c).median(),
         lambda x, _c, v, _w: (x - v).abs().amax((0, 1)),
+        lambda x, _c, v, _w: (x - v).abs().max(dim=0)[0].mean(),
         lambda x, _c, v, _w: (x - v).abs().flatten().kthvalue(3)[0],
         lambda x, c, _v, w: (apart(x, c) * w / w.sum()).sum(),  # by product, and nothing that learns is divided
         lambda x, _c, v, _w: functional.cross_entropy(x @ v.T, torch.arange(4)),  # a row against others' targets
@@ -195,6 +198,11 @@ def test_what_may_be_a_mean(loss: Callable[..., Tensor]) -> None:
     assert of_all(loss)
 
 
+def test_nothing_is_said_of_results_without_a_row_for_each_of_the_batchs() -> None:
+    record, made, _ = written(lambda x: x.sum())
+    assert is_mean(record, made, [False], 2, 3)
+
+
 class Towers(nn.Module):
     """Computes a loss itself."""
 
@@ -221,7 +229,7 @@ def test_of_a_loss_within_a_model_the_ops_behind_its_weights_are_asked(name: str
     """Copies of a model of two towers each compared their own pairs: another loss than of all pairs, without a word."""
     loss, told = OWN[name]
     example = example_in(Towers(loss), {"x": torch.randn(4, 5), "y": torch.randn(4, 7)}, None, 1)
-    (tail,) = tails_of(example, example.traced.graph.outputs)
+    (tail,) = tails_of(example)
     own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
     assert own is not None
     found = separable(own.record, own.loss, None, own.trained, 4), is_mean(own.record, own.loss, own.by_row, 4, 3)
@@ -233,7 +241,7 @@ def test_a_model_whose_loss_is_asked_draws_no_other_numbers_and_keeps_its_batch(
         return (a + torch.randn_like(a)).mul_(2).square().mean() + b.square().mean()
 
     example = example_in(Towers(loss), {"x": torch.randn(4, 5), "y": torch.randn(4, 7)}, None, 1)
-    (tail,) = tails_of(example, example.traced.graph.outputs)
+    (tail,) = tails_of(example)
     before = torch.get_rng_state()
     own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)

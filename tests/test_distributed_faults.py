@@ -131,14 +131,8 @@ REFUSED = {
         "is a sum, of rows, and the losses of 4 microbatches and copies are averaged",
     ),
     "a loss that is a sum": ("InputError", 'reduction="sum", and the losses of [24] microbatches and copies are averaged'),
-    "a loss of all pairs": (
-        "InputError",
-        "by all, and each of 4 microbatches and copies",
-    ),
-    "a loss of all pairs in a pipeline": (
-        "InputError",
-        "by all, and each of 2",
-    ),
+    "a loss of all pairs": ("InputError", "chooses among them or weighs them by all, and each of 4 microbatches and copies"),
+    "a loss of all pairs in a pipeline": ("InputError", "chooses among them or weighs them by all, and each of 2 micro"),
     "a loss of the hardest rows": ("InputError", "the loss compares rows, chooses among them"),
     "a model's loss of all pairs": ("InputError", "the loss compares rows, chooses among them"),
     "a model's loss that is a sum": ("InputError", "the loss is a sum, of rows, and the losses of 4 microbatches"),

@@ -264,7 +264,7 @@ def _counted(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
         return torch.as_tensor(by).detach().reshape(()) if single else None
     if _is_mean(function, args, kwargs):
         elements = args[0] if args else kwargs.get("input")
-        return torch.ones_like(elements, dtype=torch.bool).sum() if isinstance(elements, torch.Tensor) else None  # for a replay
+        return torch.ones_like(elements, dtype=torch.bool).sum() if isinstance(elements, torch.Tensor) else None  # by an op
     return None
 
 

@@ -19,7 +19,7 @@ from partitioner.distributed.run.counts import Watched, counts_in, losses_in, we
 from partitioner.distributed.run.record import MUCH, Record, has_rows
 from partitioner.distributed.run.separable import separable
 from partitioner.distributed.run.sums import is_mean, may_divide
-from partitioner.distributed.run.within import again, tails_of
+from partitioner.distributed.run.within import Tail, again, tails_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -151,16 +151,21 @@ class Loss:
     def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
         return losses_in(self.batches.example)
 
+    @cached_property
+    def _tails(self) -> list[Tail]:
+        return tails_of(self.batches.example)
+
     def _called(self, results: Sequence[torch.Tensor], number: int) -> tuple[Any, Record | None]:
         """What the user's function gives and, of the first that is watched, the ops that it has called."""
         output = self.batches.example.output(results, self.batches(number))
         given = (output, self.batches.targets[number]) if self.takes_target else (output,)
         if self.watched is None:
             return self.function(*given), None
-        first = not self.watched.found
+        record = None
+        if not self.watched.found and self.watched.parts > 1:
+            others, by_row = self.batches.read(number)
+            record = Record([*results, *others], by_row=by_row)
         self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
-        others, by_row = self.batches.read(number)
-        record = Record([*results, *others], by_row=by_row) if first and self.watched.parts > 1 else None
         with record or nullcontext(), self.watched:
             return self.function(*given), record
 
@@ -173,8 +178,9 @@ class Loss:
         assert self.watched is not None
         example, rows, parts = self.batches.example, self.batches.example.rows, self.watched.parts
         losses = {example.traced.graph.outputs[place] for place in made.reached}
-        tails = (again(example, tail, self.batches(0), self.batches.device) for tail in tails_of(example, losses))
-        own = [tail for tail in tails if tail is not None]
+        tails = [tail for tail in self._tails if tail.loss.name in losses]
+        asked = (again(example, tail, self.batches(0), self.batches.device) for tail in tails)
+        own = [each for each in asked if each is not None]
         by_row = [has_rows(each, rows) for each in record.given]
         trained = [has and place < len(results) and results[place].requires_grad for place, has in enumerate(by_row)]
         self.watched.separable = separable(record, loss, self.watched.found[0], trained, rows) and all(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from partitioner.distributed.run.record import Record
+from partitioner.distributed.run.record import Record, unless_refuted
 
 LARGE = 2**40
 """More than any number of rows; slices end there."""
@@ -45,12 +45,12 @@ def is_mean(record: Record, loss: torch.Tensor, by_row: Sequence[bool], rows: in
     if not any(by_row) or not (record.knows(rows) and record.repeats(loss)) or may_divide(record, rows, parts):
         return True
     twice = [torch.cat([each.detach()] * 2) if rows else each for each, rows in zip(record.given, by_row, strict=True)]
-    try:
-        with torch.no_grad(), torch._C._DisableAutocast():
-            (once,), (more,) = (record.replay(each, [loss]) for each in (record.given, twice))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # an op does not take double precision, or other sizes
-        return True
-    return not bool((more - once).abs() > 1e-5 * once.abs())  # nor of what is no number
+
+    def is_the_same() -> bool:
+        (once,), (more,) = (record.replay(each, [loss]) for each in (record.given, twice))
+        return not bool((more - once).abs() > 1e-5 * once.abs())  # nor of what is no number
+
+    return unless_refuted(is_the_same)
 
 
 def may_divide(record: Record, rows: int, parts: int) -> bool:

@@ -8,7 +8,6 @@ What a property of these ops is does not need the values that the weights make, 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -38,21 +37,20 @@ class Tail:
     given: tuple[torch.fx.Node, ...]
 
 
-def tails_of(example: Example, results: Collection[str]) -> list[Tail]:
-    """Those of a model's own losses; not where they read what neither has a gradient nor comes of the batch alone.
+def tails_of(example: Example) -> list[Tail]:
+    """Those of the model's own losses, which are its scalar results that have a gradient.
 
-    Args:
-        example: a microbatch, as it was traced.
-        results: of its graph; those that are scalars are losses.
+    Not of one that reads what neither has a gradient nor comes of the batch alone.
     """
-    nodes = (example.traced.graph.nodes[name] for name in results if name in example.traced.graph.by_name)
-    found = (_tail(example, node) for node in nodes if _like(node).dim() == 0)
-    return [tail for tail in found if tail is not None]
+    graph = example.traced.graph
+    results = [graph.nodes[name] for name in graph.outputs if name in graph.by_name and name in example.differentiable]
+    losses = [node for node in results if _like(node).dim() == 0]
+    fixed = fixed_by(graph, example.places) if losses else set()
+    return [tail for tail in (_tail(example, loss, fixed) for loss in losses) if tail is not None]
 
 
-def _tail(example: Example, loss: torch.fx.Node) -> Tail | None:
+def _tail(example: Example, loss: torch.fx.Node, fixed: Collection[str]) -> Tail | None:
     graph, behind = example.traced.graph, made_of([loss])
-    fixed = fixed_by(graph, example.places)
     nodes: set[torch.fx.Node] = set()
     for node in reversed(graph.fx.nodes):
         last = node is loss or (node in behind and all(user in nodes for user in node.users if user in behind))
@@ -60,13 +58,10 @@ def _tail(example: Example, loss: torch.fx.Node) -> Tail | None:
             nodes.add(node)
     nodes |= {node for node in made_of(nodes) if node.name in fixed and node.name in graph.by_name}
     read = {each for node in nodes for each in node.all_input_nodes} - nodes
-    ops, given = (
-        [node for node in graph.fx.nodes if node in read and (node.name in graph.by_name) is op] for op in (True, False)
-    )
-    told = all(node.name in example.differentiable for node in ops) and all(node.op == "placeholder" for node in given)
-    if loss not in nodes or not told:
-        return None
-    return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), tuple(ops), tuple(given))
+    drawn = tuple(node for node in graph.fx.nodes if node in read and node.name in graph.by_name)
+    given = tuple(node for node in graph.fx.nodes if node in read and node.name not in graph.by_name)
+    told = all(node.name in example.differentiable for node in drawn) and all(node.op == "placeholder" for node in given)
+    return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), drawn, given) if loss in nodes and told else None
 
 
 def _weighs(example: Example, node: torch.fx.Node) -> bool:
@@ -133,8 +128,8 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
     except Exception:  # an op takes what it is given by its values
         return None
     by_row = tuple(_has_rows(each, example.rows) for each in given)
-    drawn = [place < len(tail.drawn) for place in range(len(given))]
-    return Again(record, values[tail.loss], tuple(map(operator.and_, by_row, drawn)), by_row)
+    trained = tuple(has and place < len(tail.drawn) for place, has in enumerate(by_row))
+    return Again(record, values[tail.loss], trained, by_row)
 
 
 def _has_rows(value: torch.Tensor, rows: int) -> bool:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.output_graph import SubgraphTracer
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 
 from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.targets import STANDS_FOR
 
 _PLAIN = (TensorVariable,)
 """Its heirs stand for numbers and arrays, which nothing writes under another name."""
@@ -58,11 +58,6 @@ def _look_again(tensor: Any, tx: Any) -> None:
         tensor.seen = fake._version
 
 
-@amends(SubgraphTracer, "create_proxy")
-def _create_proxy(plain: Callable[..., Any], self: Any, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
-    return plain(self, kind, _OWN.get(target, target), *rest, **named)
-
-
 def data(tensor: Tensor) -> Tensor:
     """What ``tensor.data`` is in a graph. Dynamo's name for it belongs to the functions that change what a thread is in."""
     return tensor.data
@@ -80,5 +75,4 @@ def set_(tensor: Tensor, other: Any) -> Tensor:
     return tensor
 
 
-_OWN: dict[Any, Any] = {Tensor.set_: set_, getattr(torch._C._autograd, "_get_data_attr", None): data}
-"""By Dynamo's names for what ``tensor.data`` is, read and given, the functions that stand in graphs."""
+STANDS_FOR.update({Tensor.set_: set_, getattr(torch._C._autograd, "_get_data_attr", None): data})

@@ -5,21 +5,14 @@ Dynamo would end the graph there. Its result is of a form that is known, so on f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.output_graph import SubgraphTracer
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from partitioner.frontend.capture.amended import amends
-
-
-@amends(SubgraphTracer, "create_proxy")
-def _create_proxy(plain: Callable[..., Any], self: Any, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
-    return plain(self, kind, ctc_loss if target is functional.ctc_loss else target, *rest, **named)
+from partitioner.frontend.capture.targets import STANDS_FOR
 
 
 def ctc_loss(
@@ -36,3 +29,6 @@ def ctc_loss(
         return functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
     each = log_probs.sum((0, -1)).to(torch.promote_types(log_probs.dtype, torch.float32))  # those that are kept under autocast
     return each if reduction == "none" else each.sum()
+
+
+STANDS_FOR[functional.ctc_loss] = ctc_loss
