@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from partitioner.distributed.run.counts import Watched, counts_in, losses_in
@@ -275,3 +276,21 @@ def test_nothing_is_said_of_what_cannot_be_called_again() -> None:
     assert of_rows(lambda x: x)  # a loss that the model gave
     assert of_rows(lambda x, noise: (x * noise.uniform_()).square().mean().sqrt(), VALUES.clone())
     assert of_rows(lambda x: torch.cond(x.sum() > 0, lambda x: x.sum().sqrt(), lambda x: (x - x).mean(), (x,)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, v: functional.mse_loss(x, v).sqrt(),
+        lambda x, v: (x - v).square().sum() / (v - v.mean()).square().sum(),
+    ],
+)
+def test_what_is_compiled_is_asked_as_it_is_and_compiled_later(loss: Callable[..., Tensor]) -> None:
+    """A mode around its first call had torch.compile leave a loss uncompiled for good, or fail; ``torch.cond``, too."""
+    backend = CompileCounter()
+    compiled = torch.compile(loss, backend=backend)
+    assert not of_rows(compiled, VALUES)
+    assert torch.equal(compiled(VALUES, VALUES.sin()), loss(VALUES, VALUES.sin()))
+    assert backend.frame_count == 1
+    written(lambda x: torch.cond(x.sum() > 0, lambda x: x.sum(), lambda x: x.mean(), (x,)))
+    assert torch.equal(torch.cond(VALUES.sum() > 99, torch.sin, torch.cos, (VALUES,)), VALUES.cos())

@@ -16,7 +16,8 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -79,6 +80,9 @@ def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 class Watched(TorchFunctionMode):
     """Sees of how many targets the losses of a microbatch are means, and which are no means.
 
+    What is compiled runs as it is meanwhile: of a compiled loss no function would be seen, and what torch.compile meets first
+    under a mode of dispatch it leaves uncompiled for good, `torch.cond` among it.
+
     Args:
         parts: microbatches of all copies together.
 
@@ -95,6 +99,16 @@ class Watched(TorchFunctionMode):
         self.sums: list[torch.Tensor] = []
         self.separable = True
         self._by_place: dict[Any, int] = {}
+        self._uncompiled = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._uncompiled.close()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -187,9 +201,7 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
         InputError: on every rank; says which numbers differ.
     """
     rows = [torch.stack([each.double().to(ranks.device) for each in row[:MOST]]) for row in watched.found if row]
-    ends = torch.full(
-        (2, MOST + 1), -torch.inf, dtype=torch.float64, device=ranks.device
-    )  # the largest, and minus the smallest
+    ends = torch.full((2, MOST + 1), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, minus the smallest
     ends[0, MOST] = float(not watched.separable)
     if rows and len({len(row) for row in rows}) == 1:
         counts = torch.stack(rows)
