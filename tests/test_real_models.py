@@ -93,14 +93,6 @@ DATA_DEPENDENT = (DynamicOutputShapeException, DataDependentOutputException)
 pytestmark = pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _left_by_others() -> Iterator[None]:
-    """What other tests have left behind is not looked at again and again for garbage: that takes seconds each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Bits depend on how many threads an op has."""
