@@ -109,9 +109,89 @@ class OfArgument(Two):
         return torch.autograd.grad(y.sum(), x)[0] if x.requires_grad else y
 
 
-@pytest.mark.parametrize("kind", [Late, OfArgument])
-def test_of_what_may_be_copied_no_gradient_is_asked_on_several_devices(kind: type[Two], world: World) -> None:
-    model, x = kind(), nn.Parameter(rand())
+class Energies(Two):
+    """The wish for a gradient is the model's, and stays with the argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x.requires_grad_()
+            energy = self.left(x).sin() * self.right(x).cos() + x
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=self.training)
+        return energy - force
+
+
+class Frozen(Two):
+    """A wish that is taken back, or set as an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad = not self.training
+        return self.left(x) * self.right(x)
+
+
+OVER: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
+    "devices": WAYS["devices"],
+    "devices and Python": lambda model, x: spread(model, (x,), TWO, copy=True, fullgraph=False),
+    "one graph": lambda model, x: LANES(model, x, fullgraph=True),
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("way", OVER)
+@pytest.mark.parametrize("kind", [OfArgument, Energies, Frozen])
+def test_a_gradient_of_an_argument(kind: type[Two], way: str, world: World) -> None:
+    """It was refused on several devices. With Python between graphs it was that of the copy on one of them."""
+    model = kind()
+    parallel = OVER[way](model, nn.Parameter(rand()))
+    for train, seed in ((True, 1), (False, 2), (True, 3)):
+        found = []
+        for module in (model.train(train), parallel.train(train)):
+            x = rand(seed=seed, grad=seed == 1)
+            result = module(x)
+            if train and result.requires_grad:
+                result.sum().backward()
+            found.append((result.detach(), x.requires_grad, x.grad))
+        torch.testing.assert_close(found[1][0], found[0][0], check_device=False)
+        assert found[1][1] == found[0][1]
+        torch.testing.assert_close(found[1][2], found[0][2], check_device=False)
+
+
+class Leaves(Two):
+    """Gives what it has made leaves; Python stands before the last one is used."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first = self.left(x).detach().requires_grad_()
+        second = self.right(x).detach().requires_grad_()
+        y = self.right(first)
+        torch._dynamo.graph_break()
+        return first, second, y + self.left(second)
+
+
+def test_leaves_that_are_results(world: World) -> None:
+    """With Python between graphs a result lay where that goes on: a copy of the leaf, which got no gradient."""
+    model, found = Leaves(), []
+    parallel = spread(model, (rand(),), TWO, copy=True, fullgraph=False, policy="scatter")
+    for module in (model, parallel):
+        first, second, y = module(rand())
+        assert first.is_leaf and second.is_leaf
+        y.sum().backward()
+        found.append((first.grad, second.grad))
+    torch.testing.assert_close(found[1], found[0], check_device=False)
+
+
+def test_an_argument_with_hooks(world: World) -> None:
+    x = rand(grad=True)
+    parallel = spread(OfArgument(), (x,), TWO, copy=True)
+    x.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(TraceError, match="an argument that has hooks"):
+        parallel(x)
+
+
+@pytest.mark.parametrize("way", OVER)
+def test_what_may_have_been_copied_gets_no_gradient_on_several_devices(way: str, world: World) -> None:
+    model, x = Late(), nn.Parameter(rand())
     torch.testing.assert_close(LANES(model, x)(x), model(x))
-    with pytest.raises(TraceError, match=r"is asked for gradients|is to have a gradient"):
-        spread(model, (x,), TWO, copy=True)
+    if way == "devices and Python":
+        torch.testing.assert_close(OVER[way](model, x)(x), model(x), check_device=False)
+        return
+    with pytest.raises(TraceError, match=r"is to have a gradient"):
+        OVER[way](model, x)

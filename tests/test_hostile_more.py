@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import ChainMap, deque
+from collections.abc import Callable
 from contextlib import suppress
 from types import FunctionType
 from typing import Any
@@ -18,6 +19,8 @@ from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand, two
 from torch import Tensor, nn
 from torch.nn.functional import embedding
+
+from partitioner import partition
 
 MORE: dict[str, Program] = {}
 
@@ -51,6 +54,45 @@ def history_of_three_frames(run: Run) -> Steps:
     run.module.seen = deque(run.module.seen)
     yield run.learn(rand())
     yield run.learn(rand()), len(run.module.seen)
+
+
+BOUNDED: dict[str, Callable[[deque[Any], int], Any]] = {
+    "append": lambda held, n: [held.append(k) for k in range(n)],
+    "extendleft": lambda held, n: (held.extendleft([n, 2, 3]), held.popleft(), held.maxlen),
+    "insert": lambda held, n: (held.clear(), held.insert(0, n), held == deque([n])),
+    "added": lambda held, n: held + deque([n, n]),
+    "copied": lambda held, n: held.copy(),
+    "repeated": lambda held, n: held * 2,
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_deque_with_a_maximum(name: str) -> None:
+    class Bounded(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: deque[Any] = deque([1, 1], maxlen=2)
+
+        def forward(self, x: Tensor) -> Any:
+            return BOUNDED[name](self.held, x.shape[0]), self.left(x) + self.right(x)
+
+    def script(run: Run) -> Steps:
+        for rows in (3, 4, 3):
+            yield run(rand(rows, 4)), run.module.held, run.module.held.maxlen
+        run.module.held = deque([1, 1, 1], maxlen=4)
+        yield run(rand()), run.module.held, run.module.held.maxlen
+
+    assert_equal(Program(name, Bounded, script, lambda: ((rand(),), {})), Variant(False, True))
+
+
+def test_a_history_is_one_graph() -> None:
+    """It was refused where one graph must be all of a forward."""
+    model = History()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=rand(), fullgraph=True, copy=True)
+    for seed in range(5):
+        torch.testing.assert_close(parallel(rand(seed=seed)), model(rand(seed=seed)))
+        assert len(parallel.seen) == len(model.seen)
 
 
 class Logs(Two):

@@ -553,9 +553,6 @@ BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"it makes a torch\.Generator": lambda x: torch.Generator(),
     r"an op is given a Generator, which no graph can hold": lambda x: torch.rand(4, generator=GENERATOR),
     r"Tensor\.numpy\(\) gives values to Python": lambda x: x.detach().numpy(),
-    r"torch\.autograd\.grad is asked for gradients of what it is given": lambda x: torch.autograd.grad(
-        (x * SCALE).sum(), SCALE
-    ),
     r"it makes a parameter, or a layer that has one": lambda x: nn.Linear(6, 6)(x),
     r"Attempted to use tensor creation function with requires_grad=True": lambda x: torch.ones(6, requires_grad=True),
     r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: (x * SCALE).retain_grad(),

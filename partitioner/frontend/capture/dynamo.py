@@ -36,6 +36,7 @@ from partitioner.frontend.capture.amended import amended
 from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import ASKED, Callback, Convert
+from partitioner.frontend.capture.gradients import asking
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
 from partitioner.frontend.capture.leaner import untraced
 from partitioner.frontend.capture.numbers import as_numbers, given_numbers
@@ -265,8 +266,12 @@ class _Backend:
         check_sizes(module.graph)
         caught = bool(HERE.handled or module.graph.find_nodes(op="call_function", target=checked))
         numbers, given = as_numbers(module, inputs)
-        found = Found(module, given, code, HERE.paths, reason, HERE.first, caught, bool(output.random_calls), _sets(output))
-        return untraced(given_numbers(owner.receive(found), numbers))
+        draws, sets = bool(output.random_calls), _sets(output)
+
+        def receive(values: Sequence[Any]) -> Callable[..., Any]:
+            return owner.receive(Found(module, tuple(values), code, HERE.paths, reason, HERE.first, caught, draws, sets))
+
+        return untraced(given_numbers(asking(module, given, receive), numbers))
 
 
 def _sets(output: OutputGraph) -> bool:

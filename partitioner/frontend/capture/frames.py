@@ -244,7 +244,7 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
         code, begins, empty = frame.f_code, _begins(frame, owner.entry.__code__), lies_on_meta(owner.root)
         here = Here(paths, code, True, begins, owner.whole, owner.once, counted, inference, empty, scope, now=answered_now())
-        vars(HERE).update(vars(here))
+        vars(HERE).update(vars(here), apart=owner.whole or owner.between)
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):
             yield
     finally:

@@ -3,13 +3,14 @@
     h = x.detach()[:, None]
     h.requires_grad = True                          a write to h; features of sound are made trainable so
     force, = torch.autograd.grad(energy, h)         an op like any other, of tensors that one graph has made
+    x.requires_grad_()                              of an argument that nothing has read: done before the program runs
 
 Nothing is differentiated ahead here: ops run as they are written, and autograd records them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch._dynamo.variables import (
     builtin,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch.fx import Graph, GraphModule, Node
 
+from partitioner.errors import TraceError
 from partitioner.frontend.capture.amended import amends, method_of_tensors
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
@@ -40,9 +43,10 @@ def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, *
     node = self.as_proxy().node
     value = all(wanted.as_python_constant() for wanted in (*args, *kwargs.values()))
     made = node.meta["example_value"]
-    if self.source or made.requires_grad is value or node.graph is not tx.output.root_tracer.graph:
+    known = made.requires_grad is value or node.graph is not tx.output.root_tracer.graph
+    if known or (self.source and (node.users or not made.is_leaf or not HERE.whole or HERE.once or _is_state(self))):
         return plain(self, tx, *args, **kwargs)
-    if HERE.whole and node.users:
+    if HERE.apart and node.users:
         raise Unsupported("a tensor is to have a gradient that was read before, perhaps as a copy on another device")
     tx.output.create_proxy("call_method", "requires_grad_", (self.as_proxy(), value), {})
     made.requires_grad_(value)
@@ -53,7 +57,7 @@ def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, *
 @amends(_SETATTR or BuiltinVariable, "_call_setattr" if _SETATTR else "call_setattr")
 def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
     tensor, name, value = arguments
-    known = isinstance(tensor, TensorVariable) and not tensor.source and value.is_python_constant()
+    known = isinstance(tensor, TensorVariable) and (HERE.whole or not tensor.source) and value.is_python_constant()
     if not known or name.as_python_constant() != "requires_grad" or not tensor.as_proxy().node.meta["example_value"].is_leaf:
         return plain(self, tx, *arguments)
     tensor.call_method(tx, "requires_grad_", [value], {})
@@ -64,7 +68,7 @@ def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: An
 def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """On several devices an argument may be copied, and in a job a tensor may be another rank's."""
     asks = self.value is torch.autograd.grad and not HERE.once
-    if asks and HERE.whole and _given(args, kwargs):
+    if asks and HERE.apart and not HERE.whole and _given(args, kwargs):
         raise Unsupported("torch.autograd.grad is asked for gradients of what it is given, and a device may have a copy")
     with config.patch(trace_autograd_ops=True) if asks else nullcontext():
         return plain(self, tx, args, kwargs)
@@ -83,4 +87,72 @@ def _given(args: Any, kwargs: Any) -> bool:
 
 
 def _is_parameter(asked: Any) -> bool:
-    return asked.class_type is nn.Parameter and not name_of(asked.source).startswith(("L['args']", "L['kwargs']"))
+    return asked.class_type is nn.Parameter and _is_state(asked)
+
+
+def _is_state(asked: Any) -> bool:
+    return not name_of(asked.source).startswith(("L['args']", "L['kwargs']"))
+
+
+def asking(
+    module: GraphModule, inputs: Sequence[Any], receive: Callable[[Sequence[Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """What runs a graph that asks for gradients of its arguments: those get what is to want some before it runs.
+
+    Where ops may lie on several devices, all that read an argument of which a gradient is asked read one op's result instead.
+
+    Args:
+        module: the graph, which is changed.
+        inputs: the values of its placeholders.
+        receive: gives what runs the graph, for such values.
+    """
+    wanted = dict[int, bool]()
+    places = {node: number for number, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    for node in module.graph.find_nodes(op="call_method", target="requires_grad_"):
+        if node.args[0] in places:
+            wanted[places[node.args[0]]] = node.args[1]
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    asked = dict.fromkeys(
+        each
+        for node in module.graph.find_nodes(op="call_function", target=torch.autograd.grad)
+        for each in node.all_input_nodes
+        if each in places and HERE.whole and HERE.apart
+    )
+    for each in asked:
+        _read_through_one(module.graph, each)
+    if not wanted and not asked:
+        return receive(inputs)
+
+    def run(*arguments: Any) -> Any:
+        if any(arguments[places[each]]._backward_hooks for each in asked):
+            raise TraceError(
+                "forward asks for gradients of an argument that has hooks; on several devices it would not call them"
+            )
+        for place, value in wanted.items():
+            arguments[place].requires_grad_(value)
+        return made(*arguments)
+
+    before = {place: inputs[place].requires_grad for place in wanted}
+    try:
+        for place, value in wanted.items():
+            inputs[place].requires_grad_(value)
+        made = receive(inputs)
+    finally:
+        for place, value in before.items():
+            inputs[place].requires_grad_(value)  # the guards that are yet to be made are of what came
+    return run
+
+
+def _read_through_one(graph: Graph, argument: Node) -> None:
+    """Let all that autograd records of an argument read it through a view, which has no other copies than the views' own."""
+    enabled, made = torch.is_grad_enabled(), None
+    for node in list(graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            enabled = node.args[0]
+        if made is None and enabled and argument in node.all_input_nodes and node.op != "output":
+            with graph.inserting_before(node):
+                made = graph.call_method("view_as", (argument, argument))
+                made.meta["example_value"] = argument.meta["example_value"].view_as(argument.meta["example_value"])
+        if made is not None and node.op != "output":
+            node.replace_input_with(argument, made)

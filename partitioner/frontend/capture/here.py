@@ -29,6 +29,7 @@ class Here(threading.local):
     Args:
         first: whether the call begins with this frame.
         whole: whether one graph must be all of the call.
+        apart: whether ops may lie on several devices, which have copies of what they are given.
         once: whether it is taken for all other calls.
         counts: whether counts of batches stay tensors.
         inference: whether the call is under inference mode, which Dynamo leaves while it traces.
@@ -61,6 +62,7 @@ class Here(threading.local):
     now: Mapping[Callable[[], Any], Any] = field(default_factory=dict)
     answers: dict[Callable[[], Any], Any] = field(default_factory=dict)
     decisions: dict[Any, Condition] = field(default_factory=dict)
+    apart: bool = False
 
 
 HERE = Here()

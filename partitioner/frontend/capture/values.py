@@ -1,9 +1,9 @@
 """Values from outside of a frame that Dynamo takes for others.
 
-It forgets the maximum of a deque that it did not make itself, so a history would grow for ever. It asks a list for its length
-by the ``__len__`` of its class, which may say another one. It takes a generator of random numbers, a `random.Random`, to be for
-good in the state in which it is found, and of what an optimizer keeps it loses a part. Where such a value is used the graph
-ends, and Python does what it does. The numbers that the process draws come with a call, from `random.uniform` and others, and
+It forgets the maximum of a deque that it did not make itself, so that a history would grow for ever: it is told. It forgets
+that of one that it copies or repeats, and asks a list for its length by the ``__len__`` of its class, which may say another
+one. It takes a generator of random numbers, a `random.Random`, to be for good in the state in which it is found, and of what
+an optimizer keeps it loses a part. Where such a value is used the graph ends, and Python does what it does. The numbers that the process draws come with a call, from `random.uniform` and others, and
 so do those of `random.random`, a method of C that it forgets. Of a method such as `torch.Tensor.sin` it does not ask again
 which one it is. A range of which a number has changed it cannot take in: here each range is one constant. A tensor of a class
 that says itself what functions do with it, it would give as a plain one, unless the class was made to be traced. Tuples, texts
@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, RangeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.user_defined import call_random_fn
 
 from partitioner.frontend.capture.amended import amends
@@ -50,9 +52,13 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if isinstance(value, list) and type(value).__len__ is not list.__len__:
         raise Unsupported(f"a list is used of which its class {type(value).__name__} says how long it is")
     if isinstance(value, deque):
-        if value.maxlen is not None:
-            raise Unsupported(f"a deque of at most {value.maxlen} items is used")
+        if value.maxlen is not None and (type(value) is not deque or not value.maxlen):
+            raise Unsupported(f"a {type(value).__name__} of at most {value.maxlen} items is used")
         install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+        made = plain(self, value)
+        if type(made) is DequeVariable:
+            made.maxlen = ConstantVariable.create(value.maxlen)
+        return made
     if isinstance(value, _CONSTANT) and isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, Enum):
         HERE.dressed[name_of(self.source)] = None
     if type(value) is range:
@@ -61,6 +67,35 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if type(value) is MethodDescriptorType:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
     return plain(self, value)
+
+
+@amends(SideEffects, "codegen_update_mutated")
+def _write_back(plain: Callable[..., None], self: Any, codegen: Any, *arguments: Any, **named: Any) -> None:
+    """A deque with a maximum gets its items as another one: by now it is known which are left."""
+    held = [(each, each.maxlen) for each in self.id_to_variable.values() if isinstance(each, DequeVariable)]
+    for each, _ in held:
+        each.maxlen = ConstantVariable.create(None)
+    plain(self, codegen, *arguments, **named)
+    for each, most in held:
+        each.maxlen = most
+
+
+@amends(DequeVariable, "call_method")
+def _call_method_of_deque(plain: Callable[..., Any], self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+    return _refuse_bounded(plain, self, tx, name, *arguments) if name in _FORGETFUL else plain(self, tx, name, *arguments)
+
+
+def _refuse_bounded(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    """What Dynamo makes of a deque, without its maximum."""
+    if isinstance(self, DequeVariable) and not self.maxlen.is_constant_match(None):
+        raise Unsupported("a deque with a maximum is copied or repeated")
+    return plain(self, *arguments)
+
+
+_FORGETFUL = ("copy", "__copy__", "__mul__", "__rmul__", "__imul__")
+for _name in ("sq_repeat_impl", "sq_inplace_repeat_impl"):
+    if hasattr(DequeVariable, _name):
+        amends(DequeVariable, _name)(_refuse_bounded)
 
 
 _RAISE = "do_raise" if hasattr(InstructionTranslatorBase, "do_raise") else "_raise_exception_variable"
