@@ -57,6 +57,13 @@ def written_with_a_gradient(self: Any, y: Tensor, i: Tensor) -> Any:
     return z, part
 
 
+def all_or_none(self: Any, y: Tensor, i: Tensor) -> Any:
+    z = y * 3
+    z[z.sum() > 0] = self.left.bias
+    self.memory[i > 1] = 5.0
+    return z, y[y.mean() > 0], self.memory[(y > 1).any()].sum()
+
+
 USES: dict[str, Callable[..., Any]] = {
     "a row": lambda self, y, i: self.memory[i],
     "a column": lambda self, y, i: y[:, i],
@@ -65,6 +72,7 @@ USES: dict[str, Callable[..., Any]] = {
     "by its method": lambda self, y, i: self.memory.__getitem__((slice(1, 3), i)),
     "a number": lambda self, y, i: self.memory[:, i.item()],
     "beside masks": of_rows_beside_masks,
+    "all or none": all_or_none,
     "written": written,
     "written, with a gradient": written_with_a_gradient,
 }

@@ -2,6 +2,7 @@
 
     memory[usage.argmin()] = written          as ``memory[usage.argmin().item()]``, which is what torch makes of it
     scores[:, best.item()]                    a number among other parts of a key
+    rows[found.any()]                         all, or none: as ``rows[None][found.any()[None]]``
 
 Dynamo would end the graph at each: a fake tensor has no number for its kernel, and in a key of several parts that kernel wants
 one. So the part that such a number names is an op of its own, and what else stands in the key is asked of that part.
@@ -29,21 +30,28 @@ _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 @amends(BuiltinVariable, "call_function")
 def _operate(plain: Callable[..., Any], self: Any, tx: Any, args: Any, *named: Any) -> Any:
     if self.fn is operator.getitem and len(args) == 2 and type(args[0].realize()) is TensorVariable:
-        args = _asked(tx, *args)
+        args = _asked(tx, *_as_mask(tx, *args))
         return plain(self, tx, args, *named) if len(args) == 2 else args[0]
     return plain(self, tx, args, *named)
 
 
 @amends(*method_of_tensors("__getitem__"))
 def _get(plain: Callable[..., Any], self: Any, tx: Any, key: Any) -> Any:
-    tensor, *rest = _asked(tx, self, key)
+    tensor, *rest = _asked(tx, *_as_mask(tx, self, key))
     return plain(tensor, tx, *rest) if rest else tensor
 
 
 @amends(*method_of_tensors("__setitem__"))
 def _set(plain: Callable[..., Any], self: Any, tx: Any, key: Any, value: Any) -> Any:
-    tensor, *rest = _asked(tx, self, key)
+    tensor, *rest = _asked(tx, *_as_mask(tx, self, key))
     return plain(tensor, tx, *(rest or [ConstantVariable.create(...)]), value)
+
+
+def _as_mask(tx: Any, tensor: Any, key: Any) -> list[Any]:
+    """A tensor and a key that is one truth, with one more dimension each: fakes know how many a mask of one dimension takes."""
+    key = key.realize()
+    is_truth = type(key) is TensorVariable and key.ndim == 0 and key.dtype is torch.bool
+    return [each.call_method(tx, "unsqueeze", [ConstantVariable.create(0)], {}) if is_truth else each for each in (tensor, key)]
 
 
 def _asked(tx: Any, tensor: Any, key: Any) -> list[Any]:

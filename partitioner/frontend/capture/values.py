@@ -3,12 +3,13 @@
 It forgets the maximum of a deque that it did not make itself, so that a history would grow for ever: it is told. It forgets
 that of one that it copies or repeats, and asks a list for its length by the ``__len__`` of its class, which may say another
 one. It takes a generator of random numbers, a `random.Random`, to be for good in the state in which it is found, and of what
-an optimizer keeps it loses a part. Where such a value is used the graph ends, and Python does what it does. The numbers that the process draws come with a call, from `random.uniform` and others, and
-so do those of `random.random`, a method of C that it forgets. Of a method such as `torch.Tensor.sin` it does not ask again
-which one it is. A range of which a number has changed it cannot take in: here each range is one constant. A tensor of a class
-that says itself what functions do with it, it would give as a plain one, unless the class was made to be traced. Tuples, texts
-and numbers of a user's class may have attributes, of which torch does not ask as long as the object is the same: they are
-noted, to be asked for here. An exception that the model holds is none to it when it is raised.
+an optimizer keeps it loses a part. Where such a value is used the graph ends, and Python does what it does. The numbers that
+the process draws come with a call, from `random.uniform` and others, and so do those of `random.random`, a method of C that it
+forgets. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a number has changed it
+cannot take in: here each range is one constant. A tensor of a class that says itself what functions do with it, it would give
+as a plain one, unless the class was made to be traced. Tuples, texts and numbers of a user's class may have attributes, of
+which torch does not ask as long as the object is the same: they are noted, to be asked for here. An exception that the model
+holds is none to it when it is raised.
 """
 
 from __future__ import annotations

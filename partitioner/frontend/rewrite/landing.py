@@ -68,12 +68,13 @@ def _storages(node: torch.fx.Node) -> set[int]:
 def together(graph: Graph) -> set[str]:
     """The ops that belong where Python goes on: those, and what gives a view of what is used after the graph, too.
 
-    A copy of it would miss what is written to the one or the other. And what a graph has made a leaf, for a gradient of its own,
-    belongs there itself, for that gradient would not be its copy's.
+    A copy of it would miss what is written to the one or the other. And what a graph has made a leaf belongs there itself, for
+    its copy would not get its gradient.
     """
     results = {name for name, node in graph.nodes.items() if node.target is landed}
     held = Counter(storage for name in results for storage in {*graph.by_name[name].storages})
-    leaves = {node.args[0].name for node in graph.nodes.values() if node.target == "requires_grad_"} & graph.by_name.keys()
+    wishes = (node for node in graph.nodes.values() if node.target == "requires_grad_")
+    leaves = {each.name for node in wishes for each in node.all_input_nodes} & graph.by_name.keys()
     own = (storage for name in leaves for storage in graph.by_name[name].storages)
     shared = {*graph.given}.union(own, (storage for storage, times in held.items() if times > 1)).intersection(held)
     return results.union(op.name for op in graph.ops if shared.intersection(op.storages))
