@@ -600,6 +600,7 @@ def taken(tensor: Tensor, world: World) -> Tensor:
         return tensor
     with torch._C.DisableTorchFunctionSubclass(), history_kept(tensor):
         given = tensor.as_subclass(Tensor)
+    vars(given).update(vars(tensor))
     put_at(given, str(tensor.device))
     _watch(world, [given], str(tensor.device))
     return given

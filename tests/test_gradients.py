@@ -10,10 +10,10 @@ import torch
 from hostile.program import Two, rand
 from lanes import spread as on_lanes
 from lanes import used_lanes
-from pretend import TWO, World, spread
+from pretend import TWO, World, spec, spread
 from torch import Tensor, nn
 
-from partitioner import TraceError
+from partitioner import TraceError, partition
 from partitioner.runtime.module import Parallel
 
 LANES = partial(on_lanes, lanes=2, copy=True)
@@ -176,6 +176,24 @@ def test_leaves_that_are_results(world: World) -> None:
         y.sum().backward()
         found.append((first.grad, second.grad))
     torch.testing.assert_close(found[1], found[0], check_device=False)
+
+
+class Buffers(Two):
+    """Makes a buffer of what a branch has computed, in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.left(x)
+        self.seen = nn.Buffer(self.right(x).detach().mean(0))
+        return y + self.seen
+
+
+def test_buffers_that_are_results(world: World) -> None:
+    """A copy of what forward has made a buffer is none, so that the module did not have it in its state."""
+    model, there = Buffers(), {"pins": [{"match": "right", "device": "lazy:1"}]}
+    parallel = partition(model, example_inputs=rand(), spec=spec(TWO) | there, copy=True, fullgraph=False)
+    torch.testing.assert_close(parallel(rand()), model(rand()), check_device=False)
+    assert parallel.state_dict().keys() == model.state_dict().keys()
+    assert isinstance(parallel.seen, nn.Buffer) and parallel.seen.persistent
 
 
 def test_an_argument_with_hooks(world: World) -> None:

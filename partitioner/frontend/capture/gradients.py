@@ -70,6 +70,8 @@ def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any)
     asks = self.value is torch.autograd.grad and not HERE.once
     if asks and HERE.apart and not HERE.whole and _given(args, kwargs):
         raise Unsupported("torch.autograd.grad is asked for gradients of what it is given, and a device may have a copy")
+    if self.value is nn.Buffer and HERE.apart and not HERE.whole:
+        raise Unsupported("it makes a buffer, and a copy of it on another device is none")
     with config.patch(trace_autograd_ops=True) if asks else nullcontext():
         return plain(self, tx, args, kwargs)
 
