@@ -109,6 +109,14 @@ class OfArgument(Two):
         return torch.autograd.grad(y.sum(), x)[0] if x.requires_grad else y
 
 
+SCALE = torch.linspace(1, 2, 4).requires_grad_()
+
+
+class OfGlobal(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.autograd.grad((self.left(x * SCALE) * self.right(x * SCALE)).sum(), SCALE)[0]
+
+
 class Energies(Two):
     """The wish for a gradient is the model's, and stays with the argument."""
 
@@ -135,9 +143,9 @@ OVER: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", OVER)
-@pytest.mark.parametrize("kind", [OfArgument, Energies, Frozen])
+@pytest.mark.parametrize("kind", [OfArgument, OfGlobal, Energies, Frozen])
 def test_a_gradient_of_an_argument(kind: type[Two], way: str, world: World) -> None:
     """It was refused on several devices. With Python between graphs it was that of the copy on one of them."""
     model = kind()
@@ -194,6 +202,21 @@ def test_buffers_that_are_results(world: World) -> None:
     torch.testing.assert_close(parallel(rand()), model(rand()), check_device=False)
     assert parallel.state_dict().keys() == model.state_dict().keys()
     assert isinstance(parallel.seen, nn.Buffer) and parallel.seen.persistent
+
+
+class OfWeight(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (self.left(x) * self.right(x)).sum()
+        return y + torch.autograd.grad(y, self.left.weight, create_graph=True)[0].sum()
+
+
+def test_a_weight_with_hooks() -> None:
+    """A weight is never copied, and so it may have hooks; it was taken for an argument that has some."""
+    model = OfWeight()
+    model.left.weight.register_hook(lambda gradient: gradient * 2)
+    parallel = LANES(model, rand(), fullgraph=True)
+    parallel.left.weight.register_hook(lambda gradient: gradient * 2)
+    torch.testing.assert_close(parallel(rand()), model(rand()))
 
 
 def test_an_argument_with_hooks(world: World) -> None:

@@ -44,9 +44,10 @@ def _requires_grad_(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, *
     value = all(wanted.as_python_constant() for wanted in (*args, *kwargs.values()))
     made = node.meta["example_value"]
     known = made.requires_grad is value or node.graph is not tx.output.root_tracer.graph
-    if known or (self.source and (node.users or not made.is_leaf or not HERE.whole or HERE.once or _is_state(self))):
+    unread = HERE.whole and not HERE.once and made.is_leaf and not node.users
+    if known or (self.source and not (unread and _comes_with_call(self.source))):
         return plain(self, tx, *args, **kwargs)
-    if HERE.apart and node.users:
+    if (HERE.whole or HERE.between) and node.users:
         raise Unsupported("a tensor is to have a gradient that was read before, perhaps as a copy on another device")
     tx.output.create_proxy("call_method", "requires_grad_", (self.as_proxy(), value), {})
     made.requires_grad_(value)
@@ -68,9 +69,9 @@ def _set_attribute(plain: Callable[..., Any], self: Any, tx: Any, *arguments: An
 def _call(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """On several devices an argument may be copied, and in a job a tensor may be another rank's."""
     asks = self.value is torch.autograd.grad and not HERE.once
-    if asks and HERE.apart and not HERE.whole and _given(args, kwargs):
+    if asks and HERE.between and _given(args, kwargs):
         raise Unsupported("torch.autograd.grad is asked for gradients of what it is given, and a device may have a copy")
-    if self.value is nn.Buffer and HERE.apart and not HERE.whole:
+    if self.value is nn.Buffer and HERE.between:
         raise Unsupported("it makes a buffer, and a copy of it on another device is none")
     with config.patch(trace_autograd_ops=True) if asks else nullcontext():
         return plain(self, tx, args, kwargs)
@@ -85,15 +86,15 @@ def _given(args: Any, kwargs: Any) -> bool:
     """Whether gradients are asked for what comes with the call, and is no parameter of the model's: those are never copied."""
     found: list[Any] = []
     VariableTracker.visit(lambda each: found.append(each) if isinstance(each, TensorVariable) else None, [args[1:2], kwargs])
-    return any(each.source and not _is_parameter(each) for each in found)
+    return any(each.source and _may_be_copied(each.source, each.class_type) for each in found)
 
 
-def _is_parameter(asked: Any) -> bool:
-    return asked.class_type is nn.Parameter and _is_state(asked)
+def _may_be_copied(source: Any, kind: type) -> bool:
+    return kind is not nn.Parameter or _comes_with_call(source)
 
 
-def _is_state(asked: Any) -> bool:
-    return not name_of(asked.source).startswith(("L['args']", "L['kwargs']"))
+def _comes_with_call(source: Any) -> bool:
+    return name_of(source).startswith(("L['args']", "L['kwargs']"))
 
 
 def asking(
@@ -101,7 +102,8 @@ def asking(
 ) -> Callable[..., Any]:
     """What runs a graph that asks for gradients of its arguments: those get what is to want some before it runs.
 
-    Where ops may lie on several devices, all that read an argument of which a gradient is asked read one op's result instead.
+    Where one graph is all of a call, its ops may lie on several devices: all that read an argument of which a gradient is asked
+    read one op's result instead. A parameter of the model is never copied.
 
     Args:
         module: the graph, which is changed.
@@ -119,7 +121,7 @@ def asking(
         each
         for node in module.graph.find_nodes(op="call_function", target=torch.autograd.grad)
         for each in node.all_input_nodes
-        if each in places and HERE.whole and HERE.apart
+        if HERE.whole and each in places and _may_be_copied(each.meta["grapharg"].source, type(inputs[places[each]]))
     )
     for each in asked:
         _read_through_one(module.graph, each)

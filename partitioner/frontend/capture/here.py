@@ -29,7 +29,7 @@ class Here(threading.local):
     Args:
         first: whether the call begins with this frame.
         whole: whether one graph must be all of the call.
-        apart: whether ops may lie on several devices, which have copies of what they are given.
+        between: whether Python may stand between graphs although state lies on several devices, which have copies.
         once: whether it is taken for all other calls.
         counts: whether counts of batches stay tensors.
         inference: whether the call is under inference mode, which Dynamo leaves while it traces.
@@ -48,6 +48,7 @@ class Here(threading.local):
     tracing: bool = False
     first: bool = False
     whole: bool = False
+    between: bool = False
     once: bool = False
     counts: bool = False
     inference: bool = False
@@ -62,7 +63,6 @@ class Here(threading.local):
     now: Mapping[Callable[[], Any], Any] = field(default_factory=dict)
     answers: dict[Callable[[], Any], Any] = field(default_factory=dict)
     decisions: dict[Any, Condition] = field(default_factory=dict)
-    apart: bool = False
 
 
 HERE = Here()

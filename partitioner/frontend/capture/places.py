@@ -30,33 +30,32 @@ _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 @amends(BuiltinVariable, "call_function")
 def _operate(plain: Callable[..., Any], self: Any, tx: Any, args: Any, *named: Any) -> Any:
     if self.fn is operator.getitem and len(args) == 2 and type(args[0].realize()) is TensorVariable:
-        args = _asked(tx, *_as_mask(tx, *args))
+        args = _asked(tx, *args)
         return plain(self, tx, args, *named) if len(args) == 2 else args[0]
     return plain(self, tx, args, *named)
 
 
 @amends(*method_of_tensors("__getitem__"))
 def _get(plain: Callable[..., Any], self: Any, tx: Any, key: Any) -> Any:
-    tensor, *rest = _asked(tx, *_as_mask(tx, self, key))
+    tensor, *rest = _asked(tx, self, key)
     return plain(tensor, tx, *rest) if rest else tensor
 
 
 @amends(*method_of_tensors("__setitem__"))
 def _set(plain: Callable[..., Any], self: Any, tx: Any, key: Any, value: Any) -> Any:
-    tensor, *rest = _asked(tx, *_as_mask(tx, self, key))
+    tensor, *rest = _asked(tx, self, key)
     return plain(tensor, tx, *(rest or [ConstantVariable.create(...)]), value)
 
 
 def _as_mask(tx: Any, tensor: Any, key: Any) -> list[Any]:
     """A tensor and a key that is one truth, with one more dimension each: fakes know how many a mask of one dimension takes."""
-    key = key.realize()
     is_truth = type(key) is TensorVariable and key.ndim == 0 and key.dtype is torch.bool
     return [each.call_method(tx, "unsqueeze", [ConstantVariable.create(0)], {}) if is_truth else each for each in (tensor, key)]
 
 
 def _asked(tx: Any, tensor: Any, key: Any) -> list[Any]:
     """The part of a tensor that the open numbers of a key name, and the rest of the key, if any, which is for that part."""
-    tensor, key = tensor.realize(), key.realize()
+    tensor, key = _as_mask(tx, tensor.realize(), key.realize())
     parts = [_number(tx, each.realize()) for each in (key.items if type(key) is TupleVariable else [key])]
     taken = [count for count in map(_taken, parts) if count is not None]
     if len(taken) < len(parts) or not any(isinstance(each, SymNodeVariable) for each in parts):
