@@ -30,7 +30,7 @@ collect_ignore = ["jobs"]  # programs that ranks run
 gc.disable()  # what is collected stays, so until the first test there is no garbage to look for
 
 settings.register_profile(
-    "quick", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+    "quick", deadline=None, derandomize=True, max_examples=15, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("ci", deadline=None, max_examples=200, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -747,7 +747,7 @@ def results_of(module: nn.Module, x: Tensor) -> list[Tensor]:
     return list(found.values()) if isinstance(found, dict) else list(found)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", SECTIONED)
 def test_results_of_results_are_on_lanes(make: Callable[[], nn.Module]) -> None:
     """Each result, alone and with others, has its gradients of eager; the caller may ask for those of the other results."""
@@ -785,7 +785,7 @@ def test_a_section_has_its_own_lanes() -> None:
     assert {name.split("/")[0] for name in second.terms} >= set(first.results)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", SECTIONED)
 def test_gradients_of_gradients_through_sections(make: Callable[[], nn.Module]) -> None:
     model, parallel = twins(make())

@@ -333,6 +333,7 @@ def test_inputs_that_share_a_storage_get_a_program_of_their_own(examples: bool) 
     assert ("add_", "add") not in parallel.graph.edges
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("examples", [True, False])
 @pytest.mark.parametrize("as_buffer", [True, False])

@@ -94,7 +94,7 @@ def _seen(call: Callable[[Tensor], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", [written, kept, forgotten])
 @pytest.mark.parametrize("where", ["one graph", "lanes", "devices"])
 def test_a_cache_is_asked_in_each_call(what: Callable[[Tensor], Any], where: str, request: pytest.FixtureRequest) -> None:

@@ -137,7 +137,7 @@ class Translates(Encoder):
 KINDS = [Asserts, Raises, Says, Helped, Encoder, Policy, Others, Correlated, Translates]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @EACH
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_checks_is_one_graph(kind: type[Two], partitioned: Any, world: World) -> None:
@@ -152,7 +152,7 @@ def test_a_model_that_checks_is_one_graph(kind: type[Two], partitioned: Any, wor
     assert not any(piece.reason for piece in parallel._partitioner_programs.pieces)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @EACH
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_raises_is_what_eager_raises(kind: type[Two], partitioned: Any, world: World) -> None:
@@ -194,6 +194,7 @@ class Reads(Two):
         return y * self.more(self.last(self.drop(self.right(x))))
 
 
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("late", [False, True])
 def test_a_check_that_fails_leaves_what_eager_leaves(late: bool, partitioned: Any, world: World) -> None:

@@ -81,6 +81,7 @@ def found(problem: Problem) -> float:
     return answer.cost
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", QUOTIENTS)
 def test_tasks_are_gathered_where_they_are_fast(shape: str) -> None:
     """Stages along an order of the graph alone, and moves from there, were 12 to 29% too full."""

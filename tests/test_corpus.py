@@ -42,7 +42,7 @@ JUDGED = [
 """Every model of the sample in both modes; quick tests take some of those that do not take long, the modes in turns."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "mode"), JUDGED)
 def test_the_sample_is_equal(name: str, mode: str) -> None:
     if not _corpus_models.CORPUS[name].installed:

@@ -78,7 +78,7 @@ FEW = [next(one for one in ALL if one.ingredient == name) for name in list(INGRE
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "crossing", [pytest.param(one, id=str(one), marks=[] if one in FEW else [pytest.mark.slow]) for one in ALL]
 )

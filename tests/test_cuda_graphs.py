@@ -557,6 +557,7 @@ def streams_of(model: nn.Module) -> Any:
     return parallel._partitioner_programs.pieces[-1].executable.plainly
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("reason", "change"), CHANGES, ids=[reason for reason, _ in CHANGES])
 def test_programs_that_can_never_be_captured(recorder: Recorder, reason: str, change: dict[str, Any]) -> None:
     """Told by their ops, before anything runs."""

@@ -279,19 +279,19 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_ranks_train_as_one_process_does(two: Job, name: str) -> None:
     assert_same_training(PAIRS[name], [rank[name] for rank in two])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BITWISE)
 def test_bits_are_equal_where_sums_have_one_order(two: Job, name: str) -> None:
     assert_same_training(BITWISE[name], [rank[name] for rank in two], bitwise=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOURS)
 def test_four_ranks_train_as_one_process_does(four: Job, name: str) -> None:
     assert_same_training(FOURS[name], [rank[name] for rank in four])

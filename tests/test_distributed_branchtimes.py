@@ -123,7 +123,7 @@ def test_ranks_share_time_and_memory() -> None:
     assert outlook(model, x, {"distributed": {"mesh": {"branch": 2}, "links": slow}}).step > one.step
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["none", "stage"])
 @pytest.mark.parametrize("mesh", [{"branch": 2}, {"pipeline": 2, "branch": 2}, {"data": 2, "branch": 3}])
 def test_no_branches_beat_the_bound(mesh: dict[str, int], recompute: str) -> None:

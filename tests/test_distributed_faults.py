@@ -317,7 +317,7 @@ def refused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_wrong_is_said_once_by_the_first_rank(refused: list[dict[str, Any]], name: str) -> None:
     kind, text = REFUSED[name]
@@ -334,7 +334,7 @@ def test_what_each_rank_reads_is_refused_before_they_are_connected(refused: list
         assert rank[name]["raised"] in kinds and re.search(READ_BY_EACH[name], rank[name]["text"]), rank[name]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_right_is_taken(refused: list[dict[str, Any]], name: str) -> None:
     """After all that was refused: nothing of it was sent, so that connections are in order."""

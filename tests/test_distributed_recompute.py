@@ -168,6 +168,7 @@ def test_auto_runs_again_only_where_all_does_not_fit() -> None:
     assert inside.document.distributed["recompute"] == "none"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("recompute", [pytest.param("stage", marks=pytest.mark.slow), "segments"])
 def test_no_schedule_beats_the_bound(name: str, recompute: str) -> None:

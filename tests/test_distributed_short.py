@@ -18,12 +18,12 @@ JOBS = Path(__file__).parent / "jobs"
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks answers; of targets that are ignored a third of the cases, unless slow tests are asked for."""
+    """What each of two ranks answers; of targets that are ignored a sixth of the cases, unless slow tests are asked for."""
     folder, state = tmp_path_factory.mktemp("short"), Tied().state_dict()
     safetensors = pytest.importorskip("safetensors.torch")
     torch.save(state, folder / "whole.pt")
     safetensors.save_file({key: value for key, value in state.items() if key != "head.weight"}, folder / "model.safetensors")
-    start(2, JOBS / "short.py", folder, 1 if request.config.getoption("--slow") else 3)
+    start(2, JOBS / "short.py", folder, 1 if request.config.getoption("--slow") else 6)
     answers: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())
     return answers
 

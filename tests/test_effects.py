@@ -54,7 +54,7 @@ def test_real_models(name: str, train: bool) -> None:
     compare(entry.build().train(train and "eval-only" not in entry.tags), Call.of(args, kwargs))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", MODELS)
 def test_hazards(name: str) -> None:
     model = make(name).train()

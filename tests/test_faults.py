@@ -68,7 +68,7 @@ class Unlucky(Exception):
     """Nobody else's exception."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
     "error", [Unlucky("no"), MemoryError("no"), SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__
@@ -276,6 +276,7 @@ def test_interrupting_anywhere() -> None:
     assert len(seen) == 3 and caller in seen, "a later call runs on lanes again"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 def test_interrupting_while_a_program_is_made(error: type[BaseException]) -> None:
     """What a handler raises comes out of the call that is traced, once, and the next call is as any other.
@@ -348,7 +349,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Towers, Cut])
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_raise_what_eager_raises(name: str, kind: type[Towers]) -> None:
@@ -574,6 +575,7 @@ def test_a_partitioned_module_inside_another() -> None:
     assert_same(plain(X[:2]), parallel(X[:2]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", ["stem", "towers.0.0", "towers.1.0", "towers.2.2", "head"])
 def test_a_call_inside_a_call(layer: str) -> None:
     """A hook calls another partitioned module from a lane, whose workers are busy with the outer call and wait for it."""

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @each_layout
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("name", CASES)
@@ -102,6 +102,7 @@ def test_models_equal_eager_to_rounding(name: str, lanes: int) -> None:
         assert_near(parallel(inputs(batch)), model(inputs(batch)))
 
 
+@pytest.mark.sampled(2)
 @each_layout
 @given(model=modules())
 @settings(max_examples=settings.default.max_examples // 2)
@@ -170,7 +171,7 @@ def widen(model: nn.Module) -> None:
     model.double().float().left[0].bias.add_(1)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize(
     "change",

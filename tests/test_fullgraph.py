@@ -165,6 +165,7 @@ def _writes_the_argument(late: Tensor, **_: Tensor) -> None:
 MIDDLES = [_scales, _writes_a_part, _writes_the_whole, _writes_the_argument]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_views_that_leave_a_graph_are_views(middle: Callable[..., Any]) -> None:
     """On another device they would be copies, and what is written to them lost: state, arguments, one result of another one."""
@@ -180,13 +181,14 @@ def test_views_that_leave_a_graph_are_views(middle: Callable[..., Any]) -> None:
     assert {str(one.device) for one in parallel.parameters()} == {*TWO}, "what is no view still goes anywhere"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("middle", MIDDLES[:3])
 def test_a_graph_that_writes_what_others_share_is_refused(middle: Callable[..., Any]) -> None:
     with torch.no_grad(), pytest.raises(PlacementError, match="arguments of this call share memory that the model writes"):
         between(Passing(middle).eval(), X, policy=scatter)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str) -> None:
@@ -214,6 +216,7 @@ def test_without_examples_the_first_call_places_all_graphs() -> None:
     torch.testing.assert_close(parallel.rows, model.rows, check_device=False)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cap", [14_000, 18_000])
 def test_experts_that_a_call_does_not_reach_go_where_there_is_room(cap: int) -> None:
     """They would all have gone to the first device, which is full."""
@@ -230,6 +233,7 @@ def test_experts_that_a_call_does_not_reach_go_where_there_is_room(cap: int) -> 
             between(model, X[:1], caps=dict.fromkeys(("lazy0", "lazy1"), 9_000))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("match", "pinned"), [("experts.3", 1), ("*", 4)])
 def test_a_pin_speaks_of_the_graphs_that_have_its_ops(match: str, pinned: int) -> None:
     """Each graph looked for the ops of each pin, and had none of "experts.3"; "*" pinned away what brings results back."""

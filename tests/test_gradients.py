@@ -70,7 +70,7 @@ class Adapts(Two):
         return nn.functional.linear(x, *adapted) * self.right(x)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [Forces, Penalty, Features, Adapts])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "training"])
@@ -143,7 +143,7 @@ OVER: dict[str, Callable[[nn.Module, Tensor], Parallel]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", OVER)
 @pytest.mark.parametrize("kind", [OfArgument, OfGlobal, Energies, Frozen])
 def test_a_gradient_of_an_argument(kind: type[Two], way: str, world: World) -> None:
@@ -227,6 +227,7 @@ def test_an_argument_with_hooks(world: World) -> None:
         parallel(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", OVER)
 def test_what_may_have_been_copied_gets_no_gradient_on_several_devices(way: str, world: World) -> None:
     model, x = Late(), nn.Parameter(rand())

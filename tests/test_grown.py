@@ -75,7 +75,7 @@ def shapes(example: Example) -> list[object]:
     return [(name, tuple(each.shape), each.stride(), each.requires_grad) for name, each in values if isinstance(each, Tensor)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_made_of_two_traces_is_what_a_third_one_would_be(name: str, place: str) -> None:
@@ -154,6 +154,7 @@ def test_at_least_so_many_microbatches_are_in_flight(name: str) -> None:
         assert not kind.v or most_in_flight(asked) == [fullest[stage] for stage in range(ranks * each)], "of each by itself"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["100kB", "1GiB"])
 def test_no_bound_on_memory_is_above_what_is_predicted(memory: str) -> None:
     spec = {"devices": [{"device": "cuda:9", "hardware": "H100", "memory": memory}], "optimizer": "adamw"}

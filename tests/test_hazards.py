@@ -36,7 +36,7 @@ IN_BOTH = [
 """Every model in both modes."""
 
 
-@pytest.mark.sampled(21)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("name", "train"), IN_BOTH)
 def test_a_hazard_comes_out_equal(name: str, train: bool) -> None:
     model = make(name).train(train)

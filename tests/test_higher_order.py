@@ -108,7 +108,7 @@ class Selective(Branches):
 CHECKPOINTS = (Recomputed, Reentrant, Detached, Nested, Mixed, Unkept, Selective)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_a_checkpoint_on_lanes(kind: type[Branches], train: bool) -> None:
@@ -162,7 +162,7 @@ def test_a_choice_on_lanes(kind: type[Branches]) -> None:
     """Both ways, with gradients for what either way uses: zeros where the other one was taken."""
     model = kind().eval()
     parallel = spread(model, X, lanes=2, copy=True)
-    for x in (X, -X, X * 9, X * 0):
+    for x in (X, -X, X * 9):
         assert_equal_runs(model, parallel, (x.clone().requires_grad_(),), train=False, gradient_bitwise=False)
     assert programs(parallel) <= 2
 
@@ -255,6 +255,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_with_its_own_backward_on_lanes(name: str) -> None:
     model = Functions(FUNCTIONS[name])
@@ -302,6 +303,7 @@ class Scanned(Branches):
         return torch._higher_order_ops.scan(step, torch.zeros(6), x)[1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [Mapped, Scanned])
 def test_other_ops_that_hold_graphs(kind: type[Branches]) -> None:
     """They trace their bodies in each call, which only one thread can do at a time: nothing runs beside them."""

@@ -31,7 +31,7 @@ def policy_of_these_tests() -> Iterator[None]:
     POLICIES.pop("scatter", None)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("name", "variant"), JUDGED)
 def test_equal_or_refused(name: str, variant: Variant) -> None:
     if not variant.example and not PROGRAMS[name].bare:

@@ -24,7 +24,7 @@ again = kept_in(AGAIN)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_equal(name: str, example: bool) -> None:
@@ -165,7 +165,7 @@ def asking(owner: Any, ask: Callable[[Any], float]) -> nn.Module:
     return model
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ask", [by_getattr, by_hasattr, by_except])
 @pytest.mark.parametrize("kind", OWNERS)
 def test_an_attribute_that_comes_later(kind: str, ask: Callable[[Any], float]) -> None:

@@ -24,7 +24,7 @@ changes = kept_in(CHANGES)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_equal(name: str) -> None:
     assert_equal(CHANGES[name], Variant(True, True))

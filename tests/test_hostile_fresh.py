@@ -44,7 +44,7 @@ def verdict_of(program: Program, example: bool = True, made: Change | None = Non
     return verdict.kind if verdict.kind in (EQUAL, REFUSED) else f"{verdict.kind}: {verdict.detail}"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", FRESH)
 def test_equal(name: str, example: bool) -> None:

@@ -32,6 +32,7 @@ def verdict_of(program: Program, example: bool = True, made: Change | None = Non
     return verdict.kind if verdict.kind in (EQUAL, REFUSED) else f"{verdict.kind}: {verdict.detail}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LIVES)
 def test_equal(name: str) -> None:
     assert verdict_of(LIVES[name]) == EQUAL

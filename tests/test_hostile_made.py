@@ -26,7 +26,7 @@ made = kept_in(MADE)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MADE)
 def test_equal(name: str, example: bool) -> None:

@@ -46,7 +46,7 @@ FORWARDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fullgraph", [None, False], ids=["one graph", "pieces"])
 @pytest.mark.parametrize("where", ["cpu", "lazy:0", "lazy:1"])
 @pytest.mark.parametrize("machine", MACHINES)
@@ -94,7 +94,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_argument_that_is_moved_keeps_its_layout(layout: str, grad: bool) -> None:
@@ -205,6 +205,7 @@ class Repeats(nn.Module):
         return each + turned, turned + rows, gradient, rows * each
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_repeats_elements_repeats_them_elsewhere(machine: str, left: int) -> None:

@@ -29,7 +29,7 @@ more = kept_in(MORE)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])
 @pytest.mark.parametrize("name", MORE)
 def test_equal(name: str, example: bool) -> None:
@@ -66,7 +66,7 @@ BOUNDED: dict[str, Callable[[deque[Any], int], Any]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_deque_with_a_maximum(name: str) -> None:
     class Bounded(Two):

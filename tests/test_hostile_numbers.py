@@ -30,7 +30,7 @@ numbers = kept_in(NUMBERS)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_equal(name: str) -> None:
     assert_equal(NUMBERS[name], Variant(False, False))  # nothing was held against eager beforehand

@@ -67,7 +67,7 @@ held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1
 held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", NAMED)
 def test_equal(name: str, example: bool) -> None:

@@ -22,7 +22,7 @@ own_op = kept_in(OPS)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", OPS)
 def test_equal(name: str, example: bool) -> None:

@@ -27,7 +27,7 @@ python = kept_in(PYTHON)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", PYTHON)
 def test_equal(name: str, example: bool) -> None:

@@ -303,7 +303,7 @@ def what_is_held_by_what_is_called(run: Run) -> Steps:
         yield run(rand()), run.module.scaled.__self__.calls, list(run.module.scaled.__self__.log)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", ROUNDS)
 def test_equal(name: str, example: bool) -> None:

@@ -50,7 +50,7 @@ class CastsTwice(Two):
             return self.left(x) + x * 2 + self.right(x)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("where", ["lazy:0", "lazy:1", "cpu"])
 @pytest.mark.parametrize("kind", [WritesBeside, CastsTwice])
@@ -162,7 +162,7 @@ class Recurrent(Two):
         return mixed - new
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH
 @pytest.mark.parametrize("detached", [True, False], ids=["detached", "with its history"])
 def test_state_that_forward_replaces_moves_to_the_weights(lanes: dict[str, int], detached: bool, world: World) -> None:
@@ -314,7 +314,7 @@ class Makes(Two):
         return self.left(x + self.make(number)) * self.right(x * self.make(number))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_made_from_numbers_lies_with_its_op(name: str, world: World) -> None:
     """It lay on the host, as it named no device and torch has more such functions than were known: torch's error."""
@@ -392,6 +392,7 @@ def test_weights_that_follow_others(world: World) -> None:
     assert_same(dict(model.state_dict()), dict(parallel.state_dict()))
 
 
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("kind", ["encoder", "attention"])
 def test_a_transformer_is_trained_and_then_evaluated(kind: str, lanes: dict[str, int], world: World) -> None:

@@ -294,7 +294,7 @@ def iterator_that_is_returned(run: Run) -> Steps:
         yield type(run(rand(rows, 4))[1])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_equal(name: str, example: bool) -> None:

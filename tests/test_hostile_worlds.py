@@ -32,7 +32,7 @@ world = kept_in(WORLDS)
 pytestmark = pytest.mark.usefixtures("scattering")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", WORLDS)
 def test_equal(name: str, example: bool) -> None:

@@ -101,6 +101,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("body", BODIES)
 def test_what_a_tensor_is_after_a_write_to_another(body: Body, train: bool) -> None:

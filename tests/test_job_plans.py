@@ -145,6 +145,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
 # What is applied is what was planned ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
@@ -165,7 +166,7 @@ def test_what_is_applied_is_what_was_planned(name: str, mesh: dict[str, int], tm
     assert (sharding is not None) == ("tensor" in mesh) and (sharding is None or "S(" in str(sharding))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     recipe=recipes(),
     mesh=st.sampled_from(({"tensor": 2}, {"pipeline": 2, "tensor": 2})),

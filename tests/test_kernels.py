@@ -69,7 +69,7 @@ def convolution(chance: random.Random) -> tuple[Layer, list[Tensor]]:
     return lambda given: call(*given, **options), [each.requires_grad_() for each in (x, weight, bias)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_convolutions(seed: int) -> None:
     """Formulas for oneDNN's blocks, as they were here before, were wrong for three of four of these on another processor."""
@@ -92,7 +92,7 @@ def test_recurrent_layers(layers: int, both: bool) -> None:
     near(call, [torch.randn(16, 12, 24, requires_grad=True), *weights])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "layer",
     [
@@ -185,6 +185,7 @@ def alone(model: nn.Module, x: Tensor) -> nn.Module:
     return partition(model, ["cpu"], example_inputs=x, policy="single", tune=False, check=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [Slots, Added, Steps])
 def test_gradients_where_tensors_share_memory(build: Callable[[], nn.Module]) -> None:
     """What came of a tensor that a layer had written into was taken to have no history, and all before it no backward; and a

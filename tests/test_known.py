@@ -89,6 +89,7 @@ class Cast(Asks):
 CONSTANTS = [Rates, Dimensions, Triangle, Written, Whole, Loops]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", CONSTANTS)
 def test_what_is_made_of_constants_is_known(kind: type[Asks], world: World) -> None:
     model, x = kind(), rand()
@@ -159,6 +160,7 @@ class Gives(Asks):
         return ((x.sum() > 0) or x.min()).double() + ((x.sum() > 9) and x.max()).double()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Positive, Halves, Both, Gives])
 def test_values_of_the_call_choose_the_program_on_two_devices(kind: type[Asks], world: World) -> None:
     """On one device Python stays between graphs; on two this was refused."""

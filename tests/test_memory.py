@@ -292,6 +292,7 @@ def test_a_plan_fits_the_caps_that_its_refusal_names_and_none_below(training: bo
             verify_plan(replace(plan, machine=pair(*less)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cap", ["64KiB", "600KiB"])
 def test_the_cap_that_a_refusal_names_is_enough(cap: str) -> None:
     """What the refused plan took was named: under such caps tasks went elsewhere, and were refused again. The first cap is too

@@ -89,7 +89,7 @@ def look(module: nn.Module, caller: Callable[[], Any]) -> tuple[Any, list[Tensor
     return outputs, [x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REGIONS)
 def test_branches_under_modes_of_their_own(name: str) -> None:
     """Values, dtypes, whether gradients are needed, and the gradients; whatever mode the caller is in, one after the other."""
@@ -131,7 +131,7 @@ class Shared(nn.Module):
             return first + self.shared(self.ways[1](x))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("caller", ["plain", "autocast"])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 def test_a_weight_is_cast_as_often_as_in_eager(blocks: int, caller: str) -> None:

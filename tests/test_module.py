@@ -581,6 +581,7 @@ def test_other_dtypes() -> None:
         assert_same(model(X.to(dtype)), result)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["half", "bfloat16", "double", "float"])
 def test_methods_that_change_dtypes(name: str) -> None:
     model, parallel = twins(NormedTowers().eval(), X)

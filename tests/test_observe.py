@@ -260,7 +260,7 @@ class DropsNothing(nn.Module):
         return dropped * 2, made * 3
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 @pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"])

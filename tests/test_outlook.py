@@ -38,7 +38,7 @@ def bare(layers: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(one, other) for one, other in pairwise(widths)))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("wrap", WRAPS)

@@ -107,7 +107,7 @@ def perturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "perturbed", Perturbed)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HAZARDS)
 def test_delays_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, buffers, random numbers, and gradients, over two calls, for many seeds."""

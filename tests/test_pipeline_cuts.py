@@ -134,7 +134,7 @@ def test_stages_one_after_the_other_are_the_model(model: GeneratedModule, count:
     assert_equal_runs(model, Staged(model, example, cut), inputs, train=train)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("net", ["skipping", "tied", "unet"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_nets_of_any_number_of_stages(net: str, count: int) -> None:

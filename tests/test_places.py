@@ -89,7 +89,7 @@ def assert_alike(model: nn.Module, parallel: Any, device: bool = True) -> None:
         torch.testing.assert_close(found[1], found[0], check_device=device)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", USES)
 def test_one_graph_knows_places(name: str) -> None:
     """It was refused: Python decides on the value of a tensor."""
@@ -100,7 +100,7 @@ def test_one_graph_knows_places(name: str) -> None:
     assert programs(parallel) <= 3, "one for each place would be many"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lanes", [TWO, MIXED], ids=["two GPUs", "GPU and CPU"])
 @pytest.mark.parametrize("name", USES)
 def test_places_on_several_devices(name: str, lanes: dict[str, int], world: Any) -> None:

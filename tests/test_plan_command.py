@@ -617,7 +617,7 @@ def random_documents(seed: int) -> tuple[Document, Document]:
     return {"tasks": tasks, "edges": edges}, {"devices": devices, "links": links, "overlap": dice.random() < 0.5}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_answers_keep_the_definition(seed: int) -> None:
     graph, machine = random_documents(seed)

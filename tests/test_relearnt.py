@@ -47,6 +47,7 @@ class Mapped(nn.Module):
         }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_values_behind_a_level_are_told_as_in_eager(frozen: bool) -> None:
     model, x = Mapped(frozen), torch.randn(8, 4)
@@ -64,6 +65,7 @@ class Asks(Mapped):
         return found, found["mapped"] * (2.0 if found["mapped"].requires_grad else 3.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_forward_is_told_as_in_eager(frozen: bool) -> None:
     """It was told that none of them needs a gradient."""

@@ -88,6 +88,7 @@ def seen(model: nn.Module, call: Callable[[], Any]) -> list[Any]:
     return [result, reached, torch.get_rng_state(), *model.state_dict().values(), *versions]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Towers, Catches])
 @pytest.mark.parametrize("training", [True, False])
 def test_what_fails_leaves_what_eager_leaves(kind: type[nn.Module], training: bool) -> None:
@@ -322,7 +323,7 @@ class Steps(nn.Module):
         return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_steps(seed: int) -> None:
     model = Steps(seed)

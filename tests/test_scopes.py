@@ -105,7 +105,7 @@ def _as_before() -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("load", [_unknown, _loaded_twice, _executed, _run])
 @pytest.mark.parametrize("options", [{"fullgraph": True}, {"check": False}], ids=["whole", "unchecked"])
 def test_functions_read_and_write_their_own_globals(

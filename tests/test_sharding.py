@@ -200,7 +200,7 @@ def on_parts(
     ]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", OPS)
 def test_what_ranks_compute_of_parts_is_the_op(name: str) -> None:
     function, tensors = OPS[name]
@@ -226,7 +226,7 @@ FOUND = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_the_ways_that_matter_are_found(name: str) -> None:
     """Without this, a table of no rules would pass the test above."""

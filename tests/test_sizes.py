@@ -59,7 +59,7 @@ def assert_equal_at(parallel: Parallel, model: nn.Module, sizes: Sequence[int]) 
         torch.testing.assert_close(parallel(rows(size)), model(rows(size)), rtol=0, atol=0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_second_size_is_not_refused(asked: str) -> None:
     model = Scaled(ASKED[asked])

@@ -116,6 +116,7 @@ def test_a_chain_gains_nothing_and_lanes_are_a_limit_too() -> None:
     assert _speed_limit.Limit(8.0, 1.0, {}).speedup(2) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["unet", "in_place_editing", "mixed_precision_block", "ensemble"])
 def test_the_stopwatch_computes_what_the_model_does(name: str) -> None:
     args, kwargs = USER_MODELS[name].inputs()

@@ -140,6 +140,7 @@ class Plain(nn.Module):
         return self.held[1](x * self.scale) + x.tanh() * self.held[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lanes", [TWO, MIXED, {"lazy:0": 2}], ids=["two GPUs", "GPU and CPU", "one GPU"])
 @pytest.mark.parametrize("examples", [(X,), None], ids=["examples", "none"])
 def test_state_that_is_not_registered(lanes: dict[str, int], examples: tuple[Tensor, ...] | None) -> None:
@@ -266,6 +267,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lanes", [TWO, {"lazy:0": 2}, {"cpu": 2}], ids=["two GPUs", "one GPU", "CPU"])
 def test_under_a_dispatch_mode(lanes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The mode sees the ops of the program, traced under it or not; afterwards lanes go on."""
@@ -410,7 +412,7 @@ ON_BOTH = [pytest.param(name, lanes, id=f"{name}-{where}") for name in sorted(MO
 """Every hazard on both machines."""
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "lanes"), ON_BOTH)
 @pytest.mark.filterwarnings("ignore")  # some of these models make torch warn in eager, too
 def test_hazards(name: str, lanes: dict[str, int]) -> None:
@@ -433,6 +435,7 @@ def here(text: str) -> int:
         return next(number for number, line in enumerate(file, 1) if text in line)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("habit", "reason", "line"),
     [
@@ -465,6 +468,7 @@ def test_a_graph_break_in_the_example_is_refused() -> None:
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"cpu"} and model.calls == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("habit", "kind", "text"),
     [
@@ -629,6 +633,7 @@ def test_arguments_that_share_memory_are_refused() -> None:
         parallel(base[:4], base[2:6])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("where", ["lazy:0", "lazy:1", "cpu"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_written_argument_is_the_callers(where: str, grad: bool) -> None:
@@ -673,6 +678,7 @@ def roomy(model: nn.Module, batch: int, lanes: dict[str, int], **options: Any) -
     return partition(model, example_inputs=X, spec=spec(lanes, **caps), copy=True, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lanes", [TWO, MIXED, {"lazy:0": 2}, {"cpu": 2}], ids=["two GPUs", "GPU and CPU", "one GPU", "CPU"])
 def test_other_sizes_are_held_against_the_caps(lanes: dict[str, int]) -> None:
     """The example fits; later batches are refused before they run, with the numbers, and the module goes on."""
@@ -709,7 +715,7 @@ def test_a_first_call_that_does_not_fit_places_nothing() -> None:
     assert set(homes(parallel).values()) == {"cpu"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("again", [{"cpu": 2}, {"lazy:0": 2}, TWO, MIXED], ids=["CPU", "one GPU", "same", "GPU and CPU"])
 @pytest.mark.parametrize("example", [True, False])
 def test_what_is_spread_already_says_what_to_do_first(again: dict[str, int], example: bool) -> None:

@@ -110,7 +110,7 @@ def test_every_op_is_issued_on_its_lanes_stream(world: World, lanes: dict[str, i
     assert len({stream for stream, _ in wanted}) == 3
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("grad", [True, False])
 def test_everything_is_ordered_and_equal(world: World, lanes: dict[str, int], grad: bool) -> None:
@@ -167,7 +167,7 @@ class Mixed(nn.Module):
         return {"sum": total + before, "half": half.sigmoid(), "left": left, "given": x}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("grad", [True, False])
 def test_views_and_writes(world: World, lanes: dict[str, int], grad: bool) -> None:
@@ -263,7 +263,7 @@ def callers(world: World, plan: Plan) -> dict[str, Any]:
     return {device: world.current(device).name for device in devices}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:
@@ -280,7 +280,7 @@ def test_the_callers_streams_and_device_are_restored(world: World, lanes: dict[s
     assert bench.hardware.current_device() == 5
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("fails", [False, True])
 def test_side_streams_are_joined(world: World, lanes: dict[str, int], fails: bool, failing: Any) -> None:
@@ -363,7 +363,7 @@ def test_without_gradients_only_outputs_are_announced(world: World, lanes: dict[
     assert {serial for serial, _ in announced(world)} <= returned
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH
 def test_callers_on_streams_of_their_own(world: World, lanes: dict[str, int]) -> None:
     """Side streams are everybody's. A value that the first caller's stream was the last to read goes back to a side stream,

@@ -132,7 +132,7 @@ def test_policies_are_the_names_given() -> None:
 # -- the named models --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(15)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_equals_its_own_copy(name: str) -> None:

@@ -375,7 +375,7 @@ def optimizer_case(name: str) -> tuple[nn.Module, Tensor, Callable[[nn.Module], 
     return model, x, make
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     """Three steps of each, for-loops, foreach and fused: equal to the bit, its own state included."""

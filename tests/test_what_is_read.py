@@ -445,7 +445,7 @@ def calls(read: Read, prepare: Callable[[nn.Module], Callable[[Tensor], Tensor]]
 SLOW = [name for name in READS if name not in FOUND]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["example", "bare"])
 @pytest.mark.parametrize("name", [*sorted(FOUND), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_change_is_seen(name: str, example: bool) -> None:
