@@ -14,6 +14,7 @@ from pretend import TWO, World, spec, spread
 from torch import Tensor, nn
 
 from partitioner import TraceError, partition
+from partitioner.frontend.rewrite.landing import land, landed
 from partitioner.runtime.module import Parallel
 
 LANES = partial(on_lanes, lanes=2, copy=True)
@@ -184,6 +185,40 @@ def test_leaves_that_are_results(world: World) -> None:
         y.sum().backward()
         found.append((first.grad, second.grad))
     torch.testing.assert_close(found[1], found[0], check_device=False)
+
+
+class Watched(Two):
+    """Reads what it has computed, and watches its gradient after that; what it writes to stays as it is."""
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
+        h, k = self.left(x), self.right(x)
+        z, first = h * 2, k[0]
+        k.mul_(3)
+        torch._dynamo.graph_break()
+        h.register_hook(lambda grad: grad * 3)
+        h.retain_grad()
+        seen += [h, k, first]
+        return h * self.right(z) + k
+
+
+def test_the_gradient_of_a_result_is_whole() -> None:
+    """What a graph read of it did not read what Python went on with, so that hooks on that saw a part of its gradient."""
+
+    def copied(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        land(module)
+        for node in module.graph.find_nodes(op="call_function", target=landed):
+            node.target = torch.clone  # as if it lay elsewhere
+        module.recompile()
+        return module.forward
+
+    model, found = Watched(), []
+    for module in (model, torch.compile(model, backend=copied)):
+        model.zero_grad()
+        seen: list[Tensor] = []
+        module(rand(), seen).sum().backward()
+        assert seen[0].grad is not None
+        found.append([seen[0].grad, *seen, *(each.grad for each in model.parameters())])
+    torch.testing.assert_close(found[1], found[0])
 
 
 class Buffers(Two):

@@ -560,6 +560,7 @@ BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"it makes a parameter, or a layer that has one": lambda x: nn.Linear(6, 6)(x),
     r"Attempted to use tensor creation function with requires_grad=True": lambda x: torch.ones(6, requires_grad=True),
     r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: (x * SCALE).retain_grad(),
+    r"a hook .* reads in backward what may have changed": lambda x: (x * SCALE).register_hook(lambda grad: grad * len(BEYOND)),
 }
 
 

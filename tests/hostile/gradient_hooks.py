@@ -48,6 +48,68 @@ def tensor_hook_inside(run: Run) -> Steps:
         yield run(rand())
 
 
+SCALES = [2.0]
+
+
+def _by_attribute(self: Any, x: Tensor, said: dict[str, float]) -> Tensor:
+    middle = self.left(x)
+    if middle.requires_grad:
+        middle.register_hook(lambda grad: grad * self.scale)
+    return middle * self.right(x)
+
+
+def _by_argument(self: Any, x: Tensor, said: dict[str, float]) -> Tensor:
+    middle = self.left(x)
+    if middle.requires_grad:
+        middle.register_hook(lambda grad: grad * said["scale"])
+    return middle * self.right(x)
+
+
+def _by_global(self: Any, x: Tensor, said: dict[str, float]) -> Tensor:
+    middle = self.left(x)
+    if middle.requires_grad:
+        middle.register_hook(lambda grad: grad * (SCALES[0] if not torch.is_grad_enabled() else 7.0))
+    return middle * self.right(x)
+
+
+def _changed_before_backward(run: Run) -> Steps:
+    SCALES[0], said = 2.0, {"scale": 2.0}
+    yield run.learn(rand(), said)
+    result = run(rand(), said)
+    run.module.scale = said["scale"] = SCALES[0] = 5.0
+    if run.training:
+        result.sum().backward()
+
+
+@program(two(_by_attribute, scale=2.0), rand, dict)
+def tensor_hook_reads_an_attribute(run: Run) -> Steps:
+    yield from _changed_before_backward(run)
+
+
+@program(two(_by_argument), rand, lambda: {"scale": 2.0})
+def tensor_hook_reads_an_argument(run: Run) -> Steps:
+    yield from _changed_before_backward(run)
+
+
+@program(two(_by_global), rand, dict)
+def tensor_hook_reads_a_global(run: Run) -> Steps:
+    yield from _changed_before_backward(run)
+
+
+def _by_loop(self: Any, x: Tensor) -> Tensor:
+    middle = self.left(x)
+    for number in range(1, 4):
+        middle = middle * 2
+        if middle.requires_grad:
+            middle.register_hook(lambda grad: grad * number)  # noqa: B023 - the last one, in all of them
+    return middle * self.right(x)
+
+
+@program(two(_by_loop))
+def tensor_hooks_read_the_variable_of_a_loop(run: Run) -> Steps:
+    yield run.learn(rand())
+
+
 @program(Towers)
 def tensor_hooks_on_inputs_and_results(run: Run) -> Steps:
     x, seen = rand(grad=True), []

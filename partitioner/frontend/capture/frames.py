@@ -32,6 +32,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     folded,
     functions,
     gradients,
+    hooked,
     inplace,
     iterators,
     keywords,

@@ -4,12 +4,19 @@
     return h              return landed(h)
 
 `landed` is an op like any other, and so it is placed, and what it is given travels to it.
+
+What wants a gradient is brought there before anything else reads it, for its gradient to be whole where Python gives it a hook:
+
+    h = linear(x)         h = landed(linear(x))
+    z = h * 2             z = h * 2
+    return h, z           return h, landed(z)
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import setitem
 from typing import TypeVar
 
 import torch
@@ -49,9 +56,11 @@ def land(module: torch.fx.GraphModule, *, ends: bool = False) -> None:
         if not seen.isdisjoint(_storages(given)):
             with graph.inserting_before(first):
                 _put_behind(given, tuple(given.users))
+    shared = Counter(storage for node in graph.nodes for storage in _storages(node))
     for node in made:
-        with graph.inserting_before(output):
-            _put_behind(node, (output,))
+        at_once = _wants_gradient(node) and all(shared[storage] == 1 for storage in _storages(node)) and not _is_written(node)
+        with graph.inserting_after(node) if at_once else graph.inserting_before(output):
+            _put_behind(node, tuple(node.users) if at_once else (output,))
 
 
 def _put_behind(node: torch.fx.Node, users: Iterable[torch.fx.Node]) -> None:
@@ -59,6 +68,15 @@ def _put_behind(node: torch.fx.Node, users: Iterable[torch.fx.Node]) -> None:
     there.meta = dict(node.meta)
     for user in users:
         user.replace_input_with(node, there)
+
+
+def _wants_gradient(node: torch.fx.Node) -> bool:
+    return any(tensor.requires_grad for tensor in tensors_in(node.meta.get("example_value")))
+
+
+def _is_written(node: torch.fx.Node) -> bool:
+    """Whether an op writes to it that does not return it."""
+    return any(user.target is setitem or node in user.kwargs.values() for user in node.users)
 
 
 def _storages(node: torch.fx.Node) -> set[int]:
