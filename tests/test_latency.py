@@ -27,6 +27,7 @@ from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.build import mirrored
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick
 from partitioner.planner.latency.ranks import by_rank, by_urgency, upward
 from partitioner.planner.latency.tries import several
@@ -461,6 +462,37 @@ def test_quick_says_what_the_clock_says() -> None:
         assert clock.makespan <= found.seconds * (1 + CLOSE)
         if len(quick.pools) == len(problem.lanes):  # elsewhere nothing goes into a gap, and an order chooses the lanes
             assert list(clock.start) == list(found.start) and clock.makespan == found.seconds
+
+
+def test_a_move_is_timed_from_where_it_begins_and_no_further_than_it_is_worth() -> None:
+    """What comes of it is what comes of its whole order; where nothing is said, it takes more than it may and wins nothing."""
+    random, cut = Random(31), 0
+    for _ in range(60):
+        problem = replace(anything(random, 24, random.choice((2, 3))), memory=(), group=(), pin={}, contiguous=False)
+        if not all(problem.able.values()):
+            continue
+        look = Quick(problem)
+        moves = Moves(look, random)
+        ways = [[lane for lane, home in enumerate(problem.lanes) if home in problem.able[task]] for task in range(24)]
+        lanes = [random.choice(each) for each in ways]
+        now = look(by_urgency(problem, [random.random() for _ in problem.tasks]), lanes)
+        for _ in range(30):
+            found = moves(now.order, now.lanes, random.randrange(24), -1)
+            if found is None:
+                continue
+            whole, most = look(*found), now.seconds * random.uniform(1.0, 2.0)
+            near = look.within(*found, now, most, now.seconds)
+            if near is None:
+                ends = [
+                    max((end for end, at in zip(whole.end, whole.lanes, strict=True) if at == lane), default=0.0)
+                    for lane in set(whole.lanes)
+                ]
+                assert whole.seconds >= now.seconds and whole.seconds + sum(ends) / len(problem.lanes) > most * (1 - CLOSE)
+                cut += 1
+            else:
+                assert (near.start, near.end, near.lanes) == (whole.start, whole.end, whole.lanes)
+                now = near if random.random() < 0.5 else now
+    assert cut
 
 
 def test_orders_respect_edges_and_mirrors_mirror() -> None:

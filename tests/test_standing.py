@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from random import Random
 from statistics import mean
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,21 @@ def test_sends_in_an_order_are_what_comes_ahead_on_the_clock(seed: int, processo
     assert (found.start, found.end, found.seconds) == (clock.start, clock.end, clock.makespan)
     again = quick(quick.standing.joined(tasks, ahead, lanes), lanes)
     assert again.start == found.start
+
+
+@given(st.integers(0, 10**6), st.integers(2, 4), st.booleans())
+def test_orders_that_begin_alike_go_on_from_there(seed: int, processors: int, host: bool) -> None:
+    """What comes of a move is what comes of its order from the start on, wherever the one before was marked."""
+    problem, random = butterfly(seed, processors, host, 0.25), Random(seed)
+    look = Quick(problem)
+    moves = Moves(look, random)
+    now = look(shuffled(random, problem), [random.randrange(processors) for _ in problem.tasks])
+    for _ in range(20):
+        found = moves(now.order, now.lanes, random.randrange(16), -1)
+        if found:
+            near, whole = look(*found, now), look(*found)
+            assert (near.start, near.end, near.ready, near.cause) == (whole.start, whole.end, whole.ready, whole.cause)
+            now = near if random.random() < 0.5 else now
 
 
 def test_a_value_may_go_to_one_reader_now_and_to_another_one_later() -> None:
@@ -175,3 +191,21 @@ def test_who_goes_on_from_an_answer_knows_what_it_sends_when() -> None:
         answer = List()(problem)
         again = [each for each in several(problem, Homes(problem), 1, answers=[answer]) if each.rank == answer.policy]
         assert [each.seconds for each in again] == [pytest.approx(answer.cost)]
+
+
+def test_what_an_answer_has_begun_at_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beams and even loads took half of the time that search had beside an answer that is far from the bound."""
+    problem, made = butterfly(0, 3), list[str]()
+    answer, later = List()(problem), perf_counter() + 0.5
+    monkeypatch.setattr("partitioner.planner.latency.starts.widened", lambda *_: made.append("beams") or [])
+    known = starts(problem, 16, answer.cost / 2, later, [answer])
+    assert known[0].seconds == answer.cost and not made
+    assert not any(each.rank.startswith("on even loads") for each in known)
+    starts(problem, 16, answer.cost / 1.05, perf_counter() + 0.5, [answer])
+    assert made == ["beams"], "near the bound, gaps are what costs"
+
+
+def test_beams_that_stay_far_behind_do_not_become_wider() -> None:
+    problem = butterfly(0, 3)
+    found = widened(problem, [()], 0.0, perf_counter() + 60.0, known=1.0)
+    assert len(found) == 2

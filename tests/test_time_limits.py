@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from partitioner.errors import PlacementError
-from partitioner.ir.problem import ORDER, Kind, Objective, Problem, Processor
+from partitioner.ir.problem import ORDER, Channel, Kind, Objective, Problem, Processor
 from partitioner.planner.latency import crossings
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.tries import best_of
@@ -70,6 +70,15 @@ def test_no_model_is_built_that_leaves_the_solver_no_time(monkeypatch: pytest.Mo
     assert Exact(time_limit=0.1)(small).cost <= List()(small).cost * 1.2
 
 
+def passed_on(tasks: int) -> Problem:
+    """A chain on two equal processors with a link."""
+    edges = [(task, task + 1, task) for task in range(tasks - 1)]
+    link = Channel("link", 1.0, 0.0, (0, 1))
+    kind, names = Kind("kind", {1: [1.0] * tasks}), tuple(map(str, range(tasks)))
+    machine, values = (Processor("x", 0), Processor("y", 0)), [(task, 1.0) for task in range(tasks - 1)]
+    return Problem("chain", names, (kind,), machine, edges, values, (link,), {(0, 1): (0,), (1, 0): (0,)})
+
+
 def test_one_schedule_is_made_in_no_time() -> None:
     problem = posed(60)
     tried = [best_of(problem, Homes(problem), 16, until).seconds for until in (0.0, perf_counter() + 60)]
@@ -82,6 +91,15 @@ def test_list_scheduling_tries_more_than_once_where_there_is_time() -> None:
         policy = next(iter(Auto(time_limit=limit).policies(posed(50), lambda: 0.0)))
         assert isinstance(policy, List) and policy.tries == tries, limit
     assert not worth_while(posed(50), 0.05) and worth_while(posed(50), 5.0)
+
+
+def test_list_scheduling_has_the_solvers_time_where_that_would_come_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had a quarter of 2 s for the sake of a solver that then had a fifth of a second, or none."""
+    monkeypatch.setattr("partitioner.planner.policies.exact.loading", lambda: 0.7)
+    for tasks, limit, part in ((8, 2.0, 0.25), (38, 2.0, 0.5), (38, 8.0, 0.25), (50, 8.0, 0.5)):
+        policy = next(iter(Auto(time_limit=limit).policies(passed_on(tasks), lambda limit=limit: limit)))
+        assert isinstance(policy, List) and policy.time_limit == part * limit
+    assert not worth_while(passed_on(80), 2.0) and worth_while(passed_on(80), 5.0)
 
 
 def test_list_scheduling_keeps_the_time_of_auto() -> None:

@@ -22,6 +22,13 @@ class Busy:
         self.starts: list[float] = []
         self.ends: list[float] = []
 
+    def copy(self) -> Busy:
+        """Another one that is taken at the same times."""
+        other = Busy()
+        if self.ends:
+            other.starts, other.ends = self.starts[:], self.ends[:]
+        return other
+
     def gap(self, ready: float, seconds: float) -> float:
         """The earliest start, not before ``ready``, of ``seconds`` in which the resource is free."""
         ends = self.ends

@@ -31,6 +31,9 @@ PER_LOOK = 3e-5
 GROWTH = 3
 """By how much the next beams are wider."""
 
+FAR = 1.05
+"""How many times the best schedule that is known those of beams may take for wider ones to be worth their time."""
+
 
 class Beams:
     """Both ends of a problem.
@@ -64,7 +67,12 @@ class Beams:
 
 
 def widened(
-    problem: Problem, homes: Sequence[Sequence[int]], least: float, until: float = inf, once: bool = False
+    problem: Problem,
+    homes: Sequence[Sequence[int]],
+    least: float,
+    until: float = inf,
+    once: bool = False,
+    known: float = inf,
 ) -> list[Found]:
     """Schedules by beams that become wider while there is time, the best first.
 
@@ -74,6 +82,7 @@ def widened(
         least: seconds that no schedule beats: nothing is left to do there.
         until: moment, on `time.perf_counter`, to which no beam goes on, about; infinite: there is one round.
         once: there is one round, whatever the time.
+        known: seconds of a schedule that is known: beams that stay far behind it do not become wider.
     """
     found: list[Found] = []
     ways = len(problem.tasks) * len(problem.lanes)
@@ -93,7 +102,7 @@ def widened(
             best = found[0].seconds if found else inf
             if best <= least * (1 + 1e-9) or is_late():
                 return found
-        if once or until == inf:
+        if once or until == inf or best > FAR * known:
             break
         looks *= GROWTH
     return found

@@ -106,7 +106,7 @@ class _Crossing:
             lanes[task] = other
         for task in come:
             lanes[task] = lane
-        made = self.look(self.now.order, lanes)
+        made = self.look(self.now.order, lanes, self.now)
         if made.seconds - self.now.seconds <= gate:
             self.take(made)
             self.price.note(self.excess > 0)

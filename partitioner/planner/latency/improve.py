@@ -33,8 +33,13 @@ several looks for room itself); and the largest problem that gets any."""
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
 
+FURTHER = 1200
+"""Likewise, where the best start has been searched from already: to come near it others need as many."""
 
-def improved(problem: Problem, known: Sequence[Found], least: float, until: float, seed: int, most: int = 10**9) -> Found:
+
+def improved(
+    problem: Problem, known: Sequence[Found], least: float, until: float, seed: int, most: int = 10**9, share: int = ENOUGH
+) -> Found:
     """A schedule that is no worse than the best of those that are known.
 
     Args:
@@ -44,6 +49,7 @@ def improved(problem: Problem, known: Sequence[Found], least: float, until: floa
         until: when to stop, on `time.perf_counter`.
         seed: of all that is left to chance.
         most: moves, in all.
+        share: moves for each start, about; with fewer in all there are fewer starts.
     """
     count = len(problem.tasks)
     if count < 2 or len(problem.lanes) < 2 or (problem.contiguous and count > MOST_FOR_CLOSURE):
@@ -54,7 +60,7 @@ def improved(problem: Problem, known: Sequence[Found], least: float, until: floa
     walks = [Walk(look, moves, known[0])]
     now = perf_counter()
     enough = min(most, int(2 * (until - now) / max(1e-9, now - began)) if until < inf else most)
-    walks += [Walk(look, moves, each) for each in known[1 : enough // ENOUGH]]
+    walks += [Walk(look, moves, each) for each in known[1 : enough // share]]
     walk = _halved(walks, least, until, most)
     if walk.best.seconds >= known[0].seconds:
         return known[0]

@@ -72,6 +72,7 @@ class Moves:
         self.standing, self.sends = look.standing, look.standing is not None
         if self.sends:  # of what is sent, counted from the end
             self.sources += [[maker] for maker, _ in reversed(problem.values)] * (1 + len(problem.processors))
+        self.first_of = [(group, tasks[0]) for group, tasks in problem.members.items()]
         self.cuts = Cuts(problem, random) if problem.contiguous else None
         self.waste = None if problem.alike else waste(problem).tolist()
 
@@ -212,8 +213,8 @@ class Moves:
         """Whether memory suffices ``there``, if need be when others have gone: some back ``here``, one to wherever it fits."""
         problem, home, random = self.problem, self.problem.lanes, self.random
         demand, room, left = problem.demand, list(problem.caps), list[int]()
-        for group, tasks in problem.members.items():
-            at = home[lanes[tasks[0]]]
+        for group, task in self.first_of:
+            at = home[lanes[task]]
             room[at] -= demand[group]
             if at == there and group not in piece:
                 left.append(group)

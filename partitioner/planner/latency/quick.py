@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.latency.bounds import tails
 from partitioner.planner.latency.sites import sites
 from partitioner.planner.latency.standing import Standing
+from partitioner.planner.latency.states import STEP, State, Times
+from partitioner.planner.prices import able_seconds
 from partitioner.planner.resources import Busy
 from partitioner.planner.timing import timed
 
@@ -31,6 +34,7 @@ class Timed:
         end: when it ends.
         ready: when all that it waits for is there.
         cause: the predecessor that is there last; -1 for none.
+        marks: states after each `STEP` tasks of the order, as far as anybody has asked: orders that begin alike go on from one.
     """
 
     seconds: float
@@ -40,6 +44,7 @@ class Timed:
     end: Sequence[float]
     ready: Sequence[float]
     cause: Sequence[int]
+    marks: list[State] = field(default_factory=list)
 
 
 def _plain(problem: Problem) -> bool:
@@ -67,7 +72,6 @@ class Quick:
     def __init__(self, problem: Problem) -> None:
         self.problem, count = problem, len(problem.processors)
         self.plain, self.pools = _plain(problem), _pools(problem)
-        self.standing = Standing(problem) if self.plain and problem.stands else None
         self.pool_of = {lane: number for number, pool in enumerate(self.pools) for lane in pool}
         self.before = [sorted(set(each)) for each in problem.before]
         self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
@@ -76,33 +80,95 @@ class Quick:
             for _, size in problem.values
         ]
         self.handoff = [each.handoff for each in problem.processors]
+        fastest = able_seconds(problem).min(axis=0).tolist()
+        self.rest = [tail * (1 - 1e-12) - own for tail, own in zip(tails(problem), fastest, strict=True)]
+        self.standing = Standing(problem, self.rest) if self.plain and problem.stands else None
+        self.merged = len(self.pools) < len(problem.lanes)
+        self.run = self.pooled if self.merged else self.standing.run if self.standing else self.plainly
 
-    def __call__(self, order: list[int], lanes: Sequence[int]) -> Timed:
-        """What comes of an order and lanes, or pools of them."""
-        if len(self.pools) < len(self.problem.lanes):
-            return self.pooled(order, lanes)
-        if self.standing:
-            times = self.standing(order, lanes)
-            return Timed(self.makespan(times[1], lanes), order, lanes, *times)
-        return self.plainly(order, lanes) if self.plain else self.slowly(order, lanes)
+    def __call__(self, order: list[int], lanes: Sequence[int], near: Timed | None = None) -> Timed:
+        """What comes of an order and lanes, or pools of them; see `within`."""
+        found = self.within(order, lanes, near)
+        assert found is not None
+        return found
 
-    def pooled(self, order: list[int], lanes: Sequence[int]) -> Timed:
+    def within(
+        self, order: list[int], lanes: Sequence[int], near: Timed | None, most: float = inf, best: float = inf
+    ) -> Timed | None:
+        """What comes of an order and lanes; ``None`` as soon as it is seen that nothing good does.
+
+        Args:
+            order: all tasks, after what they wait for.
+            lanes: of each task.
+            near: what came of others; where both begin alike, nothing is timed again.
+            most: what the makespan and the ends of lanes, on average, may come to, together,
+            best: unless the makespan is less than this.
+        """
+        if not self.plain:
+            return self.slowly(order, lanes)
+        count, known = len(lanes), near.marks if near else []
+        alike = self.alike(order, lanes, near) if near else 0
+        marks = known[: alike // STEP]
+        place = STEP * len(marks)
+        state = marks[-1].copy() if marks else self.begun()
+        if near:
+            times = list(near.start), list(near.end), list(near.ready), list(near.cause), list(lanes)
+            if self.merged:
+                for task in order[:place]:
+                    times[4][task] = near.lanes[task]
+        else:
+            times = [0.0] * count, [0.0] * count, [0.0] * count, [-1] * count, list(lanes)
+        while place + STEP <= alike:
+            self.run(state, order[place : place + STEP], times)
+            place += STEP
+            marks.append(state.copy())
+            known.append(marks[-1])
+        step = STEP if most < inf else len(order)
+        for at in range(place, len(order), step):
+            self.run(state, order[at : at + step], times)
+            if state.least >= best and state.least + state.last() > most:
+                return None
+        start, end, wait, cause, own = times
+        return Timed(self.makespan(end, own), order, own, start, end, wait, cause, marks)
+
+    def begun(self) -> State:
+        """Nothing is taken yet."""
+        free = [[(0.0, lane) for lane in pool] for pool in self.pools] if self.merged else []
+        return State([Busy() for _ in self.problem.lanes], [Busy() for _ in self.problem.channels], {}, free)
+
+    def alike(self, order: Sequence[int], lanes: Sequence[int], near: Timed) -> int:
+        """How many tasks at the beginning of an order are those of another one, on the same lanes, with the same sends."""
+        other: set[int] = set()
+        if lanes != near.lanes:
+            other = {task for task, (one, before) in enumerate(zip(lanes, near.lanes, strict=True)) if one != before}
+            if self.standing:
+                other |= self.standing.items(value for task in other for _, value in self.problem.before[task] if value >= 0)
+        if order is near.order and not other:
+            return len(order)
+        for place, (one, before) in enumerate(zip(order, near.order, strict=False)):
+            if one != before or one in other:
+                return place
+        return min(len(order), len(near.order))
+
+    def pooled(self, state: State, order: Sequence[int], times: Times) -> None:
         """Each task on the lane of its pool that is free the latest in time, or else the first."""
-        count, home, table, before, pool_of = len(order), self.problem.lanes, self.problem.seconds, self.before, self.pool_of
-        start, end, own, wait, cause = [0.0] * count, [0.0] * count, [0] * count, [0.0] * count, [-1] * count
-        free = [[(0.0, lane) for lane in pool] for pool in self.pools]
+        home, table, before, pool_of, free = self.problem.lanes, self.problem.seconds, self.before, self.pool_of, state.free
+        start, end, wait, cause, own = times
+        rest, least = self.rest, state.least
         for task in order:
             ready, last = 0.0, -1
             for source, _ in before[task]:
                 if end[source] > ready:
                     ready, last = end[source], source
-            line = free[pool_of[lanes[task]]]
+            line = free[pool_of[own[task]]]
             at, lane = line.pop(max(0, bisect_right(line, (ready, inf)) - 1))
             wait[task], cause[task], own[task] = ready, last, lane
             start[task] = begin = at if at > ready else ready
             end[task] = until = begin + table[home[lane]][task]
             insort(line, (until, lane))
-        return Timed(max(end), order, own, start, end, wait, cause)
+            if until + rest[task] > least:
+                least = until + rest[task]
+        state.least = least
 
     def slowly(self, order: list[int], lanes: Sequence[int]) -> Timed:
         """By the clock."""
@@ -116,15 +182,12 @@ class Quick:
                 wait[task] = clock.start[task]
         return Timed(clock.makespan, order, lanes, clock.start, clock.end, wait, cause)
 
-    def plainly(self, order: list[int], lanes: Sequence[int]) -> Timed:
+    def plainly(self, state: State, order: Sequence[int], times: Times) -> None:
         """By the same steps as the clock."""
-        problem, count, places = self.problem, len(order), len(self.problem.processors)
-        start, end, wait, cause = [0.0] * count, [0.0] * count, [0.0] * count, [-1] * count
-        busy = [Busy() for _ in problem.lanes]
-        channels = [Busy() for _ in problem.channels]
-        arrived: dict[tuple[int, int], float] = {}
+        start, end, wait, cause, lanes = times
+        problem, places, arrived, busy, channels = self.problem, len(self.handoff), state.arrived, state.busy, state.channels
         home, handoff, routes, lengths, table = problem.lanes, self.handoff, self.routes, self.lengths, problem.seconds
-        before = problem.before
+        before, rest, least = problem.before, self.rest, state.least
         for task in order:
             lane = lanes[task]
             here = home[lane]
@@ -134,25 +197,37 @@ class Quick:
                 at, there = end[source], lanes[source]
                 if there != lane:
                     if value >= 0 and home[there] != here:
-                        for channel in routes[home[there] * places + here]:
-                            known = arrived.get((value, channel))
-                            if known is None:
-                                length = lengths[value][channel] if lengths[value] else self.length(value, channel)
-                                if not length:
-                                    continue
-                                begin = channels[channel].gap(at, length)
-                                known = arrived[value, channel] = begin + length
-                                channels[channel].take(begin, known)
-                            if known > at:
-                                at = known
+                        come = arrived.get((value, ~here))
+                        if come is None:
+                            for channel in routes[home[there] * places + here]:
+                                known = arrived.get((value, channel))
+                                if known is None:
+                                    length = lengths[value][channel] if lengths[value] else self.length(value, channel)
+                                    if not length:
+                                        continue
+                                    begin = channels[channel].gap(at, length)
+                                    known = arrived[value, channel] = begin + length
+                                    channels[channel].take(begin, known)
+                                if known > at:
+                                    at = known
+                            arrived[value, ~here] = at
+                        else:
+                            at = come
                     at += hand
                 if at > ready:
                     ready, last = at, source
             seconds, line = table[here][task], busy[lane]
-            begin = line.gap(ready, seconds)
-            line.take(begin, begin + seconds)
-            start[task], end[task], wait[task], cause[task] = begin, begin + seconds, ready, last
-        return Timed(self.makespan(end, lanes), order, lanes, start, end, wait, cause)
+            free = line.ends[-1] if line.ends else 0.0
+            begin = ready if ready >= free else line.gap(ready, seconds)
+            until = begin + seconds
+            if begin == free and seconds and line.ends:
+                line.ends[-1] = until
+            else:
+                line.take(begin, until)
+            start[task], end[task], wait[task], cause[task] = begin, until, ready, last
+            if until + rest[task] > least:
+                least = until + rest[task]
+        state.least = least
 
     def length(self, value: int, channel: int) -> float:
         """Seconds of a value on a channel."""

@@ -9,14 +9,12 @@ p1      |=v=| c |   r  |       says so, and schedules of fifteen tasks were up t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from partitioner.ir.problem import Problem
+from partitioner.planner.latency.states import State, Times
 from partitioner.planner.resources import Busy, common_gap
 from partitioner.planner.timing import Ahead
-
-Times = tuple[list[float], list[float], list[float], list[int]]
-"""By task: its start, its end, when all that it waits for is there, and the predecessor that is there last, or -1."""
 
 
 class Standing:
@@ -24,48 +22,66 @@ class Standing:
 
     Args:
         problem: in which processors stand still, lanes share nothing and issue for themselves.
+        rest: seconds from the end of each task to the end of all, at least.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, rest: Sequence[float]) -> None:
+        self.rest = rest
         self.problem, self.places = problem, len(problem.processors)
         self.routes = [problem.routes.get((one, other), ()) for one in range(self.places) for other in range(self.places)]
         self.held = [[lane for lane, home in enumerate(problem.lanes) if home in each.ends] for each in problem.channels]
+        self.handoff = [each.handoff for each in problem.processors]
         self.readers = [sorted(set(each)) for each in problem.readers]
         self.lengths = [[channel.seconds(size) for channel in problem.channels] for _, size in problem.values]
 
-    def __call__(self, order: Sequence[int], lanes: Sequence[int]) -> Times:
-        """What comes of an order and lanes, by the same steps as the clock."""
-        problem, count = self.problem, len(lanes)
+    def run(self, state: State, order: Sequence[int], times: Times) -> None:
+        """Go on with an order, by the same steps as the clock."""
+        start, end, wait, cause, lanes = times
+        problem, busy, arrived = self.problem, state.busy, state.arrived
         home, table, before = problem.lanes, problem.seconds, problem.before
-        start, end, wait, cause = [0.0] * count, [0.0] * count, [0.0] * count, [-1] * count
-        busy = [Busy() for _ in home]
-        lines = [[busy[lane] for lane in held] or [Busy()] for held in self.held]  # whoever holds lanes has the channel
-        arrived: dict[tuple[int, int], float] = {}
+        lines = [
+            [busy[lane] for lane in held] or [own]  # whoever holds lanes has the channel
+            for held, own in zip(self.held, state.channels, strict=True)
+        ]
+        rest, least, handoff, values = self.rest, state.least, self.handoff, len(self.readers)
         for task in order:
             if task < 0:
-                value, only = self.sent(task)
+                only, value = divmod(~task, values)
                 from_, made = home[lanes[problem.values[value][0]]], end[problem.values[value][0]]
                 for reader in self.readers[value]:
-                    if (to := home[lanes[reader]]) != from_ and only in (-1, to):
+                    to = home[lanes[reader]]
+                    if to != from_ and only in (0, to + 1) and (value, ~to) not in arrived:
                         self.passed(value, from_, to, made, arrived, lines)
                 continue
             lane = lanes[task]
             here = home[lane]
-            hand = problem.processors[here].handoff
+            hand = handoff[here]
             ready, last = 0.0 if lane == 0 else hand, -1
             for source, value in before[task]:
                 at, there = end[source], lanes[source]
                 if there != lane:
                     if value >= 0 and home[there] != here:
-                        at = self.passed(value, home[there], here, at, arrived, lines)
+                        come = arrived.get((value, ~here))
+                        at = self.passed(value, home[there], here, at, arrived, lines) if come is None else come
                     at += hand
                 if at > ready:
                     ready, last = at, source
-            begin = busy[lane].gap(ready, table[here][task])
-            until = begin + table[here][task]
-            busy[lane].take(begin, until)
+            line, seconds = busy[lane], table[here][task]
+            free = line.ends[-1] if line.ends else 0.0
+            begin = ready if ready >= free else line.gap(ready, seconds)
+            until = begin + seconds
+            if begin == free and seconds and line.ends:
+                line.ends[-1] = until
+            else:
+                line.take(begin, until)
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
-        return start, end, wait, cause
+            if until + rest[task] > least:
+                least = until + rest[task]
+        state.least = least
+
+    def items(self, values: Iterable[int]) -> set[int]:
+        """All that stands in orders for these values."""
+        return {self.send(value, there) for value in values for there in range(-1, self.places)}
 
     def send(self, value: int, there: int = -1) -> int:
         """What stands in an order for a value that is sent to a processor; -1: to all on which it is read, one by one."""
@@ -103,18 +119,18 @@ class Standing:
                     line.take(begin, known)
             if known > at:
                 at = known
+        arrived[value, ~there] = at
         return at
 
     def joined(self, order: Sequence[int], ahead: Ahead, lanes: Sequence[int]) -> list[int]:
-        """An order with sends: those of ``ahead`` where they are, all others last, which is to say when they are read."""
-        problem, found, left = self.problem, list[int](), dict.fromkeys(range(len(self.problem.values)))
+        """An order with the sends of ``ahead`` where they are; all others are when they are read."""
+        problem, found = self.problem, list[int]()
         for task in order:
             for value, channel in ahead.get(task, ()):
-                left.pop(value, None)
                 here = problem.lanes[lanes[problem.values[value][0]]]
                 found += [self.send(value, end) for end in problem.channels[channel].ends if end != here]
             found.append(task)
-        return found + [~value for value in left]
+        return found
 
     def apart(self, order: Sequence[int], lanes: Sequence[int]) -> tuple[list[int], Ahead]:
         """The order of the tasks, and what goes over channels ahead of each."""

@@ -27,11 +27,15 @@ from partitioner.planner.throughput.solve import evenest, soon_balanced
 MOST_BEAMED = 200
 """The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
 
-EVENING = 1e-3
-"""Seconds for each task that must be left for even loads, or for what has no regard for memory, to be looked for."""
+EVENING, AGAIN = 1e-3, 0.04
+"""Seconds for each task that must be left for even loads, or for what has no regard for memory, to be looked for; and once
+more, where there are answers that have begun there."""
 
-RANKED, BEAMED = 0.2, 0.5
-"""Parts of the time after which there are no more schedules by rank, and by beams."""
+FULL = 1.1
+"""How many times the bound an answer may take for beams to be made again: further above it, gaps are not what costs."""
+
+RANKED, AGAIN_RANKED, BEAMED = 0.2, 0.05, 0.5
+"""Parts of the time after which there are no more schedules by rank, where there are answers, too, and by beams."""
 
 REGARDLESS, CROSSED = 0.2, 0.5
 """Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
@@ -70,19 +74,23 @@ def starts(
     counted = counted or until == inf
     roomy = _roomy(problem, tries, least, until, counted)
     now, homes = perf_counter(), Homes(problem)
-    known = several(problem, homes, tries, now + RANKED * (until - now), answers)
+    again = len(answers) > 0 and len(problem.tasks) <= MOST_BEAMED
+    known = several(problem, homes, tries, now + (AGAIN_RANKED if again else RANKED) * (until - now), answers)
     known = sorted([*known, *roomy], key=lambda each: each.seconds)
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known
     kept: list[Sequence[int]] = [()]
-    if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + EVENING * len(problem.tasks) < until:
+    soon = (AGAIN if again else EVENING) * len(problem.tasks)
+    if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + soon < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
             late = monotonic() + BEAMED * (until - perf_counter())
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
+    if again and known[0].seconds > FULL * least:
+        return sorted(known, key=lambda each: each.seconds)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
-        known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted)
+        known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
     return sorted(known, key=lambda each: each.seconds)
 
 

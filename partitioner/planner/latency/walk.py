@@ -68,12 +68,12 @@ class Walk:
                     cycle, self.now = int(passed), self.best
                     critical, energy = self.critical(), self.energy(self.now)
                 heat = HEATS[cycle % len(HEATS)] * COLD ** (passed % 1.0) * self.best.seconds
-            next_ = self.step(critical)
+            gate = energy - log(max(1e-300, self.random.random())) * heat
+            next_ = self.step(critical, gate)
             if next_ is None:
                 continue
             felt = self.energy(next_)
-            worse = felt - energy
-            if worse <= 0 or worse < -log(max(1e-300, self.random.random())) * heat:
+            if felt <= gate:
                 self.now, energy = next_, felt
                 critical = self.critical()
             if next_.seconds < self.best.seconds * (1 - 1e-12):
@@ -93,26 +93,24 @@ class Walk:
     def critical(self) -> list[tuple[int, int]]:
         """The tasks of one chain that the end waits for, last first; each with the task whose lane it waits for, or -1."""
         now = self.now
-        lines: list[list[tuple[float, int]]] = [[] for _ in self.problem.lanes]
-        for task, lane in enumerate(now.lanes):
-            lines[lane].append((now.end[task], task))
-        for line in lines:
-            line.sort()
+        lines: list[list[int]] = [[] for _ in self.problem.lanes]
+        for task in sorted(range(len(now.end)), key=now.end.__getitem__):
+            lines[now.lanes[task]].append(task)
         task = max(range(len(now.end)), key=now.end.__getitem__)
         chain: list[tuple[int, int]] = []
         while task >= 0 and len(chain) < len(now.end):
             ahead = -1
             if now.start[task] > now.ready[task]:
                 line = lines[now.lanes[task]]
-                place = bisect_right(line, (now.start[task] + 1e-12, len(now.end))) - 1
-                ahead = line[place][1] if place >= 0 and line[place][1] != task else -1
+                place = bisect_right(line, now.start[task] + 1e-12, key=now.end.__getitem__) - 1
+                ahead = line[place] if place >= 0 and line[place] != task else -1
             chain.append((task, ahead))
             task = ahead if ahead >= 0 else now.cause[task]
         return chain
 
-    def step(self, critical: list[tuple[int, int]]) -> Timed | None:
-        """One move, looked at; ``None`` if it was none."""
+    def step(self, critical: list[tuple[int, int]], gate: float) -> Timed | None:
+        """One move, looked at; ``None`` if it was none, or if its energy is above ``gate`` and nothing is won."""
         random = self.random
         task, ahead = random.choice(critical) if random.random() < CRITICAL else (random.randrange(len(self.now.end)), -1)
         found = self.moves(self.now.order, self.now.lanes, task, ahead)
-        return found and self.look(*found)
+        return found and self.look.within(*found, self.now, gate, self.best.seconds)

@@ -41,13 +41,14 @@ LEAST = 0.1
 """Seconds that the solver must have to be of use."""
 
 
-PER_UNEVEN = 0.015
-"""Likewise, for each task, where processors are unequal or memory is scarce: there local search does more with less time."""
+PER_PAIR = 3.5e-4
+"""Likewise, for every task and every other one, where processors are unequal, memory is scarce or values travel: there local
+search does more with less time."""
 
 
 def worth_while(problem: Problem, seconds: float) -> bool:
     """Whether the solver would come to anything in so many seconds: its module is to be imported first."""
-    least = max(LEAST, PER_UNEVEN * len(problem.tasks)) if uneven(problem) else LEAST
+    least = max(LEAST, PER_PAIR * len(problem.tasks) ** 2) if uneven(problem) or problem.travels else LEAST
     return loading() + least < seconds
 
 

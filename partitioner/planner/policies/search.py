@@ -18,7 +18,7 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import closed
-from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.improve import ENOUGH, FURTHER, MOST_MOVED, improved
 from partitioner.planner.latency.starts import starts
 from partitioner.planner.throughput.solve import balanced
 
@@ -63,7 +63,8 @@ class Search:
         known = starts(ruled, tries, bound, until, answers)
         found = known[0]
         if found.seconds > bound * (1 + 1e-9) and len(problem.tasks) <= MOST_TASKS:
-            found = improved(ruled, known, bound, until, self.seed)
+            share = FURTHER if answers and len(problem.tasks) <= MOST_MOVED else ENOUGH
+            found = improved(ruled, known, bound, until, self.seed, share=share)
         note = f"the best found by {found.rank}"
         bound = min(bound, found.seconds)
         return scheduled(problem, "search", found.lanes, found.order, bound=bound, note=note, ahead=found.ahead)
