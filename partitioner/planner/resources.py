@@ -41,6 +41,16 @@ class Busy:
             ready = ends[number]
         return max(ready, ends[-1]) if first + MOST_GAPS < len(ends) else ready
 
+    def fill(self, ready: float, seconds: float) -> float:
+        """Take the first ``seconds`` that are free, not before ``ready``; their start."""
+        ends = self.ends
+        start = self.gap(ready, seconds) if ends and ready < ends[-1] else ready
+        if ends and seconds and start == ends[-1]:
+            ends[-1] = start + seconds
+        else:
+            self.take(start, start + seconds)
+        return start
+
     def take(self, start: float, end: float) -> None:
         """Note that the resource is taken from ``start`` to ``end``."""
         starts, ends = self.starts, self.ends

@@ -216,14 +216,9 @@ class Quick:
                     at += hand
                 if at > ready:
                     ready, last = at, source
-            seconds, line = table[here][task], busy[lane]
-            free = line.ends[-1] if line.ends else 0.0
-            begin = ready if ready >= free else line.gap(ready, seconds)
+            seconds = table[here][task]
+            begin = busy[lane].fill(ready, seconds)
             until = begin + seconds
-            if begin == free and seconds and line.ends:
-                line.ends[-1] = until
-            else:
-                line.take(begin, until)
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
             if until + rest[task] > least:
                 least = until + rest[task]

@@ -66,14 +66,9 @@ class Standing:
                     at += hand
                 if at > ready:
                     ready, last = at, source
-            line, seconds = busy[lane], table[here][task]
-            free = line.ends[-1] if line.ends else 0.0
-            begin = ready if ready >= free else line.gap(ready, seconds)
+            seconds = table[here][task]
+            begin = busy[lane].fill(ready, seconds)
             until = begin + seconds
-            if begin == free and seconds and line.ends:
-                line.ends[-1] = until
-            else:
-                line.take(begin, until)
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
             if until + rest[task] > least:
                 least = until + rest[task]
