@@ -34,7 +34,7 @@ class Timed:
         end: when it ends.
         ready: when all that it waits for is there.
         cause: the predecessor that is there last; -1 for none.
-        marks: states after each `STEP` tasks of the order, as far as anybody has asked: orders that begin alike go on from one.
+        marks: states after every so many tasks, as far as anybody has asked: orders that begin alike go on from one.
     """
 
     seconds: float
@@ -84,6 +84,7 @@ class Quick:
         self.rest = [tail * (1 - 1e-12) - own for tail, own in zip(tails(problem), fastest, strict=True)]
         self.standing = Standing(problem, self.rest) if self.plain and problem.stands else None
         self.merged = len(self.pools) < len(problem.lanes)
+        self.step = max(STEP, (len(problem.channels) + len(problem.lanes)) // 2)  # a mark takes as long as so many tasks do
         self.run = self.pooled if self.merged else self.standing.run if self.standing else self.plainly
 
     def __call__(self, order: list[int], lanes: Sequence[int], near: Timed | None = None) -> Timed:
@@ -108,8 +109,8 @@ class Quick:
             return self.slowly(order, lanes)
         count, known = len(lanes), near.marks if near else []
         alike = self.alike(order, lanes, near) if near else 0
-        marks = known[: alike // STEP]
-        place = STEP * len(marks)
+        marks = known[: alike // self.step]
+        place = self.step * len(marks)
         state = marks[-1].copy() if marks else self.begun()
         if near:
             times = list(near.start), list(near.end), list(near.ready), list(near.cause), list(lanes)
@@ -118,12 +119,12 @@ class Quick:
                     times[4][task] = near.lanes[task]
         else:
             times = [0.0] * count, [0.0] * count, [0.0] * count, [-1] * count, list(lanes)
-        while place + STEP <= alike:
-            self.run(state, order[place : place + STEP], times)
-            place += STEP
+        while place + self.step <= alike:
+            self.run(state, order[place : place + self.step], times)
+            place += self.step
             marks.append(state.copy())
             known.append(marks[-1])
-        step = STEP if most < inf else len(order)
+        step = self.step if most < inf else len(order)
         for at in range(place, len(order), step):
             self.run(state, order[at : at + step], times)
             if state.least >= best and state.least + state.last() > most:

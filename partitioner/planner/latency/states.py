@@ -14,7 +14,7 @@ Times = tuple[list[float], list[float], list[float], list[int], list[int]]
 """By task: its start, its end, when all that it waits for is there, the predecessor that is there last, or -1, and its lane."""
 
 STEP = 8
-"""Tasks from one mark to the next."""
+"""Tasks from one mark to the next, at least."""
 
 
 @dataclass(slots=True)
