@@ -122,8 +122,7 @@ class _Clock:
         ends = self.names.get(value.torch_device, ""), self.program.lanes[lane].device_name
         link = self.costs.machine.link(*ends)
         seconds, busy = link.latency + value.bytes / link.bandwidth, self.links.setdefault(ends, Busy())
-        start = busy.gap(self.free[lane], seconds)
-        busy.take(start, start + seconds)
+        start = busy.fill(self.free[lane], seconds)
         self.free[lane] = start + seconds
         return Span(lane, target, start, start + seconds)
 

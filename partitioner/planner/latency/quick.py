@@ -206,9 +206,7 @@ class Quick:
                                     length = lengths[value][channel] if lengths[value] else self.length(value, channel)
                                     if not length:
                                         continue
-                                    begin = channels[channel].gap(at, length)
-                                    known = arrived[value, channel] = begin + length
-                                    channels[channel].take(begin, known)
+                                    known = arrived[value, channel] = channels[channel].fill(at, length) + length
                                 if known > at:
                                     at = known
                             arrived[value, ~here] = at

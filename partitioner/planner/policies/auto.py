@@ -87,8 +87,9 @@ class Auto:
     def policies(self, problem: Problem, left: Callable[[], float]) -> Iterator[Callable[[Problem], Assignment]]:
         """What to run, in order, each with its part of the time that is left; those that search begin at the answers so far."""
         count, solver = len(problem.tasks), find_spec("ortools") is not None
-        soon = problem.objective != "latency" or worth_while(problem, SOLVER_SHARE * (1 - FEW_SHARE) * left())
-        proves = solver and count <= FEW and soon
+        proves = solver and count <= FEW
+        if proves and problem.objective == "latency":
+            proves = worth_while(problem, SOLVER_SHARE * (1 - FEW_SHARE) * left())
         share = FEW_SHARE if proves else LIST_SHARE[problem.objective]
         yield List(time_limit=share * left()) if self.thorough(problem) else List(tries=1)
         if problem.objective == "latency":
