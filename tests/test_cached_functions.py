@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 import pretend
@@ -17,6 +18,8 @@ from partitioner import partition
 from partitioner.errors import TraceError
 
 CALLS: list[int] = []
+SCALE: ContextVar[Any] = ContextVar("SCALE", default=1.0)
+LATE: ContextVar[float] = ContextVar("LATE")
 
 
 @functools.lru_cache
@@ -140,3 +143,69 @@ def test_a_cache_of_random_numbers_ends_the_graph() -> None:
         torch.manual_seed(3)
         wanted = noisy(torch.ones(2, 4)), noisy(torch.ones(2, 4)), torch.rand(1)
     assert all(map(torch.equal, first, wanted))
+
+
+@functools.singledispatch
+def converted(value: Any, times: int = 2) -> Any:
+    return value
+
+
+@converted.register
+def _(value: int, times: int = 2) -> Any:
+    return value * times
+
+
+@converted.register(list)
+def _(value: list[Any], times: int = 2) -> Any:
+    return [converted(each, times) for each in value]
+
+
+class Converts(nn.Module):
+    """Leaves to a table of functions what becomes of a value, and to a context how much of it."""
+
+    held: Any = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return converted(self.layer(x)) * SCALE.get(), converted(self.held), converted([1, x], times=3), LATE.get(None)
+
+
+def test_functions_of_a_table_and_values_of_a_context_are_asked_for_in_one_graph() -> None:
+    """Dynamo looks into neither, so each was refused where one graph was to be all of a call, and ended it elsewhere."""
+    x, model = torch.ones(2, 4), Converts()
+    parallel = partition(model, spec=spec(2), example_inputs=x, fullgraph=True)
+
+    def assert_alike() -> None:
+        torch.testing.assert_close(parallel(x), model(x), rtol=0, atol=0)
+
+    def under_others() -> None:
+        for value in (2.0, torch.ones(4), 3):
+            SCALE.set(value)
+            assert_alike()
+        LATE.set(0.5)
+        converted.register(Tensor, lambda value, times=2: value - times)
+        assert_alike()
+
+    for held in (3, [1, 2], 2.5, True):
+        model.held = parallel.held = held
+        assert_alike()
+    copy_context().run(under_others)
+    Context().run(assert_alike)
+
+
+class Later(Converts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * LATE.get()
+
+
+def test_a_context_without_a_value() -> None:
+    x, model = torch.ones(2, 4), Later()
+    parallel = partition(model, spec=spec(2), fullgraph=True)
+    with pytest.raises(LookupError, match="LATE"):
+        parallel(x)
+    context = copy_context()
+    context.run(LATE.set, 2.0)
+    assert torch.equal(context.run(parallel, x), context.run(model, x))

@@ -255,6 +255,14 @@ def test_a_weight_with_hooks() -> None:
 
 
 def test_an_argument_with_hooks(world: World) -> None:
+    """On lanes, too, it was refused where one graph was to be all of the call."""
+    found = []
+    for module in (OfArgument(), LANES(OfArgument(), rand(grad=True), fullgraph=True)):
+        x = rand(grad=True)
+        x.register_hook(lambda gradient: gradient * 2)
+        module.load_state_dict({name: torch.full_like(one, 0.5) for name, one in module.state_dict().items()})
+        found.append(module(x))
+    torch.testing.assert_close(*found)
     x = rand(grad=True)
     parallel = spread(OfArgument(), (x,), TWO, copy=True)
     x.register_hook(lambda gradient: gradient * 2)

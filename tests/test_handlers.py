@@ -56,6 +56,29 @@ class Begun(nn.Module):
         return self.left(x) + self.right(-x)
 
 
+class LooksBeyond(nn.Module):
+    """Asks for a row that is not there, through a function that catches what that raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        y = self.layer(x)
+        try:
+            return y[x.shape[0]], ""
+        except IndexError as error:
+            return y, str(error)
+
+
+def test_a_row_that_is_beyond_the_last_one() -> None:
+    """At an open size nobody knew what such an op does, so the call was not made again, and its error reached the caller."""
+    model = LooksBeyond()
+    parallel = partition(model, ["cpu:0", "cpu:1"])
+    for rows in (3, 4, 5):
+        assert parallel(torch.ones(rows, 4))[1] == model(torch.ones(rows, 4))[1]
+
+
 @pytest.mark.parametrize(("function", "runs"), [(told_apart, False), (told_apart_then_caught, True)])
 def test_an_except_of_an_error_that_no_op_raises_keeps_nothing_from_lanes(
     function: Callable[[Tensor, Tensor], Tensor], runs: bool

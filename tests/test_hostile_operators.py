@@ -6,8 +6,9 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from enum import Flag, IntFlag, auto
+from enum import Flag, IntEnum, IntFlag, auto
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -43,6 +44,30 @@ class Unequal:
     __hash__ = object.__hash__
 
 
+class Named(dict[str, int]):
+    pass
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Key:
+    """Equals its number, and says in a text what is larger than it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == other
+
+    def __gt__(self, other: object) -> str:  # type: ignore[misc]
+        return f"more than {self.number}"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 held = holding_in(NAMED, identity=True)
 
 
@@ -63,6 +88,19 @@ if not OLD_TORCH:
 held(lambda v, n: (Rights.READ in v, Rights(n & 1) in v), Rights.READ, Rights(0), Rights.WRITE)
 # a number that is open was never another one
 held(lambda v, n, zero=0, three=3: (v is zero, n is three, n is not three), 0, 1, 2, 0)  # type: ignore[misc]
+# nor was it equal to an object, whatever that one's class said, nor to a member of an enumeration of numbers
+held(lambda v, _: (Level(v) == v, v != Level.LOW, v in tuple(Level), v in [Level.HIGH], [v] == [Level.LOW]), 1, 2, 1)
+held(lambda v, n: (v == Key(2), Key(2) == v, n != Key(3), v < Key(1), n in [Key(3)], [v] == [Key(2)]), 1, 2, 3)  # type: ignore[operator]
+held(lambda v, _: (Level.LOW.__eq__(v), 2 in [Key(2)], v == object(), v == (2,)), 1, 2, 3)
+# an attribute that it has not was missed when forward had ended
+held(lambda v, n: (getattr(v, "items", 7), hasattr(n, "items"), raised(lambda: (v.items, n.items))), 1, 2, 3)
+# zeros were told apart by their signs, but not within complex numbers and sets
+held(lambda v, _: repr(v), complex(1, 0.0), complex(1, -0.0), complex(0.0, 2), complex(-0.0, 2))
+held(lambda v, _: [repr(each) for each in v], frozenset({0.0}), frozenset({-0.0}), frozenset({(1,)}), frozenset({(True,)}))
+# what is made by a class of the user's was a dictionary
+held(lambda v, _: type(Named.fromkeys(v)), "ab", "cd")
+# an error that is caught spoke of a tuple where there was a list, and the other way round
+held(lambda v, _: [str(raised(each)) for each in (lambda: v.index(9), lambda: v[7], lambda: [*v].remove(9))], (1,), (2, 3), [1])
 # the text of an open size was no number
 held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
 
@@ -72,6 +110,35 @@ held(lambda v, n: raised(lambda: int(str(n)) + float(f"{v}")), 1, 2, 3)
 @pytest.mark.parametrize("name", NAMED)
 def test_equal(name: str, example: bool) -> None:
     assert_equal(NAMED[name], Variant(not example, example))
+
+
+class AsksForItsGradient(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+        y = self.left(x)
+        return y * self.right(x), y.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_the_gradient_of_what_forward_has_computed() -> None:
+    """The tracer said that there was one."""
+    parallel = partition(AsksForItsGradient(), ["cpu:0", "cpu:1"])
+    assert [parallel(rand())[1] for _ in range(2)] == [True, True]
+
+
+class KeepsByTensor(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        if x not in self.kept:
+            self.kept[x] = self.left(x).detach()
+        return self.kept[x] + self.right(x)
+
+
+def test_tensors_as_weak_keys() -> None:
+    """Python asks the tensors whether they are equal, which is an error; the tracer found them by what they are."""
+    model = KeepsByTensor()
+    model.kept = WeakKeyDictionary()
+    parallel = partition(model, ["cpu:0", "cpu:1"])
+    with pytest.raises(RuntimeError, match="Boolean value of Tensor"):
+        parallel(rand())
 
 
 class Permits(Two):

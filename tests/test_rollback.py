@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pretend
 import pytest
 import torch
 from hostile.program import rand
@@ -109,6 +110,44 @@ def test_what_fails_under_autocast_alone() -> None:
             wanted = seen(model, lambda: model(rand(3, 4), GOOD))
             found = seen(parallel, lambda: parallel(rand(3, 4), GOOD))
         assert all(map(torch.equal, found, wanted))
+
+
+class Refuses(Towers):
+    """Counts, draws and notes what it catches before it finds that it cannot go on with so many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caught: list[str] = []
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.norms[0](x) + torch.rand_like(x)
+        try:
+            assert x.shape[0] == 3, "three rows"
+        except AssertionError as error:
+            self.caught.append(str(error))
+            raise ValueError("so many rows") from error
+        return y * self.words[0](ids)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one graph", "several devices"])
+def test_an_error_that_tracing_finds_leaves_what_eager_leaves(several: bool, request: pytest.FixtureRequest) -> None:
+    """The model was called to see what it raises, and all that it had done by then was put back."""
+    plain = Refuses()
+    model = copy.deepcopy(plain)
+    if several:
+        request.getfixturevalue("world")
+        parallel = pretend.spread(model, (rand(), GOOD), pretend.TWO)
+    else:
+        parallel = spread(model, rand(), GOOD, fullgraph=True)
+    found = []
+    for module in (plain, parallel):
+        torch.manual_seed(1)
+        with pytest.raises(ValueError, match="so many rows"):
+            module(rand(5, 4), GOOD)
+        found.append([module.caught, int(module.calls), module.norms[0].running_mean.tolist(), float(torch.rand(()))])
+    assert found[0] == found[1]
+    assert torch.equal(parallel(rand(), GOOD), parallel(rand(), GOOD)) is False  # it goes on, and draws
 
 
 class Writes(nn.Module):

@@ -22,6 +22,7 @@ from torch.nn import functional
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
 from partitioner.frontend.capture.checks import checked
+from partitioner.frontend.capture.places import part_at
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta, Work
 from partitioner.model.inplace import writes_in_place
@@ -184,7 +185,7 @@ def _python_effect(node: torch.fx.Node, inputs: Inputs) -> Effect:
     if target is getattr:
         shared = frozenset() if node.args[1] in METADATA else inputs.all(node)
         return Effect(shared | {node.name}, inputs.all(node), tensor=node.args[1] not in METADATA)
-    if target is operator.getitem:
+    if target in (operator.getitem, part_at):
         return Effect(inputs.all(node) | {node.name}, inputs.all(node))
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if not _is_known(target, name):

@@ -33,7 +33,6 @@ import torch
 from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import CallFunctionNoArgsSource, GlobalSource
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -51,6 +50,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.random import fork_rng
 
 from partitioner.frontend.capture.amended import amended, amends
+from partitioner.frontend.capture.asked import asked
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
@@ -115,8 +115,7 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
         if not torch.equal(before, torch.get_rng_state()):
             undo()
             raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
-    name = tx.output.install_global("___asked", ask)  # a number, in whose order guards ask
-    return VariableTracker.build(tx, found, CallFunctionNoArgsSource(GlobalSource(name)))
+    return asked(tx, ask, found)
 
 
 @amends(UserFunctionVariable, "__init__")

@@ -271,7 +271,8 @@ class _Backend:
         def receive(values: Sequence[Any]) -> Callable[..., Any]:
             return owner.receive(Found(module, tuple(values), code, HERE.paths, reason, HERE.first, caught, draws, sets))
 
-        return untraced(given_numbers(asking(module, given, receive), numbers))
+        apart = owner.whole and owner.home is not None  # lanes of CPUs copy nothing
+        return untraced(given_numbers(asking(module, given, receive, apart), numbers))
 
 
 def _sets(output: OutputGraph) -> bool:

@@ -98,17 +98,18 @@ def _comes_with_call(source: Any) -> bool:
 
 
 def asking(
-    module: GraphModule, inputs: Sequence[Any], receive: Callable[[Sequence[Any]], Callable[..., Any]]
+    module: GraphModule, inputs: Sequence[Any], receive: Callable[[Sequence[Any]], Callable[..., Any]], apart: bool
 ) -> Callable[..., Any]:
     """What runs a graph that asks for gradients of its arguments: those get what is to want some before it runs.
 
-    Where one graph is all of a call, its ops may lie on several devices: all that read an argument of which a gradient is asked
-    read one op's result instead. A parameter of the model is never copied.
+    Where its ops may lie on several devices, all that read an argument of which a gradient is asked read one op's result
+    instead. A parameter of the model is never copied.
 
     Args:
         module: the graph, which is changed.
         inputs: the values of its placeholders.
         receive: gives what runs the graph, for such values.
+        apart: whether one graph is all of a call, whose ops may lie on several devices.
     """
     wanted = dict[int, bool]()
     places = {node: number for number, node in enumerate(module.graph.find_nodes(op="placeholder"))}
@@ -121,7 +122,7 @@ def asking(
         each
         for node in module.graph.find_nodes(op="call_function", target=torch.autograd.grad)
         for each in node.all_input_nodes
-        if HERE.whole and each in places and _may_be_copied(each.meta["grapharg"].source, type(inputs[places[each]]))
+        if apart and each in places and _may_be_copied(each.meta["grapharg"].source, type(inputs[places[each]]))
     )
     for each in asked:
         _read_through_one(module.graph, each)

@@ -110,6 +110,8 @@ def _contains(plain: Callable[..., Any], items: Any, search: Any, *arguments: An
             return ConstantVariable.create(True)
         if (item.is_tensor() or wanted.is_tensor()) and _is_number(item) and _is_number(wanted):
             raise Unsupported("a tensor is looked for among others, by its numbers")
+        if wanted.is_python_constant() and _says_what_it_equals(item):
+            raise Unsupported(f"a constant is looked for among objects, by the __eq__ of {item.python_type_name()}")
     return plain([item for item in known if item.is_tensor() is wanted.is_tensor()], search, *arguments, **options)
 
 
@@ -154,6 +156,12 @@ if "hash_impl" in vars(user_defined.FrozenDataClassVariable):
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, UserDefinedObjectVariable)
+
+
+def _says_what_it_equals(value: Any) -> bool:
+    """Whether its class may take a constant for its equal. A dataclass's own method takes none."""
+    method = value.python_type().__eq__ if _is_object(value) and not value.is_python_constant() else None
+    return isinstance(method, FunctionType) and method.__code__.co_filename != "<string>"
 
 
 def _is_number(value: Any) -> bool:
@@ -303,6 +311,8 @@ def _of_class(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
 def _of_tensor(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if self.source is not None and name in _LOST:
         raise Unsupported(f"{name} of a tensor is read")
+    if self.source is None and name == "grad" and self.has_grad_fn:
+        raise Unsupported("the gradient of what forward has computed is read")  # there is none, and Dynamo has a tensor
     if self.source is not None and name in _OF_TENSORS:
         asked, guard = _OF_TENSORS[name]
         install_guard(AttrSource(self.source, asked).make_guard(guard))

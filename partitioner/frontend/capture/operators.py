@@ -5,6 +5,8 @@
     self.buffer + b"end"                              NotImplemented, as what a bytearray and bytes give
 
     complex(3) * n, divmod(n, 2), "text" % counter    a TypeError, where a size is open or a class is not Python's own
+    Level.HIGH == n, n in [Key(2)], Key(2) < n        False, where a number is open, whatever the object's class says
+    n.items                                           an AttributeError when the frame ends, which forward could not catch
 
 The graph ends at each, and Python does what it does.
 """
@@ -35,7 +37,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 
 _NUMBERS = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift".split()
 _NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{each}", f"i{each}")) | {
@@ -55,6 +57,8 @@ _TRACED = (object, type, dict, list, set, tuple, OrderedDict)
 def _by_name(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
     kind = self.as_python_constant() if name not in _MADE else None
     method = getattr(kind, name, None) if isinstance(kind, type) else None
+    if name == "fromkeys" and isinstance(kind, type) and kind not in _TRACED:
+        raise Unsupported(f"fromkeys of the class {kind.__name__}, of which the tracer would make a dictionary")
     if isinstance(method, MethodDescriptorType) and method.__objclass__ in (OrderedDict, defaultdict):
         raise Unsupported(f"{name} is called on the class {method.__objclass__.__name__}")
     if isinstance(method, MethodDescriptorType) and not all(issubclass(each, method.__objclass__) for each in _kinds(args[:1])):
@@ -135,9 +139,54 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
 def _by_name_of_users(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     """The same, where the object is of a class that is derived from one of Python's."""
     name = getattr(getattr(self, "descriptor", getattr(self, "method_wrapper", None)), "__name__", "")
-    if name in _NAMES and name not in _EQUALS:
+    if name in _NAMES and (name not in _EQUALS or any(map(_is_open, arguments[1]))):
         raise Unsupported(f"{name} is called by its name")
     return plain(self, *arguments)
+
+
+if hasattr(BuiltinVariable, "_comparison_with_symnode"):  # not in all versions of torch
+
+    @amends(BuiltinVariable, "_comparison_with_symnode")
+    def _compare(plain: Callable[..., Any], self: Any, tx: Any, left: Any, right: Any) -> Any:
+        return plain(self, tx, _compared(left, self.fn), _compared(right, self.fn))
+
+
+if "richcompare_impl" in vars(SymNodeVariable):
+
+    @amends(SymNodeVariable, "richcompare_impl")
+    def _compare_by_slot(plain: Callable[..., Any], self: Any, tx: Any, other: Any, name: str) -> Any:
+        return plain(self, tx, _compared(other, getattr(operator, name)), name)
+
+
+def _compared(variable: Any, op: Any) -> Any:
+    """What an open number is held against: of a member of an `IntEnum` and its like, the number."""
+    variable = variable.realize()
+    if not isinstance(variable, UserDefinedObjectVariable):
+        return variable
+    kind, name = variable.python_type(), f"__{op.__name__}__"
+    number: Any
+    for number in (int, float):
+        if variable.is_python_constant() and getattr(kind, name) is getattr(number, name):
+            return ConstantVariable.create(number(variable.as_python_constant()))
+    if op not in (operator.eq, operator.ne) or any(getattr(kind, each) is not getattr(object, each) for each in _EQUALS):
+        raise Unsupported(f"a number that differs from call to call is held against a {kind.__name__}")
+    return variable
+
+
+@amends(SymNodeVariable, GETATTR)
+def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    if not hasattr(self.python_type(), name):
+        raise Unsupported(f"a number that differs from call to call is asked for {name}")
+    return plain(self, tx, name)
+
+
+if "is_python_equal" in vars(getattr(misc, "WeakRefVariable", object)):  # not in all versions of torch
+
+    @amends(misc.WeakRefVariable, "is_python_equal")
+    def _is_weak_key(plain: Callable[..., bool], self: Any, other: Any) -> bool:
+        if self.referent_vt.is_tensor() and getattr(other, "referent_vt", self).is_tensor():
+            raise Unsupported("a tensor is looked for among weak keys, which Python tells apart by their numbers")
+        return plain(self, other)
 
 
 def _is(plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:

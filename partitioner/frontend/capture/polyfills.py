@@ -10,6 +10,7 @@
     Kind(number)                     the member that an open number names is initialised with that number
     next([1])                        gives 1
     del self.state                   is no error where there is no such attribute
+    [1].remove(2), (1,)[1]           what the error says is said of others: ``tuple.index()``, a list
 
 Some are put right; at the others the graph ends, and Python does what it does.
 """
@@ -24,7 +25,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 from torch._dynamo import utils
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import Unsupported, raise_observed_exception
 from torch._dynamo.guards import install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import (
@@ -45,7 +46,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
 )
 from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable
+from torch._dynamo.variables.lists import BaseListVariable, CommonListMethodsVariable, ListIteratorVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
 from partitioner.frontend.capture.absent import has_guard
@@ -131,6 +132,30 @@ def _init_slice(plain: Callable[..., None], self: Any, items: Any, *arguments: A
     if any(isinstance(each.realize(), UserDefinedObjectVariable) and not each.is_python_constant() for each in items):
         raise Unsupported("a slice is made of objects that say which numbers they are")
     plain(self, items, *arguments, **options)
+
+
+def _say_what_is_missing(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, *named: Any) -> Any:
+    known = name in ("index", "remove") and args and all(each.is_python_constant() for each in (*self.items, *args))
+    if known and self.python_type() in (list, tuple):
+        try:
+            held = self.python_type()(each.as_python_constant() for each in self.items)
+            getattr(held, name)(*(each.as_python_constant() for each in args))
+        except ValueError as error:
+            raise_observed_exception(ValueError, tx, args=[str(error)])
+    return plain(self, tx, name, args, *named)
+
+
+for _kind in {BaseListVariable, *BaseListVariable.__subclasses__(), *CommonListMethodsVariable.__subclasses__()}:
+    if "call_method" in vars(_kind):
+        amends(_kind, "call_method")(_say_what_is_missing)
+
+
+@amends(BaseListVariable, "getitem_const")
+def _say_of_what(plain: Callable[..., Any], self: Any, tx: Any, place: Any) -> Any:
+    where = place.as_python_constant() if place.is_python_constant() else 0
+    if isinstance(where, int) and issubclass(self.python_type(), tuple) and not -len(self.items) <= where < len(self.items):
+        raise_observed_exception(IndexError, tx, args=["tuple index out of range"])
+    return plain(self, tx, place)
 
 
 def _match_class(plain: Callable[..., None], self: Any, instruction: Any) -> None:

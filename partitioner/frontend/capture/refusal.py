@@ -79,7 +79,7 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, once: bool = 
     """What is raised in the place of a result where a call could not be traced as one graph.
 
     Args:
-        root: the model; it and the arguments of the call are left as they were.
+        root: the model; it and the arguments of the call are left as they were, or as it leaves them if it raises.
         call: the method with its arguments, without the tracer.
         error: what the tracer raised.
         once: whether the graph is wanted for ranks of a job.
@@ -95,12 +95,21 @@ def refusal(root: nn.Module, call: partial[Any], error: Exception, once: bool = 
         return TraceError(f"{text}. {advice}")
     if not lies_on_meta(root):
         text += f". {name} itself raises nothing on this call"
-        return own_error(root, call) or TraceError(f"{text}. {advice}")
+        return _raised_here(root, call, once) or TraceError(f"{text}. {advice}")
     raised = _raised(call, state_kept(root, tensors=False), on_fakes())
     if raised is None or isinstance(raised, BEYOND_FAKES):
         return TraceError(f"{text}. {advice}")
     raised.add_note(WITHOUT_VALUES)
     return raised
+
+
+def _raised_here(root: nn.Module, call: partial[Any], once: bool) -> Exception | None:
+    """What a model raises on a call, and then all that it has done by then: what it has drawn, counted, written and caught."""
+    raised = own_error(root, call)
+    if raised is None or once:
+        return raised
+    together: Any = Together()  # type: ignore[no-untyped-call]
+    return _raised(call, together) or raised
 
 
 def own_error(root: nn.Module, call: partial[Any]) -> Exception | None:

@@ -169,6 +169,8 @@ def _has_twins(value: Any) -> bool:
     """Whether there is another value that is equal and not the same, or it may become another one: a list in a tuple."""
     if type(value) in (tuple, list, set, frozenset):
         return type(value) is list or any(type(item) in (int, float, bool, complex) or _has_twins(item) for item in value)
+    if type(value) is complex:
+        return 0.0 in (value.real, value.imag)
     return type(value) is range or (isinstance(value, _FLOATS) and value == 0.0)
 
 
@@ -186,15 +188,15 @@ def same(one: Any, other: Any) -> bool:
     """Whether two constants are equal, of one type, and zeros of one sign.
 
     Example:
-        >>> same(0.0, -0.0), same((2,), (2.0,)), same((1, 0.5), (1, 0.5))
-        (False, False, True)
+        >>> same(0.0, -0.0), same((2,), (2.0,)), same((1, 0.5), (1, 0.5)), same({0.0}, {-0.0})
+        (False, False, True, False)
     """
     if type(one) is not type(other):
         return False
     if type(one) in (tuple, list):
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) in (set, frozenset):
-        return {(type(item), item) for item in one} == {(type(item), item) for item in other}
-    if type(one) is range:
+        return {(type(item), repr(item)) for item in one} == {(type(item), repr(item)) for item in other}
+    if type(one) in (range, complex):
         return repr(one) == repr(other)
     return one == other and (not isinstance(one, _FLOATS) or math.copysign(1, one) == math.copysign(1, other))
