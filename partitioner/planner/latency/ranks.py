@@ -116,6 +116,32 @@ def optimistic(problem: Problem) -> list[list[float]] | None:
     return table
 
 
+def awaited(problem: Problem, homes: Sequence[int], order: Sequence[int]) -> list[float]:
+    """The longest way from the start of each task to the end of all, or all that one processor does after it, if that is more.
+
+        x   a > b > c        y has nothing to do before a has ended, and with d, e and f
+        y     > d > e > f    more than the way to c is long: a comes before b
+
+    Args:
+        problem: whose tasks they are.
+        homes: the processor of each task.
+        order: of all tasks; what comes behind the first task of a processor that waits for one is said to wait for it, too.
+    """
+    table, lanes = problem.seconds, [each.lanes for each in problem.processors]
+    behind, whole = [0.0] * len(homes), [0.0] * len(lanes)
+    for task in reversed(order):
+        home = homes[task]
+        behind[task] = whole[home] = whole[home] + table[home][task] / lanes[home]
+    waiting, rest = [[0.0] * len(lanes)] * len(homes), [0.0] * len(homes)
+    for task in range(len(homes) - 1, -1, -1):
+        most, longest = [0.0] * len(lanes), 0.0
+        for reader in problem.after[task]:
+            most, home = list(map(max, most, waiting[reader])), homes[reader]
+            most[home], longest = max(most[home], behind[reader]), max(longest, rest[reader])
+        waiting[task], rest[task] = most, table[homes[task]][task] + max(longest, *most)
+    return rest
+
+
 def by_rank(rank: Sequence[float]) -> list[int]:
     """The tasks by falling rank; respects every edge where a task's rank is at least that of each task that waits for it."""
     return sorted(range(len(rank)), key=rank.__getitem__, reverse=True)

@@ -1,6 +1,7 @@
 """Where local search begins: schedules by rank, on the most even loads, and by beams.
 
 by rank                118.6  112.0  ...
+in strips              117.3  115.0          where parts are to be contiguous
 on even loads          109.9  108.4          where tasks fit some processors better than others, or what travels is load, too
 by beams               104.1  100.9  ...     up to some hundred tasks, and where there is time for larger problems
 """
@@ -21,6 +22,7 @@ from partitioner.planner.latency.crossings import crossed
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved, soon_improved
 from partitioner.planner.latency.sites import Site, sites
+from partitioner.planner.latency.strips import MOST_TRIED, in_strips
 from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
@@ -34,8 +36,8 @@ more, where there are answers that have begun there."""
 FULL = 1.1
 """How many times the bound an answer may take for beams to be made again: further above it, gaps are not what costs."""
 
-RANKED, AGAIN_RANKED, BEAMED = 0.2, 0.05, 0.5
-"""Parts of the time after which there are no more schedules by rank, where there are answers, too, and by beams."""
+RANKED, AGAIN_RANKED, STRIPS, BEAMED = 0.2, 0.05, 0.3, 0.5
+"""Parts of the time after which there are no more schedules by rank, where there are answers, too, in strips, and by beams."""
 
 REGARDLESS, CROSSED = 0.2, 0.5
 """Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
@@ -76,7 +78,8 @@ def starts(
     now, homes = perf_counter(), Homes(problem)
     again = len(answers) > 0 and len(problem.tasks) <= MOST_BEAMED
     known = several(problem, homes, tries, now + (AGAIN_RANKED if again else RANKED) * (until - now), answers)
-    known = sorted([*known, *roomy], key=lambda each: each.seconds)
+    cut = in_strips(problem, tries if counted else MOST_TRIED, least, now + STRIPS * (until - now))
+    known = sorted([*known, *roomy, *cut], key=lambda each: each.seconds)
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known
     kept: list[Sequence[int]] = [()]
@@ -88,10 +91,16 @@ def starts(
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if again and known[0].seconds > FULL * least:
-        return sorted(known, key=lambda each: each.seconds)
+        return _apart(known)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
-    return sorted(known, key=lambda each: each.seconds)
+    return _apart(known)
+
+
+def _apart(known: Sequence[Found]) -> list[Found]:
+    """Schedules, the best first; those that are the same but for what they are called once."""
+    once = {(each.seconds, *each.lanes): each for each in reversed(known)}
+    return sorted(once.values(), key=lambda each: each.seconds)
 
 
 def _roomy(problem: Problem, tries: int, least: float, until: float, counted: bool) -> list[Found]:

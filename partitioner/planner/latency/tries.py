@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from partitioner.ir.problem import Problem
 from partitioner.planner.latency.bounds import longest_path
 from partitioner.planner.latency.build import earliest, mirrored
 from partitioner.planner.latency.homes import Homes
-from partitioner.planner.latency.ranks import by_rank, by_urgency, optimistic, upward
+from partitioner.planner.latency.ranks import awaited, by_rank, by_urgency, optimistic, upward
 from partitioner.planner.prices import able_seconds, least_work, waste
 from partitioner.planner.timing import Ahead, Clock, timed
 
@@ -115,8 +115,17 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answ
 def settled(problem: Problem, homes: Sequence[int], tries: int, until: float = inf) -> list[Found]:
     """Some schedules with the processor of each task given, the best first; ranks are by what tasks take there."""
     fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
-    found = several(fixed, Homes(fixed), tries, until)
+    found = sorted([*several(fixed, Homes(fixed), tries, until), *waiting(problem, homes)], key=lambda each: each.seconds)
     return [replace(each, rank=f"on even loads, {each.rank}") for each in found]
+
+
+def waiting(problem: Problem, homes: Sequence[int], most: int = 2) -> Iterator[Found]:
+    """Up to two schedules with the processor of each task given, by what waits for each task."""
+    fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
+    rules, sends = Homes(fixed), problem.channels and not problem.overlap
+    for order in islice((by_rank(upward(fixed)), range(len(homes))), most):
+        urgent = by_urgency(fixed, awaited(fixed, homes, order))
+        yield _sending(fixed, rules, urgent, ()) if sends else _earliest(fixed, rules, urgent, (), "by what waits")
 
 
 def uneven(problem: Problem) -> bool:

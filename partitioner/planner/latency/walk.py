@@ -23,6 +23,9 @@ HEATS = (0.06, 0.01, 0.002)
 goes on from the best answer so far. Graphs of tens of tasks need the first; where a task is a small part of the makespan, as in
 those of hundreds, only the last finds anything."""
 
+CONTIGUOUS_HEATS = (0.12, 0.03, 0.006)
+"""Likewise where parts are contiguous, and most ways from one good answer to another lead over far worse ones."""
+
 COLD = 0.05
 """Part of a cycle's heat that is left at its end."""
 
@@ -54,7 +57,8 @@ class Walk:
 
     def run(self, least: float, until: float, most: int) -> Timed:
         """Walk on from the best place seen until it is time, with falling heat; the best place seen then."""
-        start, heat, cycle = perf_counter(), HEATS[0], 0
+        heats = CONTIGUOUS_HEATS if self.problem.contiguous else HEATS
+        start, heat, cycle = perf_counter(), heats[0], 0
         self.now = self.best
         often = 16 if len(self.problem.tasks) <= SMALL else 1
         critical, energy = self.critical(), self.energy(self.now)
@@ -63,11 +67,11 @@ class Walk:
                 at = perf_counter()
                 if at >= until:
                     break
-                passed = len(HEATS) * max(turn / most, (at - start) / max(1e-9, until - start))
+                passed = len(heats) * max(turn / most, (at - start) / max(1e-9, until - start))
                 if int(passed) > cycle:
                     cycle, self.now = int(passed), self.best
                     critical, energy = self.critical(), self.energy(self.now)
-                heat = HEATS[cycle % len(HEATS)] * COLD ** (passed % 1.0) * self.best.seconds
+                heat = heats[cycle % len(heats)] * COLD ** (passed % 1.0) * self.best.seconds
             gate = energy - log(max(1e-300, self.random.random())) * heat
             next_ = self.step(critical, gate)
             if next_ is None:

@@ -27,6 +27,7 @@ from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
 from partitioner.planner.latency.starts import starts
+from partitioner.planner.latency.strips import in_strips
 from partitioner.planner.latency.tries import lumpy, several, tries_for
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
@@ -65,7 +66,8 @@ class List:
         bound = makespan_bound(ruled)
         once = tries == 1 and (self.tries == 1 or not lumpy(ruled))
         late = perf_counter() + until - monotonic()
-        known = several(ruled, Homes(ruled), 1) if once else starts(ruled, tries, bound, late, counted=True)
+        known = starts(ruled, tries, bound, late, counted=True) if not once else several(ruled, Homes(ruled), 1)
+        known = sorted([*known, *in_strips(ruled, 1, bound, late)], key=lambda each: each.seconds) if once else known
         found = soon_improved(ruled, known, bound, late) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
