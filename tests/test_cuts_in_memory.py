@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from partitioner.distributed.pipeline.cut import Cut, cuts_between
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.evenly import cuts_between
 from partitioner.distributed.predicted.bench import Bench
 from partitioner.distributed.predicted.cuts import fitted, segments_in
 from partitioner.distributed.predicted.loads import loads_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from partitioner.distributed.pipeline.cut import _even_ends
+from partitioner.distributed.pipeline.evenly import _even_ends
 from partitioner.distributed.pipeline.order import _actions, order_of
 from partitioner.distributed.pipeline.schedules import SCHEDULES
 from partitioner.errors import SpecError

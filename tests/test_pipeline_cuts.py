@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from jobs.nets import TRAININGS, Clamped
 from torch import nn
 
-from partitioner.distributed.pipeline.cut import Cut, _evenly, cut_into
+from partitioner.distributed.pipeline.cut import Cut, cut_into
+from partitioner.distributed.pipeline.evenly import evenly
 from partitioner.distributed.pipeline.part import Stage, part_of
 from partitioner.distributed.pipeline.rerun import Rerun
 from partitioner.distributed.pipeline.staying import sharing_a_stage
@@ -322,9 +323,9 @@ def test_even_stages_are_the_best_of_all(graph: Graph, count: int, rng: Random) 
     best = min(map(longest, divisions(graph, rules, count)), default=None)
     if best is None:
         with pytest.raises(PlacementError, match=f"cannot be cut into {count} stages"):
-            _evenly(graph, rules, seconds, count)
+            evenly(graph, rules, seconds, count)
         return
-    ends = _evenly(graph, rules, seconds, count)
+    ends = evenly(graph, rules, seconds, count)
     stage = [bisect_right(ends, place) for place in range(len(graph.ops))]
     assert stage == sorted(stage) and set(stage) == set(range(count))
     assert longest([stage.index(number) for number in range(1, count)]) == best

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -22,14 +23,13 @@ from math import inf
 from typing import Literal
 
 import networkx as nx
-import numpy as np
-from numpy.typing import NDArray
 
+from partitioner.distributed.pipeline.evenly import cuts_between, evenly, passing
 from partitioner.distributed.pipeline.staying import last_ones_last, open_results, sharing_a_stage
 from partitioner.errors import PlacementError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.ir.cost import Costs
-from partitioner.ir.graph import Graph, Op
+from partitioner.ir.graph import Graph
 from partitioner.ir.machine import Device, Machine
 from partitioner.ir.memory import Memory
 from partitioner.ir.problem import Channel, Problem
@@ -49,7 +49,8 @@ NEAR = 1e-3
 """What a longest stage may be above what no cut is below, relatively, for cuts along no further order to be looked for."""
 
 EVEN = 1.01
-"""A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any."""
+"""A longest stage of so many times the mean is even. Where messages take longer than stages, the planner leaves it at any; and
+another one is taken only where what it sends takes no longer than stages, or is no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +160,35 @@ class Uncut:
         number = _numbered(graph, homes)
         fewer = len(number) < count  # so short that a stage less, and what it need not pass, would be faster
         if fewer or any(number[homes[name]] < count - 1 for name in self.open):
-            return self.at(_evenly(self.row, rules, seconds, count), bound)
+            return self.at(evenly(self.row, rules, seconds, count), bound)
         found = _cut(graph, {op: number[home] for op, home in homes.items()}, seconds, count, bound)
         if memory is not None or found.balance < EVEN or len(cuts_between(self.row.ops, rules)) <= count:
             return found
-        row = self.at(_evenly(self.row, rules, seconds, count), bound)
-        return row if max(row.seconds) < max(found.seconds) and row.widest <= found.widest else found
+        longest = max(found.seconds)
+        rows = (each for each in self._rows(count, bound) if each.widest <= found.widest or self._sent(each.widest) <= longest)
+        return min((found, *rows), key=lambda cut: max(cut.seconds))
+
+    def longest(self, count: int) -> float:
+        """Seconds that no stage is longer than, of as many as `into` makes of it where memory has no cap.
+
+        Raises:
+            PlacementError: there are fewer places for cuts.
+        """
+        even, rows = EVEN * sum(self.seconds.values()) / count, self._rows(count, 0.0)
+        return max(even, min(max(*each.seconds, self._sent(each.widest)) for each in rows)) * (1 + 1e-9)
+
+    def _rows(self, count: int, bound: float) -> Iterator[Cut]:
+        """Stages along the row of the ops, the longest as short as it can be; and cut only where little enough passes."""
+        even = EVEN * sum(self.seconds.values()) / count
+        yield self.at(evenly(self.row, self.rules, self.seconds, count), bound)
+        narrow = [self._sent(width) <= even for width in passing(self.row)]
+        if not all(narrow):
+            with suppress(PlacementError):
+                yield self.at(evenly(self.row, self.rules, self.seconds, count, narrow), bound)
+
+    def _sent(self, size: int) -> float:
+        """Seconds of a message between two stages."""
+        return self.pair.channels[0].latency + size / self.pair.channels[0].bandwidth
 
     def at(self, ends: Sequence[int], bound: float) -> Cut:
         """Cut it where each stage ends after so many ops in a row."""
@@ -232,59 +256,6 @@ def _cut(graph: Graph, stage: Mapping[str, int], seconds_of: Mapping[str, float]
     for name, number in stage.items():
         seconds[number] += seconds_of[name]
     return Cut(graph, stage, tuple(seconds), bound)
-
-
-def cuts_between(ops: Sequence[Op], rules: Constraints) -> list[int]:
-    """After how many ops a row of them may be cut, so that no group is on both sides; before all and behind all included."""
-    last = {group: place for place, group in enumerate(rules.group[op.name] for op in ops)}
-    cuts, open_until = [0], 0
-    for place, op in enumerate(ops):
-        open_until = max(open_until, last[rules.group[op.name]])
-        if open_until == place:
-            cuts.append(place + 1)
-    return cuts
-
-
-def _evenly(graph: Graph, rules: Constraints, seconds: Mapping[str, float], count: int) -> list[int]:
-    """After how many ops each stage ends, in program order and none of them empty: the longest as short as it can be."""
-    cuts, sums = cuts_between(graph.ops, rules), [0.0]
-    for op in graph.ops:
-        sums.append(sums[-1] + seconds[op.name])
-    if len(cuts) <= count:
-        raise PlacementError(
-            f"{graph.name} cannot be cut into {count} stages: there are {len(cuts) - 2} places for cuts between ops that must "
-            "stay together. Ask for fewer stages."
-        )
-    return [cuts[end] for end in _even_ends([sums[cut] for cut in cuts], count)]
-
-
-def _even_ends(sums: Sequence[float], count: int) -> list[int]:
-    """Where each of ``count`` parts of a row ends, none of them empty: the longest as short as it can be.
-
-    Dynamic programming over the parts. With more in front of the last part the rest gets longer and the last one shorter, so
-    the best border between them is where they are equal: there, or one piece before.
-
-    Args:
-        sums: of what is in front of each place between two pieces, before the first and behind the last included.
-        count: how many parts there are.
-
-    Example:
-        >>> _even_ends([0.0, 1.0, 2.0, 5.0, 6.0], 2)
-        [2, 4]
-    """
-    row, places = np.asarray(sums, dtype=np.float64), np.arange(len(sums))
-    before: list[NDArray[np.int64]] = []
-    longest = row  # of the pieces in front of a place, in as many parts as there were rounds
-    for least in range(1, count):  # pieces in front of the last part
-        found = least + np.searchsorted(longest[least:] + row[least:], row)
-        late, early = (np.clip(each, least, np.maximum(places - 1, least)) for each in (found, found - 1))
-        after, ahead = (np.maximum(longest[each], row - row[each]) for each in (late, early))
-        before.append(np.where(ahead <= after, early, late))
-        longest = np.where(places > least, np.minimum(ahead, after), inf)
-    ends = [len(sums) - 1]
-    for chosen in reversed(before):
-        ends.append(int(chosen[ends[-1]]))
-    return ends[::-1]
 
 
 def _numbered(graph: Graph, homes: Mapping[str, int]) -> dict[int, int]:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-from partitioner.distributed.pipeline.cut import Cut, cuts_between
+from partitioner.distributed.pipeline.cut import Cut
+from partitioner.distributed.pipeline.evenly import cuts_between
 from partitioner.distributed.pipeline.order import ahead_of, order_of, turn_of
 from partitioner.distributed.pipeline.part import Part, part_of
 from partitioner.distributed.pipeline.staying import sharing_a_stage

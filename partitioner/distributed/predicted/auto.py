@@ -6,9 +6,10 @@
     each keeps all for its backward, or, where that does not fit, runs segments again
 
 What the section of the spec says beside the mesh is kept. The batch is the whole job's, so that all ways do the same work.
-A way is not looked at further if its proven bound is above the best step found so far, or if one with smaller microbatches did
-not fit. A size of microbatches at which none can win is left out: what two smaller ones took says what it takes at least. Two
-sizes are traced; larger ones are made of these (`grown.py`), and traced only once one of their ways is predicted.
+A way is not looked at further if its proven bound is above the best step found so far, or if one with smaller microbatches
+did not fit; nor is it cut, where a bound of whatever would come of that is above. A size of microbatches at which none can win
+is left out: what two smaller ones took says what it takes at least. Two sizes are traced; larger ones are made of these
+(`grown.py`), and traced only once one of their ways is predicted.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Prospects:
         least: seconds at least, however stages are shared out along a tensor axis.
         closer: likewise, as they are.
         closer_room: bytes at least, as they are.
+        before_cut: likewise, as they would be cut; 0 where that is not known before.
         cut: likewise, cut as they are.
         predict: what a step takes.
         cap: bytes that a rank may use.
@@ -52,6 +54,7 @@ class Prospects:
     least: Callable[[DistributedSpec], float]
     closer: Callable[[DistributedSpec], float]
     closer_room: Callable[[DistributedSpec], int]
+    before_cut: Callable[[DistributedSpec], float]
     cut: Callable[[DistributedSpec], float]
     predict: Callable[[DistributedSpec], Outlook]
     cap: int | None
@@ -185,7 +188,9 @@ class _Search:
 
     def _predict(self, way: DistributedSpec) -> None:
         try:
-            if self.best is not None and self._slower(way, self.prospects.cut(way)):
+            if self.best is not None and any(
+                self._slower(way, ask(way)) for ask in (self.prospects.before_cut, self.prospects.cut)
+            ):
                 return
             found = self.prospects.predict(way)
         except (PlacementError, SpecError) as error:
@@ -264,7 +269,7 @@ def _judged(row: Row, best: Outlook) -> Row:
         return replace(row, why="taken")
     slower = row.step / best.step - 1
     words = "as fast" if not slower else f"{slower:.0%} slower"
-    return replace(row, why=words if row.bubble is not None else f"at least {words}, wherever it is cut")
+    return replace(row, why=words if row.bubble is not None else f"at least {words}")
 
 
 def _nothing(close: Sequence[Row], fault: Exception | None, ranks: int) -> Exception:

@@ -20,10 +20,17 @@ from partitioner.distributed.pipeline.cut import Cut, Uncut, uncut
 from partitioner.distributed.pipeline.part import part_of
 from partitioner.distributed.pipeline.segments import in_flight
 from partitioner.distributed.predicted.auto import parts
-from partitioner.distributed.predicted.bounds import least, line_through, room, with_bubble, with_waits
+from partitioner.distributed.predicted.bounds import least, line_through, room, with_bubble, with_longest, with_waits
 from partitioner.distributed.predicted.branchtimes import Branches, branches_of
-from partitioner.distributed.predicted.cuts import fitted, memory_in, segments_in, within
-from partitioner.distributed.predicted.loads import backwards, kept_of, loads_of, stages_of
+from partitioner.distributed.predicted.cuts import fitted, memory_in, most_standing, segments_in, within
+from partitioner.distributed.predicted.loads import (
+    StageLoad,
+    backwards,
+    held_by_a_rank,
+    kept_of,
+    loads_of,
+    stages_of,
+)
 from partitioner.distributed.predicted.prediction import Loads, Outlook, predict
 from partitioner.distributed.tensor.local import Place
 from partitioner.distributed.tensor.shards import sharding_of, shared
@@ -114,6 +121,27 @@ class Bench:
         cut = self._cut(asked, count)
         sent = self._once(("sent", id(cut)), lambda: [sum(op.exchange for op in ops) for ops in stages_of(cut)])
         return with_waits(cut.seconds, sent, asked) / asked.mesh.branch
+
+    def before_cut(self, asked: DistributedSpec) -> float:
+        """Seconds that a step takes at least, as it would be cut, for how long a stage is at most is known before; or 0.
+
+        It is not where stages would be cut for what stands on a rank.
+        """
+        count, stages = parts(asked), asked.mesh.pipeline * asked.stages_per_rank
+        one = count, asked.mesh.tensor
+        ready, cap = self._uncut(asked, count), self.device.memory
+        try:
+            longest = self._once(("longest", *one, stages), lambda: ready.longest(stages))
+        except PlacementError:
+            return 0.0
+
+        def standing() -> float:
+            return most_standing(ready.graph.ops, ready.seconds, held_by_a_rank(self._memory(asked, count), asked), longest)
+
+        if cap is not None and self._once(("standing", *self._cut_key(asked, count)), standing) > cap:
+            return 0.0
+        forward, exchanged = sum(ready.seconds.values()), sum(op.exchange for op in ready.graph.ops)
+        return with_longest(forward, exchanged, longest, asked) / asked.mesh.branch
 
     def closer(self, asked: DistributedSpec) -> float:
         """Seconds that a step takes at least, before anything is cut."""
@@ -239,11 +267,11 @@ class Bench:
         if cap is None or asked.mesh.branch > 1:
             return cut
         of = self._loads(cut, asked, count), self._uncut(asked, count), self._memory(asked, count)
-        return self._once(("fitted", count, asked), lambda: fitted(cut, *of, asked, cap))
+        known = self._once(("row", count, asked.mesh.tensor, *_again(asked)), dict[tuple[int, int], StageLoad])
+        return self._once(("fitted", count, asked), lambda: fitted(cut, *of, asked, cap, known))
 
     def _loads(self, cut: Cut, asked: DistributedSpec, count: int) -> Loads:
         """What the stages hold and move."""
-        flying = in_flight(asked) if asked.recompute == "segments" else 0
 
         def make() -> Loads:
             example, memory, rules = self._example(asked, count), self._memory(asked, count), self._uncut(asked, count).rules
@@ -251,7 +279,7 @@ class Bench:
             branches = [self._branches(each, cut, asked, count) for each in parts]
             return loads_of(cut, memory, example.differentiable, branches, segments_in(cut, rules, asked))
 
-        return self._once(("loads", id(cut), asked.mesh.branch, asked.recompute, flying), make)
+        return self._once(("loads", id(cut), asked.mesh.branch, *_again(asked)), make)
 
     def _branches(self, traced: Traced, cut: Cut, asked: DistributedSpec, count: int) -> Branches:
         """A stage over the ranks of a branch axis, as `parallelize` shares it out."""
@@ -263,6 +291,11 @@ class Bench:
 
         owner = owners_of(traced, ranks, device, set(cut.ties))
         return branches_of(traced, owner, ranks, link, forward, lambda op: backwards(forward(op), op.exchange))
+
+
+def _again(asked: DistributedSpec) -> tuple[str, int]:
+    """What it depends on which ops are run again together."""
+    return asked.recompute, in_flight(asked) if asked.recompute == "segments" else 0
 
 
 def _costs(example: Example, spec: Spec, device: Device) -> Costs:

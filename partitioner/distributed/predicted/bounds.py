@@ -5,6 +5,7 @@ traced at two sizes       line_through    what ops take at a third one
 traced                    least           the work, one microbatch's way and the exchange of gradients, shared out evenly
                           with_bubble     and the waits of a pipeline, wherever it is cut
                           room            what stands, and what microbatches in flight leave, shared out evenly
+                          with_longest    likewise, if no stage is longer than some
 cut                       with_waits      and as it is cut
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
+
+import numpy as np
 
 from partitioner.distributed.pipeline.schedules import SCHEDULES, kind_of
 from partitioner.distributed.pipeline.segments import least_in_flight, most_in_flight
@@ -117,6 +120,46 @@ def _least_wait(schedule: str, ranks: int, each: int, microbatches: int, again: 
     return max(microbatches / ranks, forward + (1 / sums[-1] if sums[-1] < FAR else 0.0))
 
 
+def with_longest(forward: float, exchanged: float, longest: float, asked: DistributedSpec) -> float:
+    """Seconds that a step takes at least, wherever the stages are cut, if no stage's forward is longer than so many seconds.
+
+    The mean of the waits of some last ranks, from their first stages on, is a sum over stages of so many times the work of
+    each. It is least where stages that count least are as long as they may be, and ranks of a tensor axis pass on what they
+    have in those that count most. Of one rank, of two, of four and so on, the best.
+
+    Args:
+        forward, exchanged: of one microbatch and all stages, as for `with_waits`.
+        longest: of one microbatch and stage, forwards.
+        asked: schedule, mesh, microbatches.
+
+    Example:
+        >>> asked = DistributedSpec(mesh={"pipeline": 2}, schedule="gpipe", microbatches=2)
+        >>> with_longest(2.0, 0.0, 1.0, asked), with_waits([1.0, 1.0], [0.0, 0.0], asked)
+        (9.0, 9.0)
+        >>> with_longest(2.0, 0.0, 1.5, asked)
+        7.5
+    """
+    kind, ranks, runs = kind_of(asked), asked.mesh.pipeline, _runs(asked)
+    stages = np.arange(ranks * asked.stages_per_rank)
+    holder = np.array([kind.holder(int(stage), ranks) for stage in stages])
+    filled, sent = (np.clip(each - longest * stages, 0.0, longest) for each in (forward, exchanged))
+    least, some = 0.0, 1
+    while some < 2 * ranks:
+        chosen = min(some, ranks)
+        behind = np.clip(ranks - 1 - stages, 0, chosen)  # of the chosen ranks, those that begin behind a stage
+        times = asked.microbatches * (holder >= ranks - chosen)
+        whole = 1 + BACKWARD + runs
+        each, less = (behind + whole * times, times) if kind.split else (whole * (behind + times), behind + times)
+        least = max(least, float(np.sort(each) @ filled - np.sort(less)[::-1] @ sent) / chosen)
+        some *= 2
+    return least
+
+
+def _runs(asked: DistributedSpec) -> int:
+    """How often a forward is run again."""
+    return 0 if asked.recompute == "none" else 2 if kind_of(asked).split else 1
+
+
 def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: DistributedSpec) -> float:
     """Seconds that a step takes at least with these stages, messages and exchanges of gradients left out.
 
@@ -133,8 +176,7 @@ def with_waits(forwards: Sequence[float], exchanged: Sequence[float], asked: Dis
         >>> with_waits([1.0, 1.0], [0.0, 0.0], asked)  # (4 + 2 - 1) times 3 seconds
         15.0
     """
-    kind, ranks = kind_of(asked), asked.mesh.pipeline
-    runs = 0 if asked.recompute == "none" else 2 if kind.split else 1
+    kind, ranks, runs = kind_of(asked), asked.mesh.pipeline, _runs(asked)
     works = [one + runs * one + backwards(one, sent) for one, sent in zip(forwards, exchanged, strict=True)]
     passed = [0.0, *accumulate(forwards if kind.split else works)]
     longest = 0.0

@@ -12,10 +12,11 @@ what follows is never harder for it. The shortest longest stage for which all op
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from partitioner.distributed.pipeline.cut import Cut, Uncut, cuts_between, uncut
+from partitioner.distributed.pipeline.cut import Cut, Uncut, uncut
+from partitioner.distributed.pipeline.evenly import cuts_between
 from partitioner.distributed.pipeline.order import Action, order_of
 from partitioner.distributed.pipeline.schedules import kind_of
 from partitioner.distributed.pipeline.segments import ends_of, in_flight
@@ -89,6 +90,26 @@ def _standing(cut: Cut, memory: Memory) -> list[int]:
     return [sum(each.values()) for each in weights]
 
 
+def most_standing(ops: Sequence[Op], seconds: Mapping[str, float], memory: Memory, longest: float) -> float:
+    """Bytes that a stage of some of these ops holds for good at most, if it takes no more than so many seconds.
+
+    Args:
+        ops: all there are.
+        seconds: of each.
+        memory: what a rank holds of each weight.
+        longest: seconds of the stage.
+    """
+    sizes = ((sum(memory.state[key].total for key in {*op.state} & memory.state.keys()), seconds[op.name]) for op in ops)
+    held = sorted(((size, each) for size, each in sizes if size), key=lambda pair: pair[1] / pair[0])
+    found = 0.0
+    for size, each in held:  # as many bytes for each second as there can be
+        found += size * min(1.0, longest / each if each else 1.0)
+        longest -= each
+        if longest <= 0:
+            break
+    return found
+
+
 def segments_in(cut: Cut, rules: Constraints, asked: DistributedSpec) -> list[Segments]:
     """The ops of each stage, by the segment in which a backward runs them again; of none, if nothing is run again."""
     return [_segments(ops, rules, asked) for ops in stages_of(cut)] if asked.recompute != "none" else []
@@ -104,7 +125,15 @@ def _loads(cut: Cut, ready: Uncut, memory: Memory, asked: DistributedSpec) -> Lo
     return loads_of(cut, memory, frozenset(), (), segments_in(cut, ready.rules, asked))
 
 
-def fitted(cut: Cut, loads: Loads, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int) -> Cut:
+def fitted(
+    cut: Cut,
+    loads: Loads,
+    ready: Uncut,
+    memory: Memory,
+    asked: DistributedSpec,
+    cap: int,
+    known: dict[tuple[int, int], StageLoad] | None = None,
+) -> Cut:
     """Stages of which all fit the memory of their ranks, the longest as short as that allows; or the same, if none are found.
 
     Args:
@@ -114,6 +143,7 @@ def fitted(cut: Cut, loads: Loads, ready: Uncut, memory: Memory, asked: Distribu
         memory: of its ops.
         asked: schedule, mesh, microbatches, recomputation; no branch axis.
         cap: bytes that a rank may use.
+        known: what other ways to run the same ops again have found of stages between two places, and this one adds to.
     """
     have, kind = fullest(loads, asked), kind_of(asked)
     works = [
@@ -121,7 +151,7 @@ def fitted(cut: Cut, loads: Loads, ready: Uncut, memory: Memory, asked: Distribu
     ]
     if max(have) <= cap or sum(work * cap / size for work, size in zip(works, have, strict=True)) < FAR * sum(works):
         return cut
-    row, best = _Row(ready, memory, asked, cap), None
+    row, best = _Row(ready, memory, asked, cap, {} if known is None else known), None
     low, high = sum(cut.seconds) / cut.count, sum(cut.seconds)
     while best is None or high > low * (1 + CLOSE):
         limit = high if best is None else (low + high) / 2
@@ -141,10 +171,12 @@ class _Row:
 
     Args:
         ready: the graph.
-        memory, asked, cap: as for `fitted`.
+        memory, asked, cap, loads: as for `fitted`.
     """
 
-    def __init__(self, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int) -> None:
+    def __init__(
+        self, ready: Uncut, memory: Memory, asked: DistributedSpec, cap: int, loads: dict[tuple[int, int], StageLoad]
+    ) -> None:
         self.ops, self.rules, self.memory, self.asked, self.cap = ready.row.ops, ready.rules, memory, asked, cap
         sums = [0.0, *accumulate(ready.seconds[op.name] for op in self.ops)]
         self.cuts = cuts_between(self.ops, self.rules)
@@ -154,7 +186,7 @@ class _Row:
         self.last |= dict.fromkeys(self.outputs, len(self.ops))
         self.order = order_of(asked.schedule, asked.mesh.pipeline, asked.stages_per_rank, asked.microbatches)
         self.standing = {each.storage: held(each, asked).total for each in memory.state.values()}
-        self.loads: dict[tuple[int, int], StageLoad] = {}
+        self.loads, self.borders = loads, dict[int, list[str]]()
 
     def ends(self, limit: float, count: int) -> list[int] | None:
         """After how many ops each stage ends, if none takes more seconds than ``limit``; ``None`` if some op finds no place."""
@@ -183,7 +215,7 @@ class _Row:
         def fits(place: int) -> bool:
             return bytes_of(rank | {stage: self._load(begin, place)}, actions, self.asked, self.standing) <= room
 
-        place = _reach(begin, most, fits)
+        place = _reach(begin, most, max(1, len(self.cuts) // (len(self.order) * self.asked.stages_per_rank)), fits)
         if place > begin:
             rank[stage] = self._load(begin, place)
         return place
@@ -202,16 +234,23 @@ class _Row:
 
     def _border(self, place: int) -> list[str]:
         """The values that pass a place for cuts."""
-        cut = self.cuts[place]
-        return [op.name for op in self.ops[:cut] if self.last.get(op.name, -1) >= cut]
+        if place not in self.borders:
+            cut = self.cuts[place]
+            self.borders[place] = [op.name for op in self.ops[:cut] if self.last.get(op.name, -1) >= cut]
+        return self.borders[place]
 
 
-def _reach(begin: int, most: int, fits: Callable[[int], bool]) -> int:
+def _reach(begin: int, most: int, step: int, fits: Callable[[int], bool]) -> int:
     """The last place up to ``most`` for which something still holds; ``begin`` if it does not even for the next one.
 
-    >>> _reach(2, 9, lambda place: place < 6)
+    It is asked of places nearby first, for what is far takes long: in a ``step``, then in four.
+
+    >>> _reach(2, 9, 3, lambda place: place < 6)
     5
     """
-    if most <= begin or fits(most):
-        return max(begin, most)
-    return begin + bisect_left(range(begin + 1, most), True, key=lambda place: not fits(place))
+    while begin < most:
+        far = min(begin + step, most)
+        if not fits(far):
+            return begin + bisect_left(range(begin + 1, far), True, key=lambda place: not fits(place))
+        begin, step = far, 4 * step
+    return begin

@@ -76,8 +76,9 @@ def outlook(
 @collector_off()  # it would look in vain, again and again, at the graphs that a bench keeps
 def _chosen(bench: Bench, asked: DistributedSpec) -> Outlook:
     found = list(ways(asked, bench.cluster, _rows(bench.model, bench.inputs, bench.kwargs)))
-    asks = bench.foreseen, bench.room, bench.least, bench.closer, bench.closer_room, bench.after_cut, bench.of_job
-    return choose(found, bench.cluster.ranks, Prospects(*asks, bench.device.memory))
+    known = bench.foreseen, bench.room, bench.least, bench.closer, bench.closer_room
+    asks = Prospects(*known, bench.before_cut, bench.after_cut, bench.of_job, bench.device.memory)
+    return choose(found, bench.cluster.ranks, asks)
 
 
 @dataclass(frozen=True)

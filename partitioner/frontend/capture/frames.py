@@ -6,6 +6,7 @@ failure concerns one call: it runs as it is, so that what the model raises is wh
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -116,7 +117,8 @@ class Callback(convert_frame.CatchErrorsWrapper):
         if callable(profile):  # cProfile's is not and could not be put back
             sys.setprofile(None)  # a profiler of the user's looks at the model, not at its tracing
         try:
-            with convert_frame.compile_lock, held_back(), config.patch(**SETTINGS), _disable_current_modes():
+            settings = {**SETTINGS, **_collecting()}
+            with convert_frame.compile_lock, held_back(), config.patch(**settings), _disable_current_modes():
                 if arguments[0].f_code in convert.owner.layers:
                     frame, cache_entry, frame_state = arguments
                     return convert(frame, cache_entry, self.hooks, frame_state)  # type: ignore[no-any-return]
@@ -253,6 +255,11 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         vars(HERE).update(before)
         THREAD.ours = others
         refuse_hooks(refused)  # Dynamo has torch refuse them as the model does, and forgets that if it fails there
+
+
+def _collecting() -> Mapping[str, Any]:
+    """Where the caller has the search for cycles off, Dynamo does without its own, too: a second for a graph of 3,500 ops."""
+    return {} if gc.isenabled() or not hasattr(config, "run_gc_after_compile") else {"run_gc_after_compile": False}
 
 
 def _begins(frame: Any, entry: CodeType) -> bool:

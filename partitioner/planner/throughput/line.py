@@ -92,10 +92,12 @@ class LineCuts:
         table = np.stack(prices)[known.received[seen], :, known.flow[seen]]
         column = np.concatenate([begin[seen], end[seen]])
         by_column = np.argsort(column, kind="stable")
-        self._starts = np.searchsorted(column[by_column], np.arange(self.size + 2))
-        self._left, self._right = np.tile(left[seen], 2)[by_column], np.tile(right[seen], 2)[by_column]
-        self._received = np.tile(known.received[seen], 2)[by_column]
-        self._weight = np.concatenate([table, -table])[by_column]
+        self._starts = 2 * np.searchsorted(column[by_column], np.arange(self.size + 2))
+        rows = np.tile(known.received[seen], 2)[by_column, None, None] * len(park.classes) + np.arange(len(park.classes))
+        ends = np.stack([np.tile(left[seen], 2)[by_column], np.tile(right[seen], 2)[by_column]], axis=1)[:, :, None]
+        weight = np.concatenate([table, -table])[by_column]
+        self._changed = (rows * (self.size + 1) + ends).reshape(-1, len(park.classes))
+        self._weight = np.stack([weight, -weight], axis=1).reshape(-1, len(park.classes))
 
     def again(self) -> LineCuts:
         """Itself, from the first column on."""
@@ -104,10 +106,8 @@ class LineCuts:
 
     def column(self, last: int, limit: float, reached: Bits) -> tuple[Numbers, Floats]:
         """The loads of the stages that end before a cut point, on each class of processors."""
-        for part in range(self._starts[last - 1] if last == 1 else self._starts[last], self._starts[last + 1]):
-            row = self._difference[self._received[part]]
-            row[:, self._left[part]] += self._weight[part]
-            row[:, self._right[part]] -= self._weight[part]
+        now = slice(self._starts[last - 1] if last == 1 else self._starts[last], self._starts[last + 1])
+        np.add.at(self._difference.reshape(-1), self._changed[now].ravel(), self._weight[now].ravel())
         spent = (self._compute[:, last : last + 1] - self._compute[:, :last]).min(axis=0)
         begin = int(np.searchsorted(-spent, -limit * (1 + 1e-9)))
         sends, receives = self._difference[:, :, :last].cumsum(axis=2)[:, :, begin:]
