@@ -17,6 +17,9 @@ from partitioner.errors import TraceError
 GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
 """What variables look an attribute up with; torch 2.14 names it after CPython's slot."""
 
+COMPARE = "tp_richcompare_impl" if hasattr(VariableTracker, "tp_richcompare_impl") else "richcompare_impl"
+"""Likewise what they are compared with, where they have it; in torch 2.11 they have not."""
+
 
 def method_of_tensors(name: str) -> tuple[Any, str]:
     """Where the tracer looks a method of tensors up: torch 2.14 has a table of them, whose entries it has from the class."""

@@ -37,7 +37,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.amended import COMPARE, GETATTR, amends
 
 _NUMBERS = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift".split()
 _NAMES = frozenset(f"__{name}__" for each in _NUMBERS for name in (each, f"r{each}", f"i{each}")) | {
@@ -151,9 +151,9 @@ if hasattr(BuiltinVariable, "_comparison_with_symnode"):  # not in all versions 
         return plain(self, tx, _compared(left, self.fn), _compared(right, self.fn))
 
 
-if "richcompare_impl" in vars(SymNodeVariable):
+if COMPARE in vars(SymNodeVariable):
 
-    @amends(SymNodeVariable, "richcompare_impl")
+    @amends(SymNodeVariable, COMPARE)
     def _compare_by_slot(plain: Callable[..., Any], self: Any, tx: Any, other: Any, name: str) -> Any:
         return plain(self, tx, _compared(other, getattr(operator, name)), name)
 
@@ -180,13 +180,17 @@ def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     return plain(self, tx, name)
 
 
-if "is_python_equal" in vars(getattr(misc, "WeakRefVariable", object)):  # not in all versions of torch
+_OF_WEAK_KEYS = {"is_python_equal", COMPARE} & vars(misc.WeakRefVariable).keys()
 
-    @amends(misc.WeakRefVariable, "is_python_equal")
-    def _is_weak_key(plain: Callable[..., bool], self: Any, other: Any) -> bool:
-        if self.referent_vt.is_tensor() and getattr(other, "referent_vt", self).is_tensor():
-            raise Unsupported("a tensor is looked for among weak keys, which Python tells apart by their numbers")
-        return plain(self, other)
+
+def _is_weak_key(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
+    if self.referent_vt.is_tensor() and any(getattr(each, "referent_vt", self).is_tensor() for each in arguments):
+        raise Unsupported("a tensor is looked for among weak keys, which Python tells apart by their numbers")
+    return plain(self, *arguments)
+
+
+for _name in _OF_WEAK_KEYS:
+    amends(misc.WeakRefVariable, _name)(_is_weak_key)
 
 
 def _is(plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:
