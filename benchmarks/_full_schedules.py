@@ -1,4 +1,4 @@
-"""Plans of graphs cut out of full schedules and of parts, beside these: see `_exchanged_graphs` and `_parted_graphs`."""
+"""Plans of graphs that are made of a known answer, beside it: `_exchanged_graphs`, `_parted_graphs`, `_shared_graphs`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from functools import partial
 from itertools import product
 from random import Random
 from statistics import fmean
+from time import perf_counter
 
 from _exchanged_graphs import Sort, exchanged
 from _parted_graphs import SHAPES, Shape, parted
 from _planted_graphs import END
+from _shared_graphs import SHAPES as SHARED
+from _shared_graphs import shared
 
 from partitioner.planner.policies import Auto, List
 
@@ -54,3 +57,19 @@ def _parts_row(shape: Shape, contiguous: bool, tasks: int, kinds: int, limit: fl
     answers = [[policy(each).cost for each in asked] for policy in (List(), Auto(time_limit=limit))]
     rule = "contiguous" if contiguous else "any"
     return [shape, rule, tasks, kinds, *(f"{fmean(own) / END - 1:.2%}" for own in answers)]
+
+
+def strips(quick: bool, show: Callable[[Sequence[str], Sequence[Sequence[object]]], None], tried: Tried) -> None:
+    """Print by how much contiguous makespans are above what is proven."""
+    head = ["graph", "tasks", "`list` above", "seconds", "`auto` above"]
+    cases = product(SHARED, (100,) if quick else (100, 300, 1000, 3000, 10_000))
+    show(head, [tried(shape, partial(_strips_row, shape, count, 1.0 if quick else 5.0)) for shape, count in cases])
+
+
+def _strips_row(shape: str, count: int, limit: float) -> list[object]:
+    problem = shared(shape, count)
+    began = perf_counter()
+    answer = List()(problem)
+    taken = perf_counter() - began
+    above = [f"{each.cost / each.bound - 1:.2%}" for each in (answer, Auto(time_limit=limit)(problem))]
+    return [shape, count, above[0], f"{taken:.2f}", above[1]]

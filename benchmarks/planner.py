@@ -8,6 +8,7 @@ throughput     placements of the dnn-partitioning workloads, scored from their f
 pipedream      profiled layers on two and four devices: predicted, and executed as tasks that sleep on real lanes
 exchanged      graphs cut from full schedules with passages, up to 1,000 tasks: how far plans and bounds are from these
 parts          graphs made of contiguous parts, up to 3,000 tasks on unequal processors: how far loads are from theirs
+strips         towers, trees and grids that four processors can share in contiguous parts: how far makespans are from bounds
 random         random task graphs: how far `list` and `auto` are from proven optima; every schedule is checked
 side-by-side   real models on 2, 4 and 8 GPUs, simulated: accelerate, METIS, KaHyPar, HEFT, round robin and ours
 promise        what policies promise, beside what the simulator finds for the lowered program
@@ -305,6 +306,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "random": random_graphs,
     "exchanged": lambda options: _full_schedules.compared(options.quick, show, tried),
     "parts": lambda options: _full_schedules.parts(options.quick, show, tried),
+    "strips": lambda options: _full_schedules.strips(options.quick, show, tried),
     "side-by-side": side_by_side,
     "promise": promise,
     "scale": scale,
