@@ -48,6 +48,9 @@ PACKED = 0.5
 FEW = 8
 """Tasks for each lane below which equal processors cannot share out what they hold together: no memory is regarded then."""
 
+FEW_ORDERS = 4
+"""Orders that are cut where parts need not be contiguous."""
+
 HIDDEN = 0.3
 """How much of a passage is load where processors compute meanwhile, and memory is scarce: who reads waits for it."""
 
@@ -78,7 +81,8 @@ def starts(
     now, homes = perf_counter(), Homes(problem)
     again = len(answers) > 0 and len(problem.tasks) <= MOST_BEAMED
     known = several(problem, homes, tries, now + (AGAIN_RANKED if again else RANKED) * (until - now), answers)
-    cut = in_strips(problem, tries if counted else MOST_TRIED, least, now + STRIPS * (until - now))
+    orders = tries if counted else MOST_TRIED if problem.contiguous else FEW_ORDERS
+    cut = in_strips(problem, orders, least, now + STRIPS * (until - now))
     known = sorted([*known, *roomy, *cut], key=lambda each: each.seconds)
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known

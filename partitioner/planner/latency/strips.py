@@ -52,7 +52,7 @@ def in_strips(problem: Problem, tries: int, least: float, until: float = inf) ->
         until: moment, on `time.perf_counter`, after which no further order is cut.
     """
     found: list[Found] = []
-    if not problem.contiguous or len(problem.processors) < 2 or len(problem.tasks) < 2:
+    if not (problem.contiguous or problem.stands) or len(problem.processors) < 2 or len(problem.tasks) < 2:
         return found
     few = len(problem.tasks) > LARGE
     for homes in islice(_strips(problem, least), 1 if few else max(LEAST_TRIED, min(tries, MOST_TRIED))):
