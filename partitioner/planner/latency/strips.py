@@ -30,10 +30,10 @@ KEPT = 3
 """Schedules in strips that are kept, the best ones."""
 
 LEAST_TRIED, MOST_TRIED = 2, 256
-"""Orders that are cut while there is time, and at most."""
+"""Orders that are cut at least and at most, while there is time."""
 
-LARGE = 20_000
-"""Tasks beyond which one order is cut, and scheduled once."""
+LARGE, LARGEST = 5_000, 20_000
+"""Tasks beyond which one try is one order, and beyond which that is scheduled once."""
 
 FEWER = 0.3
 """Part of the later orders that not all processors share, where values take time to travel."""
@@ -43,7 +43,9 @@ HALVINGS = 10
 
 
 def in_strips(problem: Problem, tries: int, least: float, until: float = inf) -> list[Found]:
-    """The best schedules of contiguous strips, the best first; none where none was found, or contiguity is not asked for.
+    """The best schedules of contiguous strips, the best first; none where none was found.
+
+    They are looked for where parts must be contiguous, and where processors stand still while values travel: little does.
 
     Args:
         problem: what is scheduled; its groups are closed (`planner/latency/homes.py`).
@@ -54,10 +56,10 @@ def in_strips(problem: Problem, tries: int, least: float, until: float = inf) ->
     found: list[Found] = []
     if not (problem.contiguous or problem.stands) or len(problem.processors) < 2 or len(problem.tasks) < 2:
         return found
-    few = len(problem.tasks) > LARGE
-    for homes in islice(_strips(problem, least), 1 if few else max(LEAST_TRIED, min(tries, MOST_TRIED))):
+    count = len(problem.tasks)
+    for homes in islice(_strips(problem, least), min(max(tries, 1 if count > LARGE else LEAST_TRIED), MOST_TRIED)):
         if homes:
-            best = min(waiting(problem, homes, 1 if few else 2), key=lambda each: each.seconds)
+            best = min(waiting(problem, homes, 1 if count > LARGEST else 2), key=lambda each: each.seconds)
             found = sorted([*found, replace(best, rank=f"in strips, {best.rank}")], key=lambda each: each.seconds)[:KEPT]
         if perf_counter() > until or (found and found[0].seconds <= least * (1 + 1e-9)):
             break
