@@ -12,12 +12,14 @@ A strip ends no sooner than after the first head, the work and the least tail of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from math import inf
 from random import Random
 from time import perf_counter
 
+from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.bounds import reach
 from partitioner.planner.latency.tries import Found, waiting
@@ -59,8 +61,9 @@ def in_strips(problem: Problem, tries: int, least: float, until: float = inf) ->
     count = len(problem.tasks)
     for homes in islice(_strips(problem, least), min(max(tries, 1 if count > LARGE else LEAST_TRIED), MOST_TRIED)):
         if homes:
-            best = min(waiting(problem, homes, 1 if count > LARGEST else 2), key=lambda each: each.seconds)
-            found = sorted([*found, replace(best, rank=f"in strips, {best.rank}")], key=lambda each: each.seconds)[:KEPT]
+            with suppress(PlacementError):  # full to the last byte, and bytes are no whole numbers
+                best = min(waiting(problem, homes, 1 if count > LARGEST else 2), key=lambda each: each.seconds)
+                found = sorted([*found, replace(best, rank=f"in strips, {best.rank}")], key=lambda each: each.seconds)[:KEPT]
         if perf_counter() > until or (found and found[0].seconds <= least * (1 + 1e-9)):
             break
     return found

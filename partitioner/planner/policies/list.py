@@ -64,10 +64,12 @@ class List:
                 even, bound = soon_balanced(ruled, even, bound, until=until)
             return placed(problem, "list", even, bound=bound)
         bound = makespan_bound(ruled)
-        once = tries == 1 and (self.tries == 1 or not lumpy(ruled))
         late = perf_counter() + until - monotonic()
-        known = starts(ruled, tries, bound, late, counted=True) if not once else several(ruled, Homes(ruled), 1)
-        known = sorted([*known, *in_strips(ruled, 1, bound, late)], key=lambda each: each.seconds) if once else known
+        if tries == 1 and (self.tries == 1 or not lumpy(ruled)):
+            known = [*several(ruled, Homes(ruled), 1), *in_strips(ruled, 1, bound, late)]
+            known.sort(key=lambda each: each.seconds)
+        else:
+            known = starts(ruled, tries, bound, late, counted=True)
         found = soon_improved(ruled, known, bound, late) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
