@@ -84,6 +84,8 @@ REFUSED = {
     "an input that is made": ("InputError", r"that requires a gradient, and microbatches would each"),
     "an array of another length": ("InputError", r"the target has a ndarray of shape \(4, 4\), and the batch 8 rows"),
     "a checkpoint of the older kind": ("SpecError", "is a checkpoint with use_reentrant=True.*give use_reentrant=False"),
+    "a checkpoint of the older kind in halves": ("SpecError", "two halves, for which a checkpoint with use_reentrant=True"),
+    "a checkpoint that keeps some in halves": ("SpecError", "two halves, for which a checkpoint with a context_fn is not run"),
     "eval mode later": ("InputError", "the model is in eval mode, and its stages were made in train mode"),
     "train mode later": ("InputError", "is in train mode, and its stages were made in eval mode: call model.eval()"),
     "unfrozen later": ("InputError", "more is to be trained than when .*:\n  layers.0.bias requires a gradient now"),

@@ -264,6 +264,58 @@ def test_a_function_with_its_own_backward_on_lanes(name: str) -> None:
         assert_equal_runs(model, parallel, (X.clone().requires_grad_(),), train=train)
 
 
+class Less(torch.autograd.Function):
+    """Takes any number of tensors, and looks at its context in backward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, *others: Tensor) -> Tensor:
+        return first - sum(others)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, -gradient
+
+
+class Kept(torch.autograd.Function):
+    """As many tensors, for the context of which another function looks."""
+
+    @staticmethod
+    def forward(first: Tensor, *others: Tensor) -> Tensor:
+        return first * sum(others)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class Adds(torch.autograd.Function):
+    """Writes to its argument, and gives that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.add_(y)
+
+
+WITHOUT: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "any number": lambda h, scale: Less.apply(h, scale * 3, scale),
+    "any number, kept": lambda h, scale: Kept.apply(h, scale, scale),
+    "written": lambda h, scale: h * 2 if Adds.apply(h, scale) is h else h * 3,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_function_without_gradients_is_one_graph(name: str) -> None:
+    """Its first argument was taken for the context, so that other tensors were added up; what it writes ended the graph."""
+    model = Functions(WITHOUT[name])
+    with torch.no_grad():
+        parallel = spread(model, X, lanes=2, copy=True, fullgraph=True, check=False)
+        torch.manual_seed(0)
+        expected = model(X)
+        torch.manual_seed(0)
+        assert_same(expected, parallel(X))
+
+
 class Attending(Branches):
     """Attention with a bias and a mask, both given as functions."""
 
@@ -283,6 +335,20 @@ def test_flex_attention_on_lanes() -> None:
     parallel = spread(model, X, lanes=2, copy=True)
     with torch.no_grad():  # on the CPU it has no backward
         assert_equal_runs(model, parallel, (X,), train=False, gradients=False)
+
+
+def test_a_place_that_a_score_is_looked_up_at() -> None:
+    """It stands for many, so no number may be asked of it, as is of other keys: the graph failed under `vmap`."""
+
+    class Biased(Branches):
+        def inner(self, number: int, x: Tensor) -> Tensor:
+            h = self.bodies[number][0](x)[None, None]
+            return flex_attention(h, h, h, score_mod=lambda score, *at: score + self.scale[at[3] % 6])[0, 0]  # type: ignore
+
+    model = Biased().eval().requires_grad_(False)
+    parallel = spread(model, X, lanes=2, copy=True)
+    with torch.no_grad():
+        assert_same(model(X), parallel(X))
 
 
 class Mapped(Branches):

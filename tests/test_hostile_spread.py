@@ -6,7 +6,9 @@ Each test tells what went wrong. Devices are pretended (see `pretend`), and what
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -345,6 +347,35 @@ def test_what_is_made_from_numbers_in_a_body(world: World) -> None:
     parallel = partition(model, example_inputs=rand(), spec=spec(TWO) | pins, copy=True)
     for x in (rand(), -rand()):
         assert_same(model(x).detach(), parallel(x).detach())
+
+
+ENTERED: list[str] = []
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """What a checkpoint runs again, it runs within this."""
+    ENTERED.append("again")
+    yield
+
+
+def contexts_of_both() -> tuple[Any, Any]:
+    return nullcontext(), noted()
+
+
+class Recomputes(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        left = checkpoint(lambda h: self.left(h).sin(), x, use_reentrant=False, context_fn=contexts_of_both)
+        return left * self.right(x)
+
+
+@pytest.mark.parametrize("lanes", [TWO, {"cpu": 2}], ids=["two GPUs", "CPU"])
+def test_contexts_of_a_checkpoint_follow_it_to_its_device(lanes: dict[str, int], world: World) -> None:
+    """The copy of its body for a device had lost them, and with them which values a selective checkpoint keeps."""
+    parallel = spread(Recomputes(), (rand(),), lanes, check=False)
+    ENTERED.clear()
+    parallel(rand()).sum().backward()
+    assert ENTERED == ["again"]
 
 
 class Counts(Two):

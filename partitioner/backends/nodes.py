@@ -108,7 +108,9 @@ def retarget_module(module: torch.fx.GraphModule, device: str) -> torch.fx.Graph
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
             node.target, node.args, node.kwargs = retarget(node, device)
-    return torch.fx.GraphModule(attributes, graph)
+    copy = torch.fx.GraphModule(attributes, graph)
+    copy.meta = dict(module.meta)  # where a checkpoint's body keeps the user's ``context_fn``
+    return copy
 
 
 def _placed(value: Any, device: str) -> Any:

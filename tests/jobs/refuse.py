@@ -44,6 +44,7 @@ from jobs.refuse_nets import (
     Spread,
     Started,
     Weight,
+    keeping_products,
 )
 from jobs.touched import HOOKED, TOUCHED, ended
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ X, TARGET = torch.randn(8, 4, generator=DRAW), torch.randn(8, 4, generator=DRAW)
 PIPELINE = {"mesh": {"pipeline": 2}, "microbatches": 2, "timeout": 60}
 IDS = torch.ones(8, dtype=torch.int64)
 DATA = {"mesh": {"data": 2}, "microbatches": 2, "timeout": 60}
+HALVES: dict[str, Any] = {"schedule": "interleaved_zero_bubble", "stages_per_rank": 2}
 SHARDED: dict[str, Any] = {"mesh": {"data": 2}, "wrap": "fsdp2"}
 
 
@@ -453,6 +455,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "an input that is made": lambda: in_turn(Layers(), X.clone().requires_grad_() * 2, **DATA),
     "an array of another length": lambda: later((X, np.ones((4, 4)))),
     "a checkpoint of the older kind": lambda: ask(Checkpointed(True), **DATA),
+    "a checkpoint of the older kind in halves": lambda: ask(Checkpointed(True), **HALVES),
+    "a checkpoint that keeps some in halves": lambda: ask(Checkpointed(False, context_fn=keeping_products), **HALVES),
     "eval mode later": lambda: changed(nn.Module.eval),
     "train mode later": lambda: changed(nn.Module.train, nn.Module.eval),
     "unfrozen later": lambda: changed(lambda part: part.requires_grad_(True), ends_frozen),

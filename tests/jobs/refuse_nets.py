@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
 class Layers(nn.Module):
@@ -55,12 +55,17 @@ class Placed(Layers):
 class Checkpointed(Layers):
     """Its norm writes buffers, and no weight."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant: bool, **options: Any) -> None:
         super().__init__()
-        self.reentrant, self.block = reentrant, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.options, self.block = {"use_reentrant": reentrant, **options}, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(checkpoint(self.block, x, use_reentrant=self.reentrant))
+        return super().forward(checkpoint(self.block, x, **self.options))
+
+
+def keeping_products() -> Any:
+    """Contexts of a checkpoint that keeps what layers give."""
+    return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
 
 
 class Counted(Layers):

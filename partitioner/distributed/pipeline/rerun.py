@@ -20,10 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from partitioner.compile import emit, plan_of
 from partitioner.distributed.pipeline.part import Part, Run, written_parameters
+from partitioner.distributed.pipeline.schedules import SCHEDULES
 from partitioner.distributed.pipeline.segments import in_flight, segments_of
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
+from partitioner.frontend.rewrite.higher_order import recompute
 from partitioner.frontend.rewrite.regions import run_region
 from partitioner.ir.access import ANY, RNG, SENT
 from partitioner.ir.graph import Graph
@@ -138,8 +140,9 @@ def run_of(traced: Traced, machine: Machine, spec: Spec, asked: DistributedSpec,
         draws: random numbers of a tensor axis, if there is one.
 
     Raises:
-        SpecError: an op may do anything, and would do it twice, or writes a parameter.
+        SpecError: an op may do anything, and would do it twice, or writes a parameter; or as `refuse_halved`.
     """
+    refuse_halved(traced.graph, asked)
     if asked.recompute == "none":
         return emit(plan_of(traced, machine, spec), spec)
     refuse_unknown(traced.graph, asked.recompute)
@@ -151,6 +154,29 @@ def run_of(traced: Traced, machine: Machine, spec: Spec, asked: DistributedSpec,
         )
     segments = segments_of(traced, asked, in_flight(asked))
     return Rerun(traced.graph, segments, [emit(plan_of(part.traced, machine, spec), spec) for part in segments], draws)
+
+
+def refuse_halved(graph: Graph, asked: DistributedSpec) -> None:
+    """Refuse the model's own checkpoints that can be run again once only, or not by a half of a backward.
+
+    Raises:
+        SpecError: names one.
+    """
+    if not SCHEDULES[asked.schedule].split:
+        return
+    bodies = [part for body in graph.bodies.values() if isinstance(body, torch.fx.GraphModule) for part in body.modules()]
+    parts = [part for part in bodies if isinstance(part, torch.fx.GraphModule)]
+    nodes = [node for each in (graph.fx, *(part.graph for part in parts)) for node in each.nodes if node.target is recompute]
+    if any(node.kwargs.get("use_reentrant") is not False for node in nodes):  # torch takes None for True
+        wrong = "use_reentrant=True"
+    elif any("_checkpoint_context_fn" in part.meta for part in parts):
+        wrong = "a context_fn"
+    else:
+        return
+    raise SpecError(
+        f"schedule {asked.schedule} sends each microbatch back in two halves, for which a checkpoint with {wrong} is not run "
+        "again: leave that out, or take interleaved_1f1b"
+    )
 
 
 def refuse_unknown(graph: Graph, recompute: str) -> None:

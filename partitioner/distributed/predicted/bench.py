@@ -18,6 +18,7 @@ from torch import nn
 from partitioner.distributed.pipeline.branches import owners_of
 from partitioner.distributed.pipeline.cut import Cut, Uncut, uncut
 from partitioner.distributed.pipeline.part import part_of
+from partitioner.distributed.pipeline.rerun import refuse_halved
 from partitioner.distributed.pipeline.segments import in_flight
 from partitioner.distributed.predicted.auto import parts
 from partitioner.distributed.predicted.bounds import least, line_through, room, with_bubble, with_longest, with_waits
@@ -100,6 +101,7 @@ class Bench:
 
     def outlook(self, asked: DistributedSpec, count: int) -> Outlook:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
+        refuse_halved(self._example(asked, count).traced.graph, asked)
         cut, memory = self._fitted(asked, count), self._memory(asked, count)
         loads = self._loads(cut, asked, count)
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))

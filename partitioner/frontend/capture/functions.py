@@ -21,12 +21,14 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.variables import TupleVariable
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import ConstantVariable, TupleVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import GradModeVariable
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
-from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch._functorch.autograd_function import autograd_function_apply
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function, _is_setup_context_defined, once_differentiable
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
@@ -46,12 +48,30 @@ def _call_apply(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs
             HERE.functions.pop()
     mode = GradModeVariable(target_values=[False], initial_values=[torch.is_grad_enabled()])
     mode.enter(tx)
-    result = plain(self, tx, args, kwargs)
+    context: Any = AutogradFunctionContextVariable.create(tx, args, kwargs)
+    result = _forward(self, tx, context, args, kwargs)
     if issubclass(result.python_type(), tuple) and result.python_type() is not tuple:
         raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, gives a tuple with names, and torch a plain one")
-    result = _apart(tx, result, {each.as_proxy() for each in given})  # none is written: that ends the graph
+    written = {each.as_proxy() for each in getattr(context, "dirty_tensors", None) or ()}  # torch 2.11 has none
+    result = _apart(tx, result, {each.as_proxy() for each in given} - written)
     mode.exit(tx)
     return result
+
+
+def _forward(self: Any, tx: Any, context: Any, args: Any, kwargs: Any) -> Any:
+    """What forward gives. Dynamo gives it no context where it takes as many arguments: with ``*args`` these were others."""
+    source = self.source and AttrSource(self.source, "forward")
+    forward = VariableTracker.build(tx, self.fn_cls.forward, source=source).realize()
+    split = _is_setup_context_defined(self.fn_cls.setup_context)  # type: ignore[no-untyped-call]
+    return forward.call_function(tx, [*([] if split else [context]), *args], kwargs)
+
+
+@amends(AutogradFunctionContextVariable, "call_method")
+def _note(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if name != "mark_dirty" or getattr(self, "proxy", None) is not None:
+        return plain(self, tx, name, args, kwargs)
+    self.dirty_tensors = args  # no gradient is recorded, and what is given back as it came is the same tensor
+    return ConstantVariable.create(None)
 
 
 @amends(AutogradFunctionApplyVariable, "prepare_fn_vt")

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SliceVariable, TensorVariable, TupleVariable
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import _get_current_function_mode_stack
 
 from partitioner.frontend.capture.amended import amends, method_of_tensors
 
@@ -55,6 +57,8 @@ def _as_mask(tx: Any, tensor: Any, key: Any) -> list[Any]:
 
 def _asked(tx: Any, tensor: Any, key: Any) -> list[Any]:
     """The part of a tensor that the open numbers of a key name, and the rest of the key, if any, which is for that part."""
+    if _by_tensors(tx):
+        return [tensor, key]
     tensor, key = _as_mask(tx, tensor.realize(), key.realize())
     parts = [_number(tx, each.realize()) for each in (key.items if type(key) is TupleVariable else [key])]
     taken = [count for count in map(_taken, parts) if count is not None]
@@ -70,6 +74,13 @@ def _asked(tx: Any, tensor: Any, key: Any) -> list[Any]:
             ends = part.is_constant_match(...)
             dimension = tensor.ndim - sum(taken[number + 1 :]) if ends else dimension + taken[number]
     return [tensor] if all(each.is_constant_match(...) for each in others) else [tensor, TupleVariable(others)]
+
+
+def _by_tensors(tx: Any) -> bool:
+    """Whether no number is asked of a key: what `flex_attention` is given, and a mask of its, has many places in one tensor."""
+    traced = [getattr(mode, "value", None) for mode in tx.symbolic_torch_function_state.mode_stack]
+    modes = [*_get_current_function_mode_stack(), *traced]  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, TransformGetItemToIndex) for mode in modes)
 
 
 def _number(tx: Any, part: Any) -> Any:
