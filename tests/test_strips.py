@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ import pytest
 from test_latency import anything, broken
 
 from partitioner.errors import PlacementError
+from partitioner.ir.problem import Processor
 from partitioner.planner.latency.homes import closed
 from partitioner.planner.latency.ranks import awaited
 from partitioner.planner.latency.strips import in_strips
@@ -43,6 +45,17 @@ def test_room_decides_where_an_order_is_cut() -> None:
     homes = [problem.lanes[lane] for lane in best.lanes]
     assert not broken(problem, tuple(homes))
     assert homes.count(0) == 30
+
+
+def test_who_can_begin_has_the_first_strip() -> None:
+    """A source that only the last device can run left all other ones without a strip, and so everything on one."""
+    problem = shared("towers", 1000)
+    gpu, host = problem.kinds[0], replace(problem.kinds[0], name="cpu", seconds={1: [1.0] + [inf] * 999})
+    machine = (*problem.processors, Processor("cpu", 1))
+    direct = {pair: (0,) for number in range(4) for pair in ((number, 4), (4, number))}
+    problem = replace(problem, kinds=(gpu, host), processors=machine, routes=problem.routes | direct)
+    answer = List()(replace(problem, pin={0: 4}))
+    assert answer.cost <= 1.1 * answer.bound
 
 
 @pytest.mark.parametrize("turns", [60, pytest.param(1000, marks=pytest.mark.slow)])

@@ -114,7 +114,7 @@ class Line:
         self.held = units.memory.tolist()
 
     def cut(self, order: Sequence[int], processors: Sequence[int]) -> list[int]:
-        """The processor of each unit: a strip of the order for each processor in turn. Empty if no cuts were found."""
+        """The processor of each unit: a strip for each processor in turn that can run its first unit. Empty: none found."""
         best, high = self.filled(order, processors, inf)
         low = self.least
         for _ in range(HALVINGS if best else 0):
@@ -128,16 +128,18 @@ class Line:
 
     def filled(self, order: Sequence[int], processors: Sequence[int], most: float) -> tuple[list[int], float]:
         """Each processor with as much of an order as it ends in time, and the latest end; empty if something is left over."""
-        homes, place, latest = [-1] * len(order), 0, 0.0
-        for processor in processors:
+        homes, place, latest, left, rows = [-1] * len(order), 0, 0.0, list(processors), self.units.rows
+        while place < len(order):
+            able = [each for each in left if rows[each][order[place]] < inf]
+            if not able:
+                return [], inf
+            left.remove(able[0])
             first = place
-            place, end = self.taken(order, first, processor, most)
+            place, end = self.taken(order, first, able[0], most)
             for unit in order[first:place]:
-                homes[unit] = processor
+                homes[unit] = able[0]
             latest = max(latest, end)
-            if place == len(order):
-                return homes, latest
-        return [], inf
+        return homes, latest
 
     def taken(self, order: Sequence[int], first: int, processor: int, most: float) -> tuple[int, float]:
         """Where the strip of a processor ends that begins at a place of an order, and when it has done it, at least."""
