@@ -83,6 +83,7 @@ def starts(
     known = several(problem, homes, tries, now + (AGAIN_RANKED if again else RANKED) * (until - now), answers)
     orders = tries if counted else MOST_TRIED if problem.contiguous else FEW_ORDERS
     cut = in_strips(problem, orders, least, now + STRIPS * (until - now))
+    cut = [each for each in cut if problem.contiguous or each.seconds < known[0].seconds]
     known = sorted([*known, *roomy, *cut], key=lambda each: each.seconds)
     if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
         return known
