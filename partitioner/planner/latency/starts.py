@@ -96,16 +96,17 @@ def starts(
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if again and known[0].seconds > FULL * least:
-        return _apart(known)
+        return _apart(problem, known)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
-    return _apart(known)
+    return _apart(problem, known)
 
 
-def _apart(known: Sequence[Found]) -> list[Found]:
-    """Schedules, the best first; those that are the same but for what they are called once."""
-    once = {(each.seconds, *each.lanes): each for each in reversed(known)}
-    return sorted(once.values(), key=lambda each: each.seconds)
+def _apart(problem: Problem, known: Sequence[Found]) -> list[Found]:
+    """Schedules, the best first; those that are the same but for what they are called once, where tasks have neighbours."""
+    if problem.contiguous or problem.travels:
+        known = list({(each.seconds, *each.lanes): each for each in reversed(known)}.values())
+    return sorted(known, key=lambda each: each.seconds)
 
 
 def _roomy(problem: Problem, tries: int, least: float, until: float, counted: bool) -> list[Found]:

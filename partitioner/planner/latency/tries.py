@@ -115,7 +115,9 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answ
 def settled(problem: Problem, homes: Sequence[int], tries: int, until: float = inf) -> list[Found]:
     """Some schedules with the processor of each task given, the best first; ranks are by what tasks take there."""
     fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
-    found = sorted([*several(fixed, Homes(fixed), tries, until), *waiting(problem, homes)], key=lambda each: each.seconds)
+    found = several(fixed, Homes(fixed), tries, until)
+    if problem.contiguous or problem.travels:
+        found = sorted([*found, *waiting(problem, homes)], key=lambda each: each.seconds)
     return [replace(each, rank=f"on even loads, {each.rank}") for each in found]
 
 
