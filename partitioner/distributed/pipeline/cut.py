@@ -165,7 +165,8 @@ class Uncut:
         if memory is not None or found.balance < EVEN or len(cuts_between(self.row.ops, rules)) <= count:
             return found
         longest = max(found.seconds)
-        rows = (each for each in self._rows(count, bound) if each.widest <= found.widest or self._sent(each.widest) <= longest)
+        passes = self.pair.channels[0].seconds
+        rows = (each for each in self._rows(count, bound) if each.widest <= found.widest or passes(each.widest) <= longest)
         return min((found, *rows), key=lambda cut: max(cut.seconds))
 
     def longest(self, count: int) -> float:
@@ -174,21 +175,21 @@ class Uncut:
         Raises:
             PlacementError: there are fewer places for cuts.
         """
-        even, rows = EVEN * sum(self.seconds.values()) / count, self._rows(count, 0.0)
-        return max(even, min(max(*each.seconds, self._sent(each.widest)) for each in rows)) * (1 + 1e-9)
+        passes, rows = self.pair.channels[0].seconds, self._rows(count, 0.0)
+        return max(self._even(count), min(max(*each.seconds, passes(each.widest)) for each in rows)) * (1 + 1e-9)
 
     def _rows(self, count: int, bound: float) -> Iterator[Cut]:
         """Stages along the row of the ops, the longest as short as it can be; and cut only where little enough passes."""
-        even = EVEN * sum(self.seconds.values()) / count
         yield self.at(evenly(self.row, self.rules, self.seconds, count), bound)
-        narrow = [self._sent(width) <= even for width in passing(self.row)]
+        even, passes = self._even(count), self.pair.channels[0].seconds
+        narrow = [passes(width) <= even for width in passing(self.row)]
         if not all(narrow):
             with suppress(PlacementError):
                 yield self.at(evenly(self.row, self.rules, self.seconds, count, narrow), bound)
 
-    def _sent(self, size: int) -> float:
-        """Seconds of a message between two stages."""
-        return self.pair.channels[0].latency + size / self.pair.channels[0].bandwidth
+    def _even(self, count: int) -> float:
+        """Seconds up to which a longest stage is even."""
+        return EVEN * sum(self.seconds.values()) / count
 
     def at(self, ends: Sequence[int], bound: float) -> Cut:
         """Cut it where each stage ends after so many ops in a row."""

@@ -25,7 +25,7 @@ from partitioner.distributed.pipeline.segments import in_flight, segments_of
 from partitioner.distributed.tensor.draws import Draws
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
-from partitioner.frontend.rewrite.higher_order import recompute
+from partitioner.frontend.rewrite.higher_order import is_reentrant
 from partitioner.frontend.rewrite.regions import run_region
 from partitioner.ir.access import ANY, RNG, SENT
 from partitioner.ir.graph import Graph
@@ -166,8 +166,7 @@ def refuse_halved(graph: Graph, asked: DistributedSpec) -> None:
         return
     bodies = [part for body in graph.bodies.values() if isinstance(body, torch.fx.GraphModule) for part in body.modules()]
     parts = [part for part in bodies if isinstance(part, torch.fx.GraphModule)]
-    nodes = [node for each in (graph.fx, *(part.graph for part in parts)) for node in each.nodes if node.target is recompute]
-    if any(node.kwargs.get("use_reentrant") is not False for node in nodes):  # torch takes None for True
+    if any(is_reentrant(node) for each in (graph.fx, *(part.graph for part in parts)) for node in each.nodes):
         wrong = "use_reentrant=True"
     elif any("_checkpoint_context_fn" in part.meta for part in parts):
         wrong = "a context_fn"

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from partitioner.distributed.pipeline.part import Stage, written_parameters
 from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
-from partitioner.frontend.rewrite.higher_order import recompute
+from partitioner.frontend.rewrite.higher_order import is_reentrant
 from partitioner.spec.distributed import DistributedSpec
 
 SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
@@ -98,8 +98,8 @@ def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
 
 
 def _refuse_reentrant(modules: Iterable[Stage]) -> None:
-    for node in (node for module in modules for node in module.graph.fx.nodes if node.target is recompute):
-        if node.kwargs.get("use_reentrant") is not False:  # torch takes None for True
+    for node in (node for module in modules for node in module.graph.fx.nodes):
+        if is_reentrant(node):
             raise SpecError(
                 f"{node.name} is a checkpoint with use_reentrant=True, which is a backward within a backward, and ddp fails on "
                 "those: give use_reentrant=False, or leave checkpoints out and take recompute: segments"

@@ -180,16 +180,13 @@ def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     return plain(self, tx, name)
 
 
-_OF_WEAK_KEYS = {"is_python_equal", COMPARE} & vars(misc.WeakRefVariable).keys()
-
-
 def _is_weak_key(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     if self.referent_vt.is_tensor() and any(getattr(each, "referent_vt", self).is_tensor() for each in arguments):
         raise Unsupported("a tensor is looked for among weak keys, which Python tells apart by their numbers")
     return plain(self, *arguments)
 
 
-for _name in _OF_WEAK_KEYS:
+for _name in {"is_python_equal", COMPARE} & vars(misc.WeakRefVariable).keys():
     amends(misc.WeakRefVariable, _name)(_is_weak_key)
 
 

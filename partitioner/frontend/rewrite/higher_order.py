@@ -121,6 +121,11 @@ def runs_alone(node: torch.fx.Node) -> bool:
     return node.target is torch.autograd.grad or node.target == "requires_grad_"
 
 
+def is_reentrant(node: torch.fx.Node) -> bool:
+    """Whether a node is a checkpoint whose backward is one within a backward; torch takes ``None`` for ``True``."""
+    return node.target is recompute and node.kwargs.get("use_reentrant") is not False
+
+
 def tell_state(graph: torch.fx.Graph, states: Collection[str]) -> None:
     """Tell checkpoints which of their arguments are the model's, by the names of placeholders."""
     for node in graph.nodes:

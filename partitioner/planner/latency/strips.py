@@ -22,7 +22,7 @@ from time import perf_counter
 from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.bounds import reach
-from partitioner.planner.latency.tries import Found, waiting
+from partitioner.planner.latency.tries import Found, fixed_at, waiting
 from partitioner.planner.prices import able_seconds
 from partitioner.planner.throughput.blocks import blocks, numbered
 from partitioner.planner.throughput.orders import ordered
@@ -62,7 +62,7 @@ def in_strips(problem: Problem, tries: int, least: float, until: float = inf) ->
     for homes in islice(_strips(problem, least), min(max(tries, 1 if count > LARGE else LEAST_TRIED), MOST_TRIED)):
         if homes:
             with suppress(PlacementError):  # full to the last byte, and bytes are no whole numbers
-                best = min(waiting(problem, homes, 1 if count > LARGEST else 2), key=lambda each: each.seconds)
+                best = min(waiting(fixed_at(problem, homes), homes, 1 if count > LARGEST else 2), key=lambda each: each.seconds)
                 found = sorted([*found, replace(best, rank=f"in strips, {best.rank}")], key=lambda each: each.seconds)[:KEPT]
         if perf_counter() > until or (found and found[0].seconds <= least * (1 + 1e-9)):
             break

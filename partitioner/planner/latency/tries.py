@@ -114,17 +114,21 @@ def several(problem: Problem, homes: Homes, tries: int, until: float = inf, answ
 
 def settled(problem: Problem, homes: Sequence[int], tries: int, until: float = inf) -> list[Found]:
     """Some schedules with the processor of each task given, the best first; ranks are by what tasks take there."""
-    fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
+    fixed = fixed_at(problem, homes)
     found = several(fixed, Homes(fixed), tries, until)
     if problem.contiguous or problem.travels:
-        found = sorted([*found, *waiting(problem, homes)], key=lambda each: each.seconds)
+        found = sorted([*found, *waiting(fixed, homes)], key=lambda each: each.seconds)
     return [replace(each, rank=f"on even loads, {each.rank}") for each in found]
 
 
-def waiting(problem: Problem, homes: Sequence[int], most: int = 2) -> Iterator[Found]:
-    """Up to two schedules with the processor of each task given, by what waits for each task."""
-    fixed = replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
-    rules, sends = Homes(fixed), problem.channels and not problem.overlap
+def fixed_at(problem: Problem, homes: Sequence[int]) -> Problem:
+    """The problem with the processor of each task given."""
+    return replace(problem, pin=dict(zip(problem.group_of, homes, strict=True)))
+
+
+def waiting(fixed: Problem, homes: Sequence[int], most: int = 2) -> Iterator[Found]:
+    """Up to two schedules of a problem with all tasks fixed at their processors, by what waits for each task."""
+    rules, sends = Homes(fixed), fixed.channels and not fixed.overlap
     for order in islice((by_rank(upward(fixed)), range(len(homes))), most):
         urgent = by_urgency(fixed, awaited(fixed, homes, order))
         yield _sending(fixed, rules, urgent, ()) if sends else _earliest(fixed, rules, urgent, (), "by what waits")
