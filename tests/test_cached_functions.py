@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from abc import ABC
+from collections.abc import Callable, Sized
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -209,3 +210,30 @@ def test_a_context_without_a_value() -> None:
     context = copy_context()
     context.run(LATE.set, 2.0)
     assert torch.equal(context.run(parallel, x), context.run(model, x))
+
+
+def test_classes_that_are_registered_later_are_found() -> None:
+    """What a class is an instance of was asked once, though an abstract class takes up others at any time."""
+
+    class Drawable(ABC):  # noqa: B024
+        pass
+
+    class Curve:
+        pass
+
+    class Draws(Converts):
+        part = Curve()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            match self.part:
+                case Drawable():
+                    y = y * 2
+            return y + 1 if issubclass(type(self.part), Drawable | Sized) else y
+
+    x, model = torch.ones(2, 4), Draws()
+    parallel = partition(model, spec=spec(2), example_inputs=x, fullgraph=True)
+    assert torch.equal(parallel(x), model(x))
+    Drawable.register(Curve)
+    assert torch.equal(parallel(x), model(x))
+    assert torch.equal(model(x), model.layer(x) * 2 + 1)

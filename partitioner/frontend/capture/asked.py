@@ -2,26 +2,30 @@
 
     convert(x)                   `functools.singledispatch`: which of its functions is for this class
     SCALE.get()                  a `ContextVar`; to set one ends the graph
+    isinstance(part, Drawable)   an abstract class, with which the class of the part may be registered later
 
 The answer is an input under guards, as an attribute is, so that what is registered or set later is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial, singledispatch
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import CallFunctionNoArgsSource, GlobalSource
-from torch._dynamo.variables import UserDefinedObjectVariable
+from torch._dynamo.variables import BuiltinVariable, UserDefinedObjectVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import UserFunctionVariable
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
+from partitioner.model.functions import is_users
 
 _ANY: Any = singledispatch(lambda value: value)
 _DISPATCHES = _ANY.__code__
@@ -31,6 +35,43 @@ def asked(tx: Any, ask: Callable[[], Any], answer: Any) -> Any:
     """The answer to a question, which is put again before each call."""
     name = tx.output.install_global("___asked", ask)  # a number, in whose order guards ask
     return VariableTracker.build(tx, answer, CallFunctionNoArgsSource(GlobalSource(name)))
+
+
+def classes_in(asked: Any) -> Iterator[Any]:
+    """The classes of which ``isinstance`` is asked: one, several in a tuple, or a union."""
+    if not isinstance(asked, tuple | UnionType):
+        yield asked
+        return
+    for each in asked if isinstance(asked, tuple) else get_args(asked):
+        yield from classes_in(each)
+
+
+@amends(BuiltinVariable, "call_isinstance")
+def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kinds: Any) -> Any:
+    answer = plain(self, tx, value, kinds)
+    return _asked_of_classes(tx, value.python_type(), kinds.as_python_constant(), answer)
+
+
+@amends(BuiltinVariable, "call_issubclass")
+def _is_subclass(plain: Callable[..., Any], self: Any, tx: Any, kind: Any, kinds: Any) -> Any:
+    answer = plain(self, tx, kind, kinds)
+    if not (kind.is_python_constant() and kinds.is_python_constant()):
+        return answer
+    return _asked_of_classes(tx, kind.as_python_constant(), kinds.as_python_constant(), answer)
+
+
+def _asked_of_classes(tx: Any, kind: type, kinds: Any, answer: Any) -> Any:
+    if not any(_may_be_registered(kind, each) for each in classes_in(kinds)):
+        return answer
+    ask: Any = torch._dynamo.disable(partial(issubclass, kind, kinds))  # type: ignore[no-untyped-call]
+    return asked(tx, ask, answer.as_python_constant())
+
+
+def _may_be_registered(kind: type, other: Any) -> bool:
+    """Whether another class may become a base of this one without its knowledge, and one of the two is the user's."""
+    if not isinstance(other, ABCMeta) or other in kind.__mro__:
+        return False
+    return is_users(kind.__module__) or is_users(other.__module__)
 
 
 @amends(UserFunctionVariable, "call_function")

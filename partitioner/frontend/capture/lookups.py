@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from dis import opmap
 from enum import EnumType
 from functools import partial
 from inspect import getattr_static
-from types import FunctionType, UnionType
-from typing import Any, get_args
+from types import FunctionType
+from typing import Any
 
 from torch import nn
 from torch._dynamo import symbolic_convert, utils
@@ -44,6 +44,7 @@ from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.absent import has_guard
 from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.asked import classes_in
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import has_any, is_users
 from partitioner.model.source import is_user_code
@@ -73,21 +74,12 @@ def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kind
 
     So the question ends the graph, but for abstract classes, which look at the class alone.
     """
-    for kind in _classes(kinds.as_python_constant()):
+    for kind in classes_in(kinds.as_python_constant()):
         says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
         own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
         if own and is_user_code(says.__code__.co_filename):
             raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
     return plain(self, tx, value, kinds)
-
-
-def _classes(asked: Any) -> Iterator[Any]:
-    """The classes of which ``isinstance`` is asked."""
-    if not isinstance(asked, tuple | UnionType):
-        yield asked
-        return
-    for each in asked if isinstance(asked, tuple) else get_args(asked):
-        yield from _classes(each)
 
 
 @amends(InstructionTranslatorBase, "load_builtin")
