@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from unittest.mock import patch
@@ -134,6 +135,25 @@ def instances_that_a_metaclass_tells(run: Run) -> Steps:
     yield run(rand())
     del run.module.quack
     yield run(rand())
+
+
+class Levels(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = Enum("Levels", {"LOW": [1.0], "HIGH": [2.0, 3.0]})
+
+    def forward(self, x: Tensor, name: str = "LOW") -> Tensor:
+        return self.left(x) * sum(self.levels[name].value) + self.right(x)
+
+
+@fresh(Levels)
+def what_members_of_an_enumeration_hold(run: Run) -> Steps:
+    """Looked up by its name, a member was a constant, with all that it held."""
+    yield run(rand())
+    run.model.levels.LOW.value.append(5.0)
+    yield run(rand())
+    run.model.levels.HIGH._value_ = [7.0]
+    yield run(rand(), "HIGH"), run(rand())
 
 
 class Handle:

@@ -9,7 +9,8 @@ forgets. Of a method such as `torch.Tensor.sin` it does not ask again which one 
 cannot take in: here each range is one constant. A tensor of a class that says itself what functions do with it, it would give
 as a plain one, unless the class was made to be traced. Tuples, texts and numbers of a user's class may have attributes, of
 which torch does not ask as long as the object is the same: they are noted, to be asked for here. An exception that the model
-holds is none to it when it is raised.
+holds is none to it when it is raised. What a member of an enumeration holds that forward has looked up by a name is asked for
+again, as it is where an attribute leads to the member.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from types import BuiltinMethodType, MethodDescriptorType
 from typing import Any
 
 import torch
+from torch._dynamo import variables
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, GlobalSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import ConstantVariable, RangeVariable
+from torch._dynamo.variables import ConstantVariable, RangeVariable, UserDefinedObjectVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.functions import SkipFunctionVariable
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.user_defined import call_random_fn
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 from partitioner.model.overriding import has_own_rules
@@ -68,6 +70,13 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if type(value) is MethodDescriptorType:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
     return plain(self, value)
+
+
+@amends(getattr(variables, "EnumVariable", UserDefinedObjectVariable), GETATTR)  # torch 2.11 has one of its own for members
+def _of_member(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    if isinstance(self.value, Enum) and self.source is None:
+        self.source = GlobalSource(tx.output.install_global_by_id("___member", self.value))
+    return plain(self, tx, name)
 
 
 @amends(SideEffects, "codegen_update_mutated")
