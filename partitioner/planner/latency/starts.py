@@ -96,15 +96,18 @@ def starts(
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     if again and known[0].seconds > FULL * least:
-        return _apart(problem, known)
+        return _sorted(problem, known, counted)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
-    return _apart(problem, known)
+    return _sorted(problem, known, counted)
 
 
-def _apart(problem: Problem, known: Sequence[Found]) -> list[Found]:
-    """Schedules, the best first; those that are the same but for what they are called once, where tasks have neighbours."""
-    if problem.contiguous or problem.travels:
+def _sorted(problem: Problem, known: Sequence[Found], counted: bool) -> list[Found]:
+    """Schedules, the best first; with time for many, those that are the same once, where tasks have neighbours.
+
+    Where moves are counted most starts get few, and the best one is worth having twice.
+    """
+    if not counted and (problem.contiguous or problem.travels):
         known = list({(each.seconds, *each.lanes): each for each in reversed(known)}.values())
     return sorted(known, key=lambda each: each.seconds)
 
