@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.optim.swa_utils import AveragedModel
 
-from partitioner.distributed import CheckpointError, load, save
+from partitioner.distributed import CheckpointError, latest, load, save
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -255,6 +255,24 @@ def test_what_does_not_fit_is_refused(
     model = make()
     with pytest.raises(CheckpointError, match=says):
         load(plain[0] / "step-5", model, optimizer(model) if optimizer else None)
+
+
+def test_what_is_no_folder_no_step_and_no_model_is_refused(tmp_path: Path) -> None:
+    """`load(latest(run), ...)` once was pathlib's error; a step in text or below zero was saved, never to be found."""
+    with pytest.raises(CheckpointError, match=r"of type NoneType, as latest\(folder\) gives where there is no whole"):
+        load(latest(tmp_path), build())  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="could not be written: embedded null byte"):
+        save("\0", build())
+    with pytest.raises(CheckpointError, match="an optimizer has parameters, and this is of type int: a step goes by step="):
+        save(tmp_path, build(), 5)  # type: ignore[call-overload]
+    with pytest.raises(CheckpointError, match=r"a model is a torch.nn.Module, .*, and this is of type tuple"):
+        load(tmp_path, (build(), None))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="a folder is a path, and this is of type int"):
+        save(3, build())  # type: ignore[call-overload]
+    for step in ("last", -1, 2.0, True, None):
+        with pytest.raises(CheckpointError, match="step is how many steps were made, an int that is not negative"):
+            save(tmp_path, build(), step=step)  # type: ignore[call-overload]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_is_no_checkpoint_is_refused(plain: tuple[Path, list[float], nn.Module], tmp_path: Path) -> None:

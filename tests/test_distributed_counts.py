@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from partitioner.distributed.run.counts import Watched, counts_in, losses_in
+from partitioner.distributed.run.counts import Watched, counts_in, held_in, is_sum, losses_in
 from partitioner.distributed.run.record import Record
 from partitioner.distributed.run.separable import separable
 from partitioner.distributed.run.sums import is_mean
+from partitioner.distributed.run.weights import weights_of
 from partitioner.distributed.run.within import again, tails_of
 from partitioner.distributed.traced.example import example_in
+from partitioner.errors import InputError
 
 
 class Losses(nn.Module):
@@ -44,9 +48,47 @@ def test_of_what_the_batch_alone_says_and_nothing_is_drawn() -> None:
     labels = torch.tensor([3, 4, 2, 3])
     example = example_in(Losses(), {"x": torch.randn(4, 4), "labels": labels}, None, 1)
     drawn = torch.get_rng_state()
-    found = counts_in(losses_in(example), example.arguments(example.call.tensors))
-    assert [each.item() for each in found] == [2, 4 + 2 + 3, 3]
+    found = counts_in(losses_in(example), held_in(example) | example.arguments(example.call.tensors))
+    assert [each.item() for each in found] == [2, 4 + 2 + 3, 3, 3]
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_weights_of_classes_that_a_model_holds_count() -> None:
+    """A loss with weights as a module within the model was not watched: each microbatch was divided by other weights."""
+    weight = torch.arange(1.0, 6.0)
+
+    class Judge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.loss = nn.Linear(4, 5), nn.CrossEntropyLoss(weight, label_smoothing=0.1)
+            self.register_buffer("calls", torch.ones(5))
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            self.calls.add_(1)
+            logits = self.layer(x)
+            return self.loss(logits, labels) + functional.cross_entropy(logits, labels, self.calls)
+
+    example = example_in(Judge(), {"x": torch.randn(4, 4), "labels": torch.tensor([3, 4, 2, 3])}, None, 1)
+    found = counts_in(losses_in(example), held_in(example) | example.arguments(example.call.tensors))
+    assert [each.item() for each in found] == [4 + 5 + 3 + 4]
+
+
+def test_a_loss_within_a_model_that_is_asked_for_a_sum_is_one() -> None:
+    """Of a `ctc_loss`, which cannot be called again with other rows, nobody saw it."""
+
+    class Heard(nn.Module):
+        def __init__(self, reduction: str) -> None:
+            super().__init__()
+            self.layer, self.reduction = nn.Linear(4, 5), reduction
+
+        def forward(self, x: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+            spoken = self.layer(x).log_softmax(-1).transpose(0, 1)
+            return functional.ctc_loss(spoken, labels, torch.full((4,), 9), lengths, reduction=self.reduction)
+
+    inputs = {"x": torch.randn(4, 9, 4), "labels": torch.ones(4, 3, dtype=torch.int64), "lengths": torch.tensor([1, 2, 3, 3])}
+    for reduction in ("sum", "mean"):
+        (tail,) = tails_of(example_in(Heard(reduction), inputs, None, 1))
+        assert is_sum(tail.loss) == (reduction == "sum")
 
 
 def test_what_a_loss_function_takes_the_mean_of_is_seen() -> None:
@@ -88,7 +130,7 @@ def written(loss: Callable[..., Tensor], *targets: Tensor) -> tuple[Record, Tens
 def of_rows(loss: Callable[..., Tensor], *targets: Tensor) -> bool:
     """Whether it is seen to be a mean or sum over rows."""
     record, made, counts = written(loss, *targets)
-    return separable(record, made, counts, [True] + [False] * len(targets), 4)
+    return separable(record, made, counts, [True] + [False] * len(targets), [len(each) == 4 for each in record.given], 4)
 
 
 def of_all(loss: Callable[..., Tensor]) -> bool:
@@ -164,6 +206,9 @@ def test_what_holds_rows_against_each_other(loss: Callable[..., Tensor]) -> None
     [
         lambda x, _c, v, _w: (x - v).square().sum(),
         lambda x, c, _v, _w: apart(x, c).sum(),
+        lambda x, _c, v, _w: torch.dot(x.flatten(), v.flatten()),  # views, of as many as there are rows times columns
+        lambda x, _c, v, _w: torch.einsum("ij,ij->", x, v),
+        lambda x, _c, v, _w: (x.view(4, 5, 1) - v.view(-1, 5, 1)).square().sum(),
         lambda x, c, _v, _w: -x.log_softmax(-1).gather(1, c[:, None]).sum(),
         lambda x, c, v, _w: functional.l1_loss(x, v, reduction="sum") + apart(x, c)[c > 1].sum(),
         lambda x, _c, v, _w: functional.binary_cross_entropy_with_logits(x, v.sigmoid(), reduction="none").sum(1).sum(),
@@ -185,6 +230,11 @@ def test_a_sum_over_rows_is_no_mean(loss: Callable[..., Tensor]) -> None:
         lambda x, c, _v, _w: (apart(x, c) * 0.25).sum(),
         lambda x, c, _v, _w: 3 * apart(x, c).sum(),  # of three parts: the sum over the batch
         lambda x, _c, v, _w: (x - v).square().sum() / v.numel(),
+        lambda x, _c, v, _w: torch.dot(x.flatten(), v.flatten()) / v.numel(),
+        lambda x, _c, v, _w: (x.flatten() - v.flatten()).square().sum() / x.flatten().shape[0],
+        lambda x, _c, v, _w: (x.view(2, 2, 5) - v.view(-1, 2, 5)).square().mean(),  # nobody knows where the rows are
+        lambda x, _c, v, _w: (x.view(4, 5, 1) - v.view(-1, 5, 1)).square().mean(),
+        lambda x, _c, v, _w: (x.t().reshape(-1) - v.t().reshape(-1)).view(5, 4).square().sum(0).mean(),
         lambda x, _c, v, _w: torch.stack([(a - b).square().sum() for a, b in zip(x, v, strict=True)]).mean(),
         lambda x, _c, _v, _w: x.square().mean(0).sum(),
         lambda x, _c, v, _w: x.view(4, -1).square().sum(1).mean() + v.mean(),
@@ -233,8 +283,40 @@ def test_of_a_loss_within_a_model_the_ops_behind_its_weights_are_asked(name: str
     (tail,) = tails_of(example)
     own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
     assert own is not None
-    found = separable(own.record, own.loss, None, own.trained, 4), is_mean(own.record, own.loss, own.by_row, 4, 3)
+    found = separable(own.record, own.loss, None, own.trained, own.by_row, 4), is_mean(own.record, own.loss, own.by_row, 4, 3)
     assert found == told
+
+
+class Weighed(Towers):
+    """Weighs its losses by numbers that it learns, of which there are as many as rows."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda a, b, scale: torch.stack([a.mean(), b.square().mean()]) @ (-scale[:2]).exp() + scale.sum())
+        self.scale = nn.Parameter(torch.linspace(0.0, 1.0, 4))
+
+
+@pytest.mark.parametrize("counted", [-1, float("nan"), float("inf"), torch.tensor(1j), 1j, None, torch.ones(2)])
+def test_what_is_no_count_is_refused(counted: Any) -> None:
+    """Microbatches of which less than nothing counts were left out, and the others weighed too much, without a word."""
+    ranks: Any = SimpleNamespace(sizes={"data": 1}, device=torch.device("cpu"))
+    with pytest.raises(InputError, match="count_fn gave "):
+        weights_of([3, counted], ranks)
+
+
+def test_weights_of_microbatches_have_no_gradient() -> None:
+    """A count that had one was sent back through once for each microbatch, and torch failed in the second."""
+    ranks: Any = SimpleNamespace(sizes={"data": 1}, device=torch.device("cpu"))
+    found = weights_of([torch.ones((), requires_grad=True), 3], ranks)
+    assert found.tolist() == [0.25, 0.75] and not found.requires_grad
+
+
+def test_weights_of_tasks_are_no_rows() -> None:
+    """A loss of four tasks was refused where microbatches had four rows: it seemed to compare these."""
+    example = example_in(Weighed(), {"x": torch.randn(4, 5), "y": torch.randn(4, 7)}, None, 1)
+    (tail,) = tails_of(example)
+    own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
+    assert own is not None and own.trained.count(True) == 2 < len(own.trained)
+    assert separable(own.record, own.loss, None, own.trained, own.by_row, 4)
 
 
 def test_a_model_whose_loss_is_asked_draws_no_other_numbers_and_keeps_its_batch() -> None:
@@ -246,7 +328,7 @@ def test_a_model_whose_loss_is_asked_draws_no_other_numbers_and_keeps_its_batch(
     before = torch.get_rng_state()
     own = again(example, tail, example.arguments(example.call.tensors), torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert own is not None and separable(own.record, own.loss, None, own.trained, 4)
+    assert own is not None and separable(own.record, own.loss, None, own.trained, own.by_row, 4)
 
 
 def test_who_keeps_something_of_each_batch_is_called_once() -> None:

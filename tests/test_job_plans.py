@@ -552,6 +552,9 @@ def test_plans_that_are_too_large_or_elsewhere_are_refused(path: Path, tied: Job
     assert read_job(tmp_path / "job.json") == large.document
     with pytest.raises(SpecError, match=r"not the path of a plan; it ends in .yaml, .yml or .json"):
         tied.save(tmp_path / "job.txt")
+    for other in (read_job, tied.save):
+        with pytest.raises(SpecError, match='"3": not the path of a plan'):  # pathlib's error, once
+            other(3)  # type: ignore[operator]
     with pytest.raises(SpecError, match="cannot be written"):
         tied.save(tmp_path / "none" / "job.yaml")
     with pytest.raises(SpecError, match="cannot be read"):

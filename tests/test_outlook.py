@@ -179,6 +179,25 @@ def test_too_many_stages() -> None:
         outlook(deep(), torch.ones(8, WIDTH), asked(mesh={"pipeline": 9}, microbatches=8, schedule="gpipe"))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ({"pipeline": 2**14}, "cannot be cut into 16384 stages: there are 7 places"),
+        ({"pipeline": 10**9}, "distributed.mesh.pipeline: 1000000000 should be less than or equal to 16384"),
+        ({"data": 2**14, "tensor": 2**14}, "a mesh has at most 131072 ranks, and data 16384 x pipeline 1 x tensor 16384 has"),
+    ],
+)
+def test_numbers_with_noughts_too_many_are_refused_at_once(mesh: dict[str, int], said: str) -> None:
+    """Thousands of stages took all memory before they were found to be too many, and a billion ranks took for ever."""
+    with pytest.raises((PlacementError, SpecError), match=said):
+        outlook(deep(), torch.randn(8, WIDTH), asked(mesh=mesh, schedule="gpipe"))
+
+
+def test_a_branch_axis_may_have_more_ranks_than_there_are_ops() -> None:
+    """Links between all pairs of them were made."""
+    outlook(deep(2), torch.randn(8, WIDTH), asked(mesh={"branch": 2**10}, schedule="gpipe"))
+
+
 def test_inspect_shows_it_on_a_laptop(tmp_path: Path) -> None:
     model = tmp_path / "model.py"
     layers = "torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))"

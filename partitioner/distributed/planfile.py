@@ -38,7 +38,7 @@ def write_job(document: SavedJob, path: str | Path) -> None:
     Raises:
         SpecError: it cannot be written, or is too large for YAML.
     """
-    write_whole(_text(document, Path(path)), path)
+    write_whole(_text(document, Path(str(path))), path)
 
 
 def _text(document: SavedJob, target: Path) -> str:

@@ -65,7 +65,7 @@ def checkpoint_at(place: str | PathLike[str]) -> Checkpoint:
     Raises:
         SpecError: it is none of these, a file is missing or damaged, or safetensors is not installed.
     """
-    path = Path(place)
+    path = Path(str(place))
     try:
         path = _in_folder(path) if path.is_dir() else path
         if path.name.endswith(INDEX):

@@ -16,13 +16,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from partitioner.spec.hardware import NETWORKS, network_named
 from partitioner.spec.quantities import Bandwidth, Count, Duration, Flag
 
 ScheduleName = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"]
+
+
+MOST = 2**17
+Some = Annotated[Count, Field(le=2**14)]
+"""Of what each is reckoned with: a number with noughts too many would take hours, or all memory, before it is refused."""
 
 
 class MeshSpec(BaseModel, frozen=True, extra="forbid"):
@@ -32,15 +37,21 @@ class MeshSpec(BaseModel, frozen=True, extra="forbid"):
     4
     """
 
-    data: Count = Field(default=1, description="copies of the model, each with its part of the batch")
-    pipeline: Count = Field(default=1, description="ranks that hold one copy together, in stages")
-    tensor: Count = Field(default=1, description="ranks that hold one stage together, each a part of its layers")
+    data: Some = Field(default=1, description="copies of the model, each with its part of the batch")
+    pipeline: Some = Field(default=1, description="ranks that hold one copy together, in stages")
+    tensor: Some = Field(default=1, description="ranks that hold one stage together, each a part of its layers")
 
-    branch: Count = Field(default=1, description="ranks that hold one stage together, each some of its branches")
+    branch: Some = Field(default=1, description="ranks that hold one stage together, each some of its branches")
     auto: Flag = Field(
         default=False,
         description="whether the planner chooses the axes that are not said; of all of them, mesh: auto",
     )
+
+    @model_validator(mode="after")
+    def _countable(self) -> MeshSpec:
+        if self.size > MOST:
+            raise ValueError(f"a mesh has at most {MOST} ranks, and {self} has {self.size}")
+        return self
 
     @property
     def size(self) -> int:
@@ -105,10 +116,10 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     mesh: Mesh = Field(
         default_factory=MeshSpec, description="how many ranks there are along each axis; auto for the planner to choose"
     )
-    ranks: Count | None = Field(
+    ranks: Some | None = Field(
         default=None, description="how many ranks there are, for mesh: auto; null for as many as torchrun started"
     )
-    hosts: Count | None = Field(
+    hosts: Some | None = Field(
         default=None, description="on how many equal hosts the ranks are; null for what torchrun says, or one"
     )
     links: RankLinksSpec = Field(
@@ -117,7 +128,7 @@ class DistributedSpec(BaseModel, frozen=True, extra="forbid"):
     schedule: ScheduleName = Field(
         default="1f1b", description="in which order stages work on microbatches; see torch.distributed.pipelining"
     )
-    stages_per_rank: Count = Field(default=1, description="stages that each rank holds, for schedules with several")
+    stages_per_rank: Some = Field(default=1, description="stages that each rank holds, for schedules with several")
     microbatches: Count = Field(default=1, description="parts that a rank's batch is divided into")
     wrap: Literal["none", "ddp", "fsdp2"] = Field(
         default="ddp",

@@ -31,7 +31,7 @@ def read_document(source: str | Path, what: str = "spec", largest: int = LARGEST
     Raises:
         SpecError: it cannot be read, is not valid, or holds no mapping.
     """
-    where, path = quote(str(source)), Path(source)
+    where, path = quote(str(source)), Path(str(source))
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         raise SpecError(f"{where}: not the path of a {what}; it ends in one of {', '.join(_PARSERS)}")

@@ -43,6 +43,7 @@ from jobs.refuse_nets import (
     Scaled,
     Spread,
     Started,
+    Weighed,
     Weight,
     keeping_products,
 )
@@ -501,8 +502,15 @@ CASES: dict[str, Callable[[], Any]] = {
     "a model's loss that is a sum": lambda: ask(
         Judged(lambda output, to: 0.5 * (output - to).square().sum()), (torch.cat([X, X]),) * 2, lambda loss: loss, **DATA
     )((torch.cat([X, X]),) * 2),
+    "a model's loss of what is a number": lambda: ask(
+        Judged(lambda output, to: (output - to.masked_fill(to > 1, torch.nan)).square().nanmean()),
+        (X, TARGET),
+        lambda loss: loss,
+        **DATA,
+    )((X, TARGET)),
     "the root of a mean": lambda: ask(loss=lambda output, to: nn.functional.mse_loss(output, to).sqrt(), **DATA)((X, TARGET)),
     "loss no scalar": lambda: ask(loss=lambda output: output.mean(1), **DATA)(X),
+    "loss of complex numbers": lambda: ask(loss=lambda output: output.mean() + 0j, **DATA)(X),
     "loss no tensor": lambda: ask(loss=lambda output: 3.0, **DATA)(X),
     "loss without a gradient": lambda: ask(loss=lambda output: output.detach().mean(), **DATA)(X),
     "no model": lambda: ask("net"),
@@ -561,6 +569,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
         (X, TARGET)
     ),
     "a loss of all pairs, whole": lambda: ask(loss=of_pairs, microbatches=1, schedule="gpipe")((X, TARGET)),
+    "weights of as many tasks as rows": lambda: ask(
+        Weighed(), loss=lambda output, to: ((output[0] - to).square() * (-output[1]).exp()).mean() + output[1].sum()
+    )((X, TARGET)),
     "a sum that is divided": lambda: ask(loss=lambda output, to: nn.MSELoss(reduction="sum")(output, to) / len(to))(
         (X, TARGET)
     ),

@@ -50,7 +50,7 @@ def owners_of(traced: Traced, ranks: int, device: Device, first: Collection[str]
     """
     graph = _unordered(traced.graph)
     rules = sharing_a_rank(traced, first)
-    devices = tuple(replace(device, name=f"branch {rank}", lanes=1) for rank in range(ranks))
+    devices = tuple(replace(device, name=f"branch {rank}", lanes=1) for rank in range(min(ranks, len(graph.ops))))
     free = tuple(Link(one.name, two.name, inf, 0.0) for one in devices for two in devices if one is not two)
     for links in ((), free):  # with free links where it does not pay to pass anything, for it was asked for
         machine = Machine(devices, links)

@@ -155,6 +155,8 @@ class Uncut:
     def into(self, count: int, cap: int | None = None, memory: Memory | None = None) -> Cut:
         """Cut it into so many stages, each with so many bytes; see `cut_into`."""
         graph, rules, seconds = self.graph, self.rules, self.seconds
+        if count > len(graph.ops):  # refused at once: the problem has as many channels as pairs of stages
+            evenly(self.row, rules, seconds, count)
         chosen, bound = stages(self._posed(count, cap, memory), ORDERS, near=NEAR)
         homes = {op: chosen[number] for number, task in enumerate(self.tasks.tasks) for op in task.ops}
         number = _numbered(graph, homes)

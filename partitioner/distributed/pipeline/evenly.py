@@ -51,8 +51,8 @@ def evenly(
         sums.append(sums[-1] + seconds[op.name])
     if len(cuts) <= count:
         raise PlacementError(
-            f"{graph.name} cannot be cut into {count} stages: there are {len(cuts) - 2} places for cuts between ops that must "
-            "stay together. Ask for fewer stages."
+            f"{graph.name} cannot be cut into {count} stages: there are {max(len(cuts) - 2, 0)} places for cuts between ops "
+            "that must stay together. Ask for fewer stages."
         )
     return [cuts[end] for end in _even_ends([sums[cut] for cut in cuts], count)]
 

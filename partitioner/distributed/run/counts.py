@@ -49,34 +49,6 @@ MOST = 32
 """Means of a microbatch that are watched."""
 
 
-def weights_of(counts: Sequence[Any], ranks: Ranks) -> torch.Tensor:
-    """What the mean of each microbatch is multiplied by, for the mean over copies of the sums to be that of the whole batch.
-
-    Args:
-        counts: how many count in each of this copy's: numbers, or tensors of one.
-        ranks: this rank.
-
-    Raises:
-        InputError: something else was counted.
-    """
-    for each in counts:
-        if not isinstance(each, int | float) and not (isinstance(each, torch.Tensor) and each.numel() == 1):
-            raise InputError(
-                f"count_fn gave a {type(each).__name__}; a number is needed, of what loss_fn takes the mean of in a "
-                "microbatch: count_fn=lambda target: (target != -100).sum()"
-            )
-    found = torch.stack([torch.as_tensor(each, dtype=torch.float64, device=ranks.device).reshape(()) for each in counts])
-    whole = found.sum()
-    if ranks.sizes["data"] > 1:
-        dist.all_reduce(whole, group=ranks.mesh.get_group("data"))
-    return found * ranks.sizes["data"] / whole
-
-
-def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A microbatch's part in the loss. The mean of nothing is no number, and no part of it, nor of any gradient."""
-    return loss.masked_fill(~(weight > 0), 0.0) * weight.to(loss.dtype)
-
-
 class Watched(TorchFunctionMode):
     """Sees of how many targets the losses of a microbatch are means, and which are no means.
 
@@ -163,13 +135,30 @@ def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]
     of a mean over a selection stands its mask."""
     graph, found = example.traced.graph, list[tuple[torch.fx.Node, list[torch.fx.Node]]]()
     losses = [node for node in map(_telling, graph.fx.nodes) if node is not None]
-    fixed = fixed_by(graph, example.places) if losses else set()
+    fixed = fixed_by(graph, example.places) | held_in(example).keys() if losses else set()
     for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs.get("input")  # or what is divided
         needed = made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])
         if {node.name for node in needed} <= fixed:
             found.append((loss, [node for node in graph.fx.nodes if node in needed]))
     return found
+
+
+def held_in(example: Example) -> dict[str, torch.Tensor]:
+    """What a model holds that is not trained and no op writes, by its name in the graph, such as weights of classes."""
+    graph, state = example.traced.graph, example.traced.state
+    written = {each.resource for op in graph.ops for each in op.accesses if each.write}
+    kept = ((name, key, state.get(key)) for name, key in graph.states.items())
+    return {
+        name: each
+        for name, key, each in kept
+        if each is not None and not (each.requires_grad or each.is_meta or f"self.{key}" in written)
+    }
+
+
+def is_sum(loss: torch.fx.Node) -> bool:
+    """Whether a function of losses is asked for a sum."""
+    return "sum" in (*loss.args, *loss.kwargs.values())
 
 
 def counts_in(

@@ -15,11 +15,12 @@ from torch import nn
 from partitioner.distributed.ranks import Ranks, first_speaks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
-from partitioner.distributed.run.counts import Watched, counts_in, losses_in, weighted, weights_of
+from partitioner.distributed.run.counts import Watched, counts_in, held_in, is_sum, losses_in
 from partitioner.distributed.run.record import MUCH, Record, has_rows
 from partitioner.distributed.run.separable import separable
 from partitioner.distributed.run.sums import is_mean, may_divide
-from partitioner.distributed.run.within import Tail, again, tails_of
+from partitioner.distributed.run.weights import weighted, weights_of
+from partitioner.distributed.run.within import Tail, again, of_batch, tails_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -61,6 +62,12 @@ def refuse_no_loss(function: Any, count: Any) -> None:
             "one, a target, by place: let the target be a tuple or dict of all that it needs, or bind the rest with "
             "functools.partial"
         )
+
+
+def _said(given: Any) -> str:
+    if not isinstance(given, torch.Tensor):
+        return f"a {type(given).__name__}"
+    return f"a tensor of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
@@ -136,7 +143,8 @@ class Loss:
             InputError: ``count`` gave no number.
         """
         if self.count is not None:
-            self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks)
+            looked_at = watched or ranks.device.type == "cpu"
+            self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks, watched=looked_at)
         parts = self.batches.count * ranks.sizes["data"]
         self.watched = Watched(parts) if watched and self.count is None else None
 
@@ -152,8 +160,23 @@ class Loss:
         return losses_in(self.batches.example)
 
     @cached_property
+    def _held(self) -> dict[str, torch.Tensor]:
+        needed = {node.name for _, nodes in self._own_losses for node in nodes}
+        return {name: each for name, each in held_in(self.batches.example).items() if name in needed}
+
+    def _own_counts(self, number: int) -> list[torch.Tensor]:
+        held = {name: each.to(self.batches.device) for name, each in self._held.items()}
+        return counts_in(self._own_losses, {**held, **self.batches(number)})
+
+    @cached_property
     def _tails(self) -> list[Tail]:
         return tails_of(self.batches.example)
+
+    @cached_property
+    def _apart(self) -> set[int]:
+        """Results that no row of a batch goes into: weights of tasks, which may be as many as a microbatch has rows."""
+        graph, example = self.batches.example.traced.graph, self.batches.example
+        return {place for place, name in enumerate(graph.outputs) if not of_batch(example, graph.nodes[name])}
 
     def _called(self, results: Sequence[torch.Tensor], number: int) -> tuple[Any, Record | None]:
         """What the user's function gives and, of the first that is watched, the ops that it has called."""
@@ -165,7 +188,7 @@ class Loss:
         if not self.watched.found and self.watched.parts > 1:
             others, by_row = self.batches.read(number)
             record = Record([*results, *others], by_row=by_row)
-        self.watched.found.append(counts_in(self._own_losses, self.batches(number)))
+        self.watched.found.append(self._own_counts(number))
         with record or nullcontext(), self.watched:
             return self.function(*given), record
 
@@ -181,12 +204,14 @@ class Loss:
         tails = [tail for tail in self._tails if tail.loss.name in losses]
         asked = (again(example, tail, self.batches(0), self.batches.device) for tail in tails)
         own = [each for each in asked if each is not None]
-        by_row = [has_rows(each, rows) for each in record.given]
+        by_row = [has_rows(each, rows) and place not in self._apart for place, each in enumerate(record.given)]
         trained = [has and place < len(results) and results[place].requires_grad for place, has in enumerate(by_row)]
-        self.watched.separable = separable(record, loss, self.watched.found[0], trained, rows) and all(
-            separable(each.record, each.loss, None, each.trained, rows) for each in own
+        counts = None if self._own_counts(0) else ()  # what differs in these is refused as that
+        self.watched.separable = separable(record, loss, self.watched.found[0], trained, by_row, rows) and all(
+            separable(each.record, each.loss, counts, each.trained, each.by_row, rows) for each in own
         )
         means = [is_mean(each.record, each.loss, each.by_row, rows, parts) for each in own]
+        means += [not is_sum(tail.loss) for tail in tails]
         summed = not all(means) and not may_divide(record, rows, parts)
         self.watched.refuse_sum(loss, by_hand=summed or not is_mean(record, loss, by_row, rows, parts))
 
@@ -217,11 +242,10 @@ class Loss:
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
         found, record = self._called(flat, place)
-        if not isinstance(found, torch.Tensor) or found.dim():
-            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+        if not isinstance(found, torch.Tensor) or found.dim() or found.is_complex() or found.is_meta:
             raise InputError(
-                f"loss_fn gave {what}; a scalar tensor is needed, the mean over the microbatch. What else is wanted of a "
-                "batch, let loss_fn put aside, detached"
+                f"loss_fn gave {_said(found)}; a real scalar tensor is needed, the mean over the microbatch. What else is "
+                "wanted of a batch, let loss_fn put aside, detached"
             )
         if not found.requires_grad:
             raise InputError(

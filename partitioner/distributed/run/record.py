@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ NO_SIZES = frozenset(
 
 MOST, MUCH = 2**24, 2**20
 """Elements beyond which nobody looks, and beyond which nobody looks more than twice: each op is called again on as many."""
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default)
+"""What lays rows out otherwise: its sizes divide nothing."""
 
 COMPARISONS = frozenset("eq ge gt le lt ne".split())
 
@@ -76,6 +80,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.complete &= all(each in self._places for each in written)
         noted = tree_map_only(torch.Tensor, self._noted, (args, kwargs))
         made = func(*args, **kwargs)
+        if func in VIEWS:
+            noted = ((noted[0][0], list(made.shape)), {})
         if draws(func, args, kwargs):  # the same numbers, when ops are called again
             for leaf in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
                 self.complete &= all(leaf is not each for each in self.given)
@@ -121,17 +127,18 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for func, (args, kwargs), _ in self._calls:
             named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
             for argument in func._schema.arguments:
-                if argument.name not in NO_SIZES and func.overloadpacket.__name__ not in COMPARISONS:
+                if argument.name not in NO_SIZES and func.overloadpacket.__name__ not in COMPARISONS and func not in VIEWS:
                     leaves = [each for each in tree_leaves(named.get(argument.name)) if type(each) in (int, float)]
                     (sizes if "int" in str(argument.type) else factors).extend(leaves)
         return sizes, factors
 
-    def replay(self, given: Sequence[torch.Tensor], wanted: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def replay(self, given: Sequence[torch.Tensor], wanted: Iterable[torch.Tensor], rows: int = 1) -> list[torch.Tensor]:
         """Call the ops again, in double precision.
 
         Args:
             given: other values in place of those given.
             wanted: results, as they were the first time.
+            rows: that there were, where there are several times as many.
 
         Returns:
             what they are now.
@@ -141,7 +148,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = {place: _doubled(held[place].clone()) for place in (*self._last, *kept) if place in held}
         for number, (func, noted, places) in enumerate(self._calls):
             args, kwargs = tree_map(lambda leaf: held[leaf] if isinstance(leaf, _Place) else _doubled(leaf), noted)
-            made = tree_leaves(func(*_doubled_options(func, args), **kwargs))
+            args = _resized(args[0], args[1], rows) if func in VIEWS else _doubled_options(func, args)
+            made = tree_leaves(func(*args, **kwargs))
             held.update((place, each) for place, each in zip(places, made, strict=True) if place is not None)
             for place in [each for each in held if self._last.get(each, 0) <= number and each not in kept]:
                 del held[place]
@@ -159,6 +167,15 @@ def _doubled_options(func: Any, args: Sequence[Any]) -> list[Any]:
     """A softmax of half precision gives single precision if it is asked to, and cannot of double precision."""
     names = [each.name for each in func._schema.arguments]
     return [False if name == "half_to_float" else value for name, value in zip(names, args, strict=False)]
+
+
+def _resized(tensor: torch.Tensor, sizes: Sequence[int], rows: int) -> tuple[Any, Any]:
+    """The arguments of a view, of a tensor that has several times as many rows now."""
+    times = tensor.numel() // max(prod(sizes), 1)
+    along = [place for place, size in enumerate(sizes) if size % rows == 0]
+    if times != 1 and len(along) != 1:
+        raise ValueError("it cannot be said in which dimension the rows are")
+    return tensor, [size * times if place in along else size for place, size in enumerate(sizes)]
 
 
 def unless_refuted(ask: Callable[[], bool]) -> bool:

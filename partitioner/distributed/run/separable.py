@@ -17,13 +17,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from partitioner.distributed.run.record import Record, has_rows, unless_refuted
+from partitioner.distributed.run.record import Record, unless_refuted
 
 Batch = Sequence[torch.Tensor]
 
 
 def separable(
-    record: Record, loss: torch.Tensor, counts: Sequence[torch.Tensor] | None, trained: Sequence[bool], rows: int
+    record: Record,
+    loss: torch.Tensor,
+    counts: Sequence[torch.Tensor] | None,
+    trained: Sequence[bool],
+    by_row: Sequence[bool],
+    rows: int,
 ) -> bool:
     """Whether a loss is a sum over rows, or a mean over what counts of them.
 
@@ -32,6 +37,7 @@ def separable(
         loss: a scalar.
         counts: what it is seen to be divided by, if it is; else rows are not taken with their targets.
         trained: which of those given are results that have a gradient; one may have several rows for each of the batch's.
+        by_row: which of those given have rows.
         rows: of the microbatch; of one alone nothing is said.
 
     Returns:
@@ -42,7 +48,7 @@ def separable(
         >>> def is_separable(loss):
         ...     with Record([x, target]) as record:
         ...         made = loss(x, target)
-        ...     return separable(record, made, [], [True, False], 4)
+        ...     return separable(record, made, [], [True, False], [True, True], 4)
         >>> is_separable(torch.nn.functional.mse_loss)
         True
         >>> is_separable(lambda x, target: (x @ target.T).log_softmax(1).diag().mean())
@@ -52,7 +58,7 @@ def separable(
         return True
     wanted = [loss, *filter(record.made, counts or ())]
     known = counts is not None and record.knows(rows)
-    together = [has_rows(each, rows) for each in record.given] if known else None
+    together = by_row if known else None
     found: dict[int, torch.Tensor] = {}  # by identity: a batch stands in several sums
 
     def run(batch: Batch) -> torch.Tensor:

@@ -47,7 +47,7 @@ def is_mean(record: Record, loss: torch.Tensor, by_row: Sequence[bool], rows: in
     twice = [torch.cat([each.detach()] * 2) if rows else each for each, rows in zip(record.given, by_row, strict=True)]
 
     def is_the_same() -> bool:
-        (once,), (more,) = (record.replay(each, [loss]) for each in (record.given, twice))
+        (once,), (more,) = (record.replay(each, [loss], rows) for each in (record.given, twice))
         return not bool((more - once).abs() > 1e-5 * once.abs())  # nor of what is no number
 
     return unless_refuted(is_the_same)

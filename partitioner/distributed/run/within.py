@@ -64,6 +64,11 @@ def _tail(example: Example, loss: torch.fx.Node, fixed: Collection[str]) -> Tail
     return Tail(loss, tuple(node for node in graph.fx.nodes if node in nodes), drawn, given) if loss in nodes and told else None
 
 
+def of_batch(example: Example, node: torch.fx.Node) -> bool:
+    """Whether something of the batch goes into a value. What is made of weights alone has no rows, as long as it may be."""
+    return any(each.name in example.places for each in made_of([node]))
+
+
 def _weighs(example: Example, node: torch.fx.Node) -> bool:
     """Whether an op reads a weight, and not just a number that is trained."""
     graph = example.traced.graph
@@ -127,7 +132,8 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
                     values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
     except Exception:  # an op takes what it is given by its values
         return None
-    by_row = tuple(_has_rows(each, example.rows) for each in given)
+    named = (*tail.drawn, *(node for node in tail.given if node.name in inputs))
+    by_row = tuple(_has_rows(each, example.rows) and of_batch(example, node) for each, node in zip(given, named, strict=True))
     trained = tuple(has and place < len(tail.drawn) for place, has in enumerate(by_row))
     return Again(record, values[tail.loss], trained, by_row)
 

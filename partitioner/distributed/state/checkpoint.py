@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from partitioner.distributed.ranks import agree, gathered, here, together, told
 from partitioner.distributed.state.background import Saving, begun, own_group, wait
-from partitioner.distributed.state.checkpointfiles import FILES, checksums, damage, finish, prepare, read, room
+from partitioner.distributed.state.checkpointfiles import FILES, checksums, damage, finish, path_of, prepare, read, room
 from partitioner.distributed.state.held import Ranked
 from partitioner.distributed.state.kept import MODEL, RANDOM, Kept, go_on, merged, random_states
 from partitioner.distributed.tensor.collectives import put
@@ -110,8 +110,8 @@ def save(
         'step-5'
     """
     wait()
-    _refuse_alone(model)
-    final = Path(folder) / f"step-{step}"
+    _refuse_others(model, optimizer)
+    final = together(lambda: _final(folder, step))
     unfinished = final.with_name(f"{final.name}.unfinished")
     kept = together(lambda: Kept(model, optimizer, copied=asynchronous, saving=True))
     about = {"step": step, "extra": extra, "seed": torch.initial_seed(), **merged(gathered(kept.said()))}
@@ -123,6 +123,13 @@ def save(
         _write(final, unfinished, text, content, None)
         return final
     return begun(final, partial(_write, final, unfinished, text, content, own_group()))
+
+
+def _final(folder: object, step: object) -> Path:
+    """Where a checkpoint will be; of another step than a number that `latest` reads, nobody would find it again."""
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"step is how many steps were made, an int that is not negative, and this one is {step!r}")
+    return path_of(folder) / f"step-{step}"
 
 
 def _held_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -175,8 +182,8 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer 
         ...     load(save(run, nn.Linear(2, 2), step=5, extra="good"), nn.Linear(2, 2))
         Progress(step=5, extra='good')
     """
-    _refuse_alone(model)
-    folder = Path(folder)
+    _refuse_others(model, optimizer)
+    folder = together(lambda: path_of(folder))
     kept = together(lambda: Kept(model, optimizer))
     about, found = together(lambda: read(folder, RANDOM))
     agree({"the checkpoint": f"step {about.get('step', 0)}, in {folder}"})
@@ -215,8 +222,19 @@ def _refuse_damage(said: list[str]) -> None:
         raise CheckpointError(next(filter(None, said)))
 
 
-def _refuse_alone(model: nn.Module) -> None:
-    """Refuse one rank's part of a model without the others: a checkpoint of it would have a part, and look like a whole one."""
+def _refuse_others(model: object, optimizer: object) -> None:
+    """Refuse what is no model and optimizer, such as a step in its place.
+
+    And one rank's part of a model without the others: a checkpoint of it would have a part, and look like a whole one.
+    """
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(
+            f"a model is a torch.nn.Module, such as parallelize gives, and this is of type {type(model).__name__}"
+        )
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise CheckpointError(
+            f"an optimizer has parameters, and this is of type {type(optimizer).__name__}: a step goes by step="
+        )
     if not dist.is_initialized() and any(isinstance(each, Ranked) and each.in_job for each in model.modules()):
         raise CheckpointError(
             "this is one rank's part of a model, and the process group of its job was destroyed: save and load before that"

@@ -15,6 +15,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ About = Mapping[str, Any]
 """What a checkpoint holds that is no tensor; empty for one that torch wrote by itself."""
 
 
+def path_of(folder: object) -> Path:
+    """A folder that a user gave.
+
+    Raises:
+        CheckpointError: it is no path, such as what `latest` gives where there is no checkpoint.
+    """
+    if not isinstance(folder, str | PathLike):
+        none = ", as latest(folder) gives where there is no whole checkpoint" if folder is None else ""
+        raise CheckpointError(f"a folder is a path, and this is of type {type(folder).__name__}{none}")
+    return Path(folder)
+
+
 def latest(folder: str | Path) -> Path | None:
     """The whole checkpoint of the highest step in a run's folder; ``None`` if there is none.
 
@@ -42,7 +55,7 @@ def latest(folder: str | Path) -> Path | None:
         >>> latest("no/such/folder") is None
         True
     """
-    return next(reversed(_whole(Path(folder))), None)
+    return next(reversed(_whole(path_of(folder))), None)
 
 
 def _whole(folder: Path) -> list[Path]:
@@ -73,7 +86,7 @@ def prepare(final: Path, unfinished: Path, about: About) -> str:
         for left in final.parent.glob("step-*.unfinished"):
             shutil.rmtree(left)
         unfinished.mkdir(parents=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{unfinished} could not be written: {error}") from error
     return text
 
