@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from partitioner import partition
 from partitioner.errors import DifferenceError
+from partitioner.frontend.rewrite.higher_order import as_plain_calls
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -85,3 +88,22 @@ def test_a_forward_that_goes_on_without_a_graph_says_so() -> None:
     parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, tune=False)
     assert torch.equal(parallel(X), model(X))
     assert "Python goes on after this graph, as it is:\n    what follows cannot be traced, nor gone on with" in str(parallel)
+
+
+def test_a_size_that_the_tracer_reads_off_a_gradients_stride_is_read_off_its_size() -> None:
+    """A neural flow of zuko finds a root in an autograd function, whose backward asks for the batch's size.
+
+    Dynamo took it from the stride of the gradient, as if that were laid out as the result. Behind a sum the gradient's strides
+    are 0, and of a contiguous one it is 1: an error in the second batch size, or a size that is broadcast without a word.
+    """
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(4, 5).t(), symbolic_context=context)
+    graph = fx.Graph()
+    gradient = graph.placeholder("gradient")
+    batch = graph.call_function(torch.ops.aten.sym_stride.int, (gradient, 1))
+    gradient.meta["example_value"], batch.meta["example_value"] = fake, fake.stride(1)
+    graph.output(batch)
+    body = fx.GraphModule(nn.Module(), graph)
+    assert body(torch.ones(7, 4)) == 1
+    as_plain_calls(body)
+    assert body(torch.ones(7, 4)) == body(torch.ones(()).expand(7, 4)) == 7

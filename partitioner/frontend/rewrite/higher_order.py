@@ -143,4 +143,24 @@ def as_plain_calls(module: torch.fx.GraphModule) -> None:
                     node.target = PLAIN.get(node.target._name, node.target)
                 elif node.target is torch._C._log_api_usage_once:  # as of a slice of a ModuleList
                     part.graph.erase_node(node)
+                elif node.target is torch.ops.aten.sym_stride.int:
+                    _read_as_size(node)
             part.recompile()
+
+
+def _read_as_size(node: torch.fx.Node) -> None:
+    """Let a number that Dynamo reads off an argument's stride be read off its size.
+
+    In a function's backward it takes gradients to be laid out as the results were. Those that come may be laid out otherwise:
+    behind a sum all strides are 0.
+    """
+    tensor, wanted = node.args[0], _symbol(node.meta.get("example_value"))
+    shape = tensor.meta["example_value"].shape if isinstance(tensor, torch.fx.Node) and tensor.op == "placeholder" else ()
+    same = [number for number, size in enumerate(shape) if wanted is not None and _symbol(size) == wanted]
+    if same:
+        node.target, node.args = torch.ops.aten.sym_size.int, (tensor, same[0])
+
+
+def _symbol(size: Any) -> Any:
+    """What an open size is called; nothing for a number."""
+    return size.node.expr if isinstance(size, torch.SymInt) else None
