@@ -5,6 +5,7 @@ Each is judged as the programs of `hostile` are: it does what the plain model do
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Flag, IntEnum, IntFlag, auto
 from typing import NamedTuple
@@ -179,3 +180,28 @@ def test_a_combination_of_flags_is_one_object() -> None:
     assert all(one is other for one, other in zip(first, model(rand())[1:], strict=True))
     parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=rand(), copy=True)
     assert all(one is other for one, other in zip(first, parallel(rand())[1:], strict=True))
+
+
+class Decides(Two):
+    """Asks a truth whether it is ``True`` itself, as a case of ``match`` does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, bool, bool, bool]:
+        y = self.left(x)
+        above, large = bool(y.sum() > 0), x.shape[0] > 3
+        match above, large:
+            case True, False:
+                y = y * 2
+            case False, True:
+                y = y + self.right(x)
+        return y, above is True, large is not False, operator.is_(above, False)
+
+
+def test_a_truth_is_true_where_it_is_true() -> None:
+    """Of numbers of tensors and sizes that are open it was neither ``True`` nor ``False``: no case was met, without a word."""
+    model = Decides()
+    parallel = partition(model, ["cpu:0", "cpu:1"])
+    for rows in (3, 5, 2, 7):
+        for seed in range(3):
+            given = rand(rows, 4, seed=seed)
+            found, wanted = parallel(given), model(given)
+            assert torch.equal(found[0], wanted[0]) and found[1:] == wanted[1:]

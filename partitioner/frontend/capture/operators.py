@@ -9,6 +9,8 @@
     n.items                                           an AttributeError when the frame ends, which forward could not catch
 
 The graph ends at each, and Python does what it does.
+
+    bool(t) is True, match n > 3: case True           False, where it differs from call to call; the truth is asked itself
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -129,6 +132,9 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
         raise Unsupported("a complex number meets one that differs from call to call")
     if self.fn in (int, float, complex) and str in kinds and not all(each.is_python_constant() for each in arguments[1]):
         raise Unsupported("a number is made of the text of one that differs from call to call")
+    if self.fn in (operator.is_, operator.is_not):
+        found = _identity(arguments[0], arguments[1], self.fn is operator.is_)
+        return plain(self, *arguments) if found is None else found
     found = plain(self, *arguments)
     if found.is_constant_match(NotImplemented) and getattr(self.fn, "__module__", None) == operator.add.__module__:
         raise Unsupported(f"operator.{self.fn.__name__} of what the tracer does not know")
@@ -190,14 +196,24 @@ for _name in {"is_python_equal", COMPARE} & vars(misc.WeakRefVariable).keys():
     amends(misc.WeakRefVariable, _name)(_is_weak_key)
 
 
-def _is(plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:
-    if _kinds(operands) == {int} and any(map(_is_open, operands)):
+def _is(same: bool, plain: Callable[..., Any], tx: Any, operands: Any, *named: Any) -> Any:
+    found = _identity(tx, operands, same)
+    return plain(tx, operands, *named) if found is None else found
+
+
+def _identity(tx: Any, operands: Any, same: bool) -> Any:
+    """Whether an open number or truth is another one, or is not: a truth is True where it is true."""
+    kinds, opened = _kinds(operands), [each.realize() for each in operands if _is_open(each)]
+    if not opened or kinds not in ({int}, {bool}):
+        return None
+    known = [each.as_python_constant() for each in operands if each.is_python_constant()]
+    if kinds == {int} or not known:
         raise Unsupported("whether a number that differs from call to call is another one")
-    return plain(tx, operands, *named)
+    return opened[0] if known[0] is same else BuiltinVariable(operator.not_).call_function(tx, opened, {})
 
 
 for _name in ("is", "is not"):
-    amends(symbolic_convert.compare_op_handlers, _name)(_is)
+    amends(symbolic_convert.compare_op_handlers, _name)(partial(_is, _name == "is"))
 
 
 for _name in {"generic_contains", "pysequence_contains"} & vars(symbolic_convert).keys():  # torch 2.12 and before have none
