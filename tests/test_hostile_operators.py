@@ -8,7 +8,8 @@ from __future__ import annotations
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Flag, IntEnum, IntFlag, auto
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -205,3 +206,27 @@ def test_a_truth_is_true_where_it_is_true() -> None:
             given = rand(rows, 4, seed=seed)
             found, wanted = parallel(given), model(given)
             assert torch.equal(found[0], wanted[0]) and found[1:] == wanted[1:]
+
+
+class Shows(Two):
+    """Shows an error about a number that is open, and asks it for its class."""
+
+    names: Any = MappingProxyType({})
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[str], bool]:
+        y, told = self.left(x), []
+        for key in (x.numel() / 3, y.sum()):
+            try:
+                told.append(self.names[key])
+            except KeyError as error:
+                told.append(f"{error!r}")
+        return self.right(y), told, x.shape[0].__class__ is int
+
+
+def test_errors_and_classes_of_open_numbers() -> None:
+    """The error was ``KeyError(IntTrueDiv(4*s77, 3))``, and the number of no class of Python's."""
+    model = Shows()
+    parallel = partition(model, ["cpu:0", "cpu:1"])
+    for rows in (3, 5, 7):
+        found, wanted = parallel(rand(rows, 4)), model(rand(rows, 4))
+        assert torch.equal(found[0], wanted[0]) and found[1:] == wanted[1:]

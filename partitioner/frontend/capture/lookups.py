@@ -68,6 +68,14 @@ def _text(plain: Callable[..., Any], self: Any, tx: Any, error: Any) -> Any:
     return plain(self, tx, error)
 
 
+@amends(BuiltinVariable, "call_repr")
+def _shown(plain: Callable[..., Any], self: Any, tx: Any, error: Any) -> Any:
+    """An error about what differs from call to call was shown with what the tracer calls that."""
+    if not all(each.is_python_constant() for each in getattr(error.realize(), "args", ())):
+        raise Unsupported("an error about what differs from call to call is shown")
+    return plain(self, tx, error)
+
+
 @amends(BuiltinVariable, "call_isinstance")
 def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kinds: Any) -> Any:
     """What a metaclass takes for an instance may be told by anything, as by the attributes that a protocol asks for.

@@ -37,6 +37,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
     builtin,
     misc,
 )
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
@@ -183,7 +184,7 @@ def _compared(variable: Any, op: Any) -> Any:
 def _attribute(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if not hasattr(self.python_type(), name):
         raise Unsupported(f"a number that differs from call to call is asked for {name}")
-    return plain(self, tx, name)
+    return VariableTracker.build(tx, self.python_type()) if name == "__class__" else plain(self, tx, name)
 
 
 def _is_weak_key(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
