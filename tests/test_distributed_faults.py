@@ -24,6 +24,7 @@ import torch.distributed as dist
 from jobs.torchrun import cases, environment, start
 from jobs.torchrun import command as started_by
 
+import partitioner.distributed.ranks
 from partitioner.distributed import parallelize
 from partitioner.distributed.board import ANSWER, PATIENCE
 from partitioner.errors import SpecError
@@ -58,6 +59,19 @@ REFUSED = {
     "other dtype later": ("InputError", "x is torch.float64 .* were made for torch.float32"),
     "other structure later": ("InputError", "another structure than the example inputs"),
     "no pair later": ("InputError", r"a batch is a pair \(inputs, target\); this one is a Tensor"),
+    "a target for a loss that takes none": (
+        "InputError",
+        "loss_fn needs no second argument, so a batch is what the model takes",
+    ),
+    "a target that is none": ("InputError", "the batch's target is None"),
+    "a count of two": ("InputError", "count_fn is called with a microbatch's target, and does not take that: .* 'rows'"),
+    "a copied step": ("InputError", r"neither copied nor pickled: copy.deepcopy\(part\) has this rank's values"),
+    "a pickled forward": ("InputError", "neither copied nor pickled"),
+    "a scaler of a part": ("InputError", "made of a step, as parallelize gives it, and this is a Ranked"),
+    "a scaler of another device": ("InputError", "a scaler computes where its step does, on cpu: leave device out"),
+    "a scaler that shrinks": ("InputError", "torch's scaler takes no such options: The growth factor"),
+    "a scaler of nothing": ("InputError", "init_scale, .* are finite numbers above 0"),
+    "scales of ranks' own": ("InputError", "ranks have other scales, from 4 to 8, and the gradients of one model"),
     "three later": ("InputError", "this one is a tuple of 3"),
     "target of a microbatch's rows": ("InputError", r"the target has a tensor of shape \(4, 4\), and the batch 8 rows"),
     "a sparse input": ("InputError", "example_inputs has a sparse_coo tensor, which ranks cannot divide by rows"),
@@ -178,6 +192,7 @@ REFUSED = {
     "a part pickled": ("InputError", r"one rank's part of a model cannot be pickled: save\(folder, part\)"),
 }
 READ_BY_EACH = {
+    "a loss that takes nothing": "loss_fn takes nothing by place",
     "no section": "the spec has no section distributed",
     "unknown schedule": 'distributed.schedule: "2f2b" should be',
     "too few microbatches": "1f1b needs as many microbatches as ranks: 2, and 1 were asked",
@@ -353,6 +368,28 @@ def test_without_torchrun_the_error_says_how_to_start(monkeypatch: pytest.Monkey
     monkeypatch.delenv("RANK", raising=False)
     says = "this process is not one of several(.|\n)*torchrun --nproc-per-node 2 program.py"
     with pytest.raises(SpecError, match=says):
+        parallelize(torch.nn.Linear(4, 4), torch.ones(8, 4), {"distributed": PAIR}, torch.nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"RANK": "x"}, 'RANK is "x" in the environment, where torchrun puts a number'),
+        ({"WORLD_SIZE": ""}, 'WORLD_SIZE is "" in the environment'),
+        ({"RANK": "2"}, "RANK is 2 in the environment, and WORLD_SIZE 2: the first rank is 0"),
+        ({"MASTER_PORT": "99999"}, "not as torchrun makes it: .* but was 99999"),
+        ({"MASTER_ADDR": ""}, "not as torchrun makes it: .* MASTER_ADDR expected"),
+    ],
+)
+def test_an_environment_that_torchrun_does_not_make_is_refused(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], text: str
+) -> None:
+    """torch's own errors came, or a rank that is none waited for others until its time was over."""
+    right = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    for name, each in (right | said).items():
+        monkeypatch.setenv(name, each)
+    monkeypatch.setattr(partitioner.distributed.ranks, "LEAD", 0.0)
+    with pytest.raises(SpecError, match=text):
         parallelize(torch.nn.Linear(4, 4), torch.ones(8, 4), {"distributed": PAIR}, torch.nn.functional.mse_loss)
 
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from partitioner.distributed.pipeline import passing
 from partitioner.distributed.pipeline.halves import of_inputs, of_parameters
+from partitioner.distributed.pipeline.passing import deliver, fan, share, token
 
 WIDTH = 4
 
@@ -86,3 +88,37 @@ def _assert_close(one: Tensor | None, other: Tensor | None) -> None:
     assert (one is None) == (other is None)
     if one is not None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def _of_a_rank(here: bool, x: Tensor, weight: Tensor) -> Tensor:
+    """What a rank of a branch axis makes of a weight that the first alone has, uses twice, and hands to the others."""
+    like, last = (tuple(x.shape), x.dtype, x.device, True), token()
+    if x.requires_grad:
+        x, last = fan(last, x, "fanned")
+    shared, last = share(last, weight.sin() if here else None, like, 0, here, "weight")
+    product, last = share(last, x @ weight if here else None, like, 0, here, "before")
+    other, last = share(last, None if here else product @ shared, like, 1, not here, "between")
+    return deliver(last, other @ weight if here else None, like, 0, here, "result")[0]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_ranks_of_a_branch_axis_exchange_in_the_first_half_alone(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> None:
+    """Jobs hung: in its second half, the rank of a parameter came again by exchanges before it, and the others did not.
+
+    So it was where a normalised weight passed, a layer was used before and behind another rank's, and behind frozen stages.
+    """
+    sums: list[str] = []
+    monkeypatch.setattr(passing, "_sent", lambda x, owner, group: torch.ones_like(x))
+    monkeypatch.setattr(passing, "total", lambda x, group: sums.append(group) or x * 2)
+    met = []
+    for here in (True, False):
+        weight, x = nn.Parameter(torch.randn(4, 4)), torch.randn(4, 4).requires_grad_(not frozen)
+        _of_a_rank(here, x, weight).sum().backward()
+        expected, weight.grad = weight.grad, None
+        sums.clear()
+        _, rests = of_inputs([_of_a_rank(here, x, weight).sum()], None, [x], [weight])
+        met.append(list(sums))
+        of_parameters(rests)
+        assert sums == met[-1], "exchanged in the second half"
+        torch.testing.assert_close(weight.grad, expected)
+    assert met[0] == met[1] == ["between", "before", "weight", *(["fanned"] * (not frozen))]

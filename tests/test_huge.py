@@ -277,6 +277,12 @@ def test_a_folder_an_index_or_a_file(tmp_path: Path, place: str) -> None:
     assert_same(model(torch.arange(4)), loaded(torch.arange(4)))
 
 
+def test_weights_that_are_no_path_are_refused() -> None:
+    """pathlib's error came, of a place of another type."""
+    with pytest.raises(SpecError, match="3: no checkpoint"):
+        materialise(net(meta=True), 3)  # type: ignore[arg-type]
+
+
 def test_each_tensor_goes_to_its_device(tmp_path: Path) -> None:
     """The meta device stands for another one: what goes there has a device and no values."""
     loaded = net(meta=True)

@@ -356,6 +356,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "key": (lambda d: _stage(d, 0, "state").pop(), r"stage 0 has layers\.\d\.\w+ only here"),
     "version": (lambda d: d.update(schema_version=2), "schema_version: .* less than or equal to 1"),
     "no bound": (lambda d: d.update(bound=float("nan")), "bound: "),
+    "an input more": (lambda d: d["inputs"].update(more="int64[1]"), "input more is only in the plan"),
     "own key": (lambda d: d.update(model_code="print(1)"), "model_code: is no key here"),
 }
 
@@ -364,6 +365,12 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_what_was_edited_wrongly_is_refused(path: Path, name: str) -> None:
     edit, words = EDITS[name]
     refused(edited(path, edit), words)
+
+
+def test_the_order_of_keys_says_nothing(path: Path) -> None:
+    """What tools that write YAML had sorted was refused: "rank 0:s are in another order"."""
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()), sort_keys=True))
+    apply(path, *net("tied"), SPEC)
 
 
 BRANCHES = asked({"branch": 2})

@@ -179,6 +179,12 @@ def test_too_many_stages() -> None:
         outlook(deep(), torch.ones(8, WIDTH), asked(mesh={"pipeline": 9}, microbatches=8, schedule="gpipe"))
 
 
+def test_a_model_without_ops_has_no_place_for_a_cut() -> None:
+    """It was said to have "-1 places for cuts"."""
+    with pytest.raises(PlacementError, match="cannot be cut into 2 stages: there are 0 places"):
+        outlook(nn.Identity(), torch.ones(8, WIDTH), asked(mesh={"pipeline": 2}, microbatches=2, schedule="gpipe"))
+
+
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [

@@ -112,7 +112,7 @@ def refuse_other_model(plan: SavedJob, graph: Graph) -> None:
         SpecError: with what differs: the model, inputs, ops, or else fingerprints.
     """
     here = saved_graph(graph)
-    if graph.name == plan.model and here.digest() == plan.fingerprint:
+    if (graph.name, here.digest(), here.inputs) == (plan.model, plan.fingerprint, plan.inputs):
         return
     faults = [*of_values("the", {"model": plan.model}, {"model": graph.name}, SIDES)]
     faults += of_values("input", plan.inputs, here.inputs, SIDES)
@@ -227,19 +227,21 @@ def refuse_other_ranks(plan: SavedJob, model: nn.Module, cut: Cut, cluster: Clus
 
 
 def _flat(said: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Values below values by their path, as text.
+    """Values below values by their path, as text, in an order that does not hang on theirs: tools that write YAML sort keys.
 
-    >>> _flat({"mesh": {"data": 2}, "wrap": "ddp"})
+    >>> _flat({"wrap": "ddp", "mesh": {"data": 2}})
     {'mesh.data': '2', 'wrap': 'ddp'}
     """
     found: dict[str, str] = {}
     for name, value in said.items():
         found |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else _texts({f"{above}{name}": value})
-    return found
+    return dict(sorted(found.items()))
 
 
 def _texts(said: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else json.dumps(value, sort_keys=True) for name, value in said.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True) for name, value in sorted(said.items())
+    }
 
 
 def _refuse(what: str, faults: Iterable[str]) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from partitioner.distributed.board import beside, board, fault_of
 from partitioner.errors import InputError, PartitionerError, RanksError, SpecError
+from partitioner.spec.cluster import from_torchrun
 from partitioner.spec.distributed import DistributedSpec
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def join(spec: DistributedSpec) -> torch.device:
     A process group that there is already is used as it is.
 
     Raises:
-        SpecError: this process is not part of a job.
+        SpecError: this process is not part of a job, or its environment is not as torchrun makes it.
         RanksError: another rank did not come.
     """
     device = _device()
@@ -99,11 +100,17 @@ def join(spec: DistributedSpec) -> torch.device:
             raise SpecError(
                 f"this process is not one of several; start the program with torchrun --nproc-per-node {size} program.py"
             )
+        if from_torchrun("RANK") >= (size := from_torchrun("WORLD_SIZE")):
+            raise SpecError(f"RANK is {os.environ['RANK']} in the environment, and WORLD_SIZE {size}: the first rank is 0")
         backend = "gloo" if device.type == "cpu" else None
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=spec.timeout))
         except dist.DistError as error:
             raise RanksError(f"not all ranks have come within {spec.timeout:g} s: {error}") from error
+        except ValueError as error:
+            raise SpecError(f"the environment is not as torchrun makes it: {error}") from error
+    elif dist.get_backend() == "fake":
+        raise SpecError("the process group has the backend fake, which passes nothing: plan(model, x, spec) needs no ranks")
     return device
 
 
@@ -132,7 +139,7 @@ def _device() -> torch.device:
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
-    device = torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device(kind.type, from_torchrun("LOCAL_RANK", "0"))
     torch.accelerator.set_device_index(device.index)
     return device
 

@@ -33,8 +33,9 @@ from partitioner.distributed.predicted.outlook import distributed_in, settled, w
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
 from partitioner.distributed.run.alike import alike_along
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.called import refuse_no_loss
 from partitioner.distributed.run.forward import Forward, merging_of
-from partitioner.distributed.run.loss import Loss, refuse_no_loss
+from partitioner.distributed.run.loss import Loss
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of

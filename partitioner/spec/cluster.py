@@ -12,6 +12,7 @@ from dataclasses import replace
 from partitioner.errors import SpecError
 from partitioner.ir.cluster import Cluster
 from partitioner.ir.machine import Device
+from partitioner.ir.units import quote
 from partitioner.spec.discover import HOST_LINK, PEER_LINK, link_of
 from partitioner.spec.distributed import DistributedSpec
 from partitioner.spec.hardware import HARDWARE, NETWORKS, link_between
@@ -62,10 +63,22 @@ def ranks_of(asked: DistributedSpec) -> int:
             "mesh: auto has to know for how many ranks: write distributed: {mesh: auto, ranks: 8}, or start the program "
             "with torchrun"
         )
-    return asked.ranks or int(os.environ["WORLD_SIZE"])
+    return asked.ranks or from_torchrun("WORLD_SIZE")
 
 
 def _hosts_of_job(ranks: int) -> int:
     """As many as torchrun has started ``ranks`` on; one in a program that is no job."""
-    each = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    each = from_torchrun("LOCAL_WORLD_SIZE", "0")
     return ranks // each if each and ranks % each == 0 and str(ranks) == os.environ.get("WORLD_SIZE") else 1
+
+
+def from_torchrun(name: str, default: str = "") -> int:
+    """A number that torchrun puts into the environment of each process.
+
+    Raises:
+        SpecError: it is not there, and there is no default; or it is no number.
+    """
+    said = os.environ.get(name, default)
+    if not (said.isascii() and said.isdigit()):
+        raise SpecError(f"{name} is {quote(said)} in the environment, where torchrun puts a number: start the program with it")
+    return int(said)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import sys
 import time
 import warnings
@@ -52,7 +53,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 import partitioner.distributed.ranks
-from partitioner.distributed import inference, parallelize, save, stages
+from partitioner.distributed import GradScaler, inference, parallelize, save, stages
 from partitioner.distributed.run.ties import gradients_summed
 
 DRAW = torch.Generator().manual_seed(0)
@@ -168,6 +169,18 @@ def old_optimizer(kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, 
     before = step((X, TARGET))
     optimizer.step(*([lambda: before] if kind is torch.optim.LBFGS else []))
     assert step((X, TARGET)) < before
+
+
+def counting(count: Callable[..., Any]) -> None:
+    _, step = parallelize(Layers(), X, {"distributed": PIPELINE}, nn.functional.mse_loss, count_fn=count)
+    step((X, TARGET))
+
+
+def scaled(**options: Any) -> None:
+    part, step = parallelize(Layers(), X, {"distributed": PIPELINE}, nn.functional.mse_loss)
+    scaler = GradScaler(step, **options)
+    step((X, TARGET))
+    scaler.step(torch.optim.SGD(part.parameters(), lr=0.1))
 
 
 def ones(model: nn.Module) -> None:
@@ -431,6 +444,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "other dtype later": lambda: later((X.double(), TARGET)),
     "other structure later": lambda: later(({"x": X}, TARGET)),
     "no pair later": lambda: later(X),
+    "a target for a loss that takes none": lambda: ask(loss=lambda output: output.mean())((X, TARGET)),
+    "a target that is none": lambda: ask(**DATA)((X, None)),
+    "a loss that takes nothing": lambda: ask(loss=lambda: X.sum()),
+    "a count of two": lambda: counting(lambda target, rows: 1),
+    "a copied step": lambda: copy.deepcopy(ask()),
+    "a pickled forward": lambda: pickle.dumps(inference(Layers().eval(), X, {"distributed": PIPELINE})[1]),
+    "a scaler of a part": lambda: GradScaler(ask().part),
+    "a scaler of another device": lambda: GradScaler(ask(), device="cuda"),
+    "a scaler that shrinks": lambda: GradScaler(ask(), growth_factor=0.5),
+    "a scaler of nothing": lambda: GradScaler(ask(), init_scale=0.0),
+    "scales of ranks' own": lambda: scaled(init_scale=on_one(1, 4.0, 8.0)),
     "three later": lambda: later((X, TARGET, TARGET)),
     "target of a microbatch's rows": lambda: later((X, TARGET[:4])),
     "a sparse input": lambda: ask(inputs=X.to_sparse()),

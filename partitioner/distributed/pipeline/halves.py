@@ -24,6 +24,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
+from partitioner.distributed.pipeline.passing import second_half, tokens_behind
+
 Arrived = tuple[Tensor | None, ...]
 """The gradients of an op's results."""
 
@@ -76,6 +78,7 @@ def of_inputs(
     ]
     edges = [(get_gradient_edge(each), gradient) for each, gradient in pairs]
     wanted = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+    wanted = wanted or tokens_behind([edge.node for edge, _ in edges])
     path = _leading_to({get_gradient_edge(each).node for each in wanted}, [edge.node for edge, _ in edges])
     rests = _rests(path, edges, [each for each in parameters if each.requires_grad])
     handles = [node.register_prehook(_note(rest.arrived, node)) for rest in rests for node in rest.arrived]
@@ -104,7 +107,8 @@ def of_parameters(rests: Iterable[Rest]) -> None:
         handles = [node.register_prehook(lambda _, arrived=arrived: arrived) for node, arrived in rest.arrived.items()]
         try:  # the hooks: what arrived at an op was all there is, and counts once, though a path from another op leads to it
             if edges:
-                torch.autograd.backward(edges, gradients, retain_graph=True, inputs=rest.parameters)
+                with second_half():
+                    torch.autograd.backward(edges, gradients, retain_graph=True, inputs=rest.parameters)
         finally:
             for handle in handles:
                 handle.remove()

@@ -5,23 +5,65 @@
 
 Every rank takes part in every exchange, forwards and backwards, in one order. For that a *token*, an empty tensor, goes into
 each exchange and comes out of it: autograd goes back through all of them, in reverse, on every rank, whoever uses what came.
+The second half of a backward that has two goes back through those behind which this rank has parameters, which others may
+not: there they send nothing, and give what they gave in the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from partitioner.distributed.tensor.collectives import total
 
 OPS = torch.ops._c10d_functional
 
+_SECOND: list[bool] = []
+"""Whether a second half is under way: autograd may call backwards in threads of its own."""
+
+
+@contextmanager
+def second_half() -> Iterator[None]:
+    """Exchanges within send nothing, and give what they gave in the first half: other ranks may not come by."""
+    _SECOND.append(True)
+    try:
+        yield
+    finally:
+        _SECOND.pop()
+
+
+def _summed(ctx: Any, mine: Tensor) -> Tensor:
+    """The sum of what ranks give, kept for a second half where the graph is kept."""
+    if _SECOND and hasattr(ctx, "summed"):
+        return ctx.summed  # type: ignore[no-any-return]
+    found = total(mine, ctx.group)
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.summed = found
+    return found
+
 
 def token() -> Tensor:
     """The first token of a call."""
     return torch.zeros(0, requires_grad=torch.is_grad_enabled())
+
+
+def tokens_behind(starts: Iterable[Node]) -> list[Tensor]:
+    """The first tokens behind results, to which gradients go through each exchange: to inputs, only where these need any."""
+    waiting, seen, found = list(starts), set(starts), []
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not leaf.numel() and not isinstance(leaf, nn.Parameter):
+            found.append(leaf)
+        behind = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= behind
+        waiting += behind
+    return found
 
 
 def _sent(x: Tensor, owner: int, group: str) -> Tensor:
@@ -51,7 +93,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         mine, pass_on = gradients
-        summed = total(mine, ctx.group) if ctx.differentiable else None
+        summed = _summed(ctx, mine) if ctx.differentiable else None
         return pass_on, summed if ctx.here else None, None, None, None, None
 
 
@@ -75,7 +117,7 @@ class _Fanned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         mine, pass_on = gradients
-        return pass_on, total(mine, ctx.group), None
+        return pass_on, _summed(ctx, mine), None
 
 
 def share(pass_on: Tensor, x: Tensor | None, like: Like, owner: int, here: bool, group: str) -> tuple[Tensor, Tensor]:

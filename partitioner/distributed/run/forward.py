@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _CustomReducer
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.ranks import Ranks, told
+from partitioner.distributed.ranks import Ranks, refuse, told
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.step import UNCOPIED
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import Example, whole_results
 from partitioner.errors import InputError
@@ -42,6 +43,9 @@ class Forward:
     first_here: bool
     batches: Batches
     shards: Shards | None = None
+
+    def __reduce__(self) -> NoReturn:
+        refuse(UNCOPIED, "copying a forward")
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,11 +9,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
-from partitioner.distributed.ranks import Ranks, first_speaks
+from partitioner.distributed.ranks import Ranks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
+from partitioner.distributed.run.called import fits, parameters_of
 from partitioner.distributed.run.counts import Watched, counts_in, held_in, is_sum, losses_in
 from partitioner.distributed.run.record import MUCH, Record, has_rows
 from partitioner.distributed.run.separable import separable
@@ -35,52 +34,10 @@ class Scaler(Protocol):
         """By how much."""
 
 
-@first_speaks()
-def refuse_no_loss(function: Any, count: Any) -> None:
-    """Refuse what cannot be called with a model's output, and as a count what cannot be called.
-
-    Raises:
-        InputError: says what it is.
-    """
-    if isinstance(function, type):
-        raise InputError(f"loss_fn is the class {function.__name__}: give an instance of it, {function.__name__}()")
-    if not callable(function):
-        raise InputError(
-            f"loss_fn is of type {type(function).__name__}: give a function of the model's output and, if it takes one, of a "
-            "target; of a model that returns its loss, loss_fn=lambda output: output. For outputs alone, call inference"
-        )
-    if count is not None and not callable(count):
-        raise InputError(
-            f"count_fn is of type {type(count).__name__}: give a function of a microbatch's target, such as "
-            "count_fn=lambda target: (target != -100).sum()"
-        )
-    needed = [each for each in _parameters(function) or () if each.default is each.empty]
-    named = [each.name for each in needed if each.kind is each.KEYWORD_ONLY]
-    if named or sum(each.kind in (0, 1) for each in needed) > 2:
-        raise InputError(
-            f"loss_fn needs {', '.join(each.name for each in needed)}, and is called with the model's output and, if it takes "
-            "one, a target, by place: let the target be a tuple or dict of all that it needs, or bind the rest with "
-            "functools.partial"
-        )
-
-
 def _said(given: Any) -> str:
     if not isinstance(given, torch.Tensor):
         return f"a {type(given).__name__}"
     return f"a tensor of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
-
-
-def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """What a function takes, if it says so. A decorator that hands on whatever it is given takes what it decorates takes."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        parameters = [*inspect.signature(called, follow_wrapped=False).parameters.values()]
-    except (TypeError, ValueError):
-        return None
-    inner = getattr(called, "__wrapped__", None)
-    if inner is None or not all(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-        return parameters
-    return _parameters(inner.__get__(called.__self__) if inspect.ismethod(called) else inner)
 
 
 @dataclass(eq=False)
@@ -115,7 +72,7 @@ class Loss:
     @cached_property
     def takes_target(self) -> bool:
         """Whether the function has a second argument that must be given."""
-        parameters = _parameters(self.function)
+        parameters = parameters_of(self.function)
         if parameters is None:
             return True
         needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]
@@ -128,6 +85,7 @@ class Loss:
             InputError: it should be a pair, and is none.
         """
         if not self.takes_target:
+            self._refuse_pair(batch)
             return batch, None
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InputError(
@@ -135,6 +93,16 @@ class Loss:
                 f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
             )
         return batch[0], batch[1]
+
+    def _refuse_pair(self, batch: Any) -> None:
+        """Refuse a target for a loss that takes none, where a model has no argument that it could be."""
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        forward = self.batches.model.forward
+        if pair and not fits(forward, tuple(batch), {}) and fits(forward, tuple(batch[:1]), {}):
+            raise InputError(
+                "loss_fn needs no second argument, so a batch is what the model takes, and this one is a pair: leave the "
+                "target out or, if loss_fn is to have it, give its second argument no default"
+            )
 
     def begin(self, ranks: Ranks, *, watched: bool) -> None:
         """Count what there is in the microbatches of a step or, if nobody says how, see what is counted.
@@ -150,10 +118,14 @@ class Loss:
 
     def _count(self, number: int) -> Any:
         assert self.count is not None
-        if self.takes_target:
-            return self.count(self.batches.targets[number])
-        args, kwargs = self.batches.call(number)
-        return self.count(*args, **kwargs)
+        args, kwargs = ((self.batches.targets[number],), {}) if self.takes_target else self.batches.call(number)
+        try:
+            return self.count(*args, **kwargs)
+        except TypeError as error:
+            if fits(self.count, args, kwargs):
+                raise
+            given = "a microbatch's target" if self.takes_target else "the model's arguments, as loss_fn takes no target"
+            raise InputError(f"count_fn is called with {given}, and does not take that: {error}") from error
 
     @cached_property
     def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
@@ -241,7 +213,12 @@ class Loss:
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
         place = int(number)
-        found, record = self._called(flat, place)
+        try:
+            found, record = self._called(flat, place)
+        except (AttributeError, TypeError) as error:
+            if not self.takes_target or self.batches.targets[place] is not None:
+                raise
+            raise InputError(f"the batch's target is None, and loss_fn cannot be called with that: {error}") from error
         if not isinstance(found, torch.Tensor) or found.dim() or found.is_complex() or found.is_meta:
             raise InputError(
                 f"loss_fn gave {_said(found)}; a real scalar tensor is needed, the mean over the microbatch. What else is "

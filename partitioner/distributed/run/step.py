@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.ranks import Ranks, all_go_on, told
+from partitioner.distributed.ranks import Ranks, all_go_on, refuse, told
 from partitioner.distributed.run.alike import (
     refuse_other_batches,
     refuse_other_losses,
@@ -35,6 +35,11 @@ from partitioner.distributed.run.stale import train_begins
 from partitioner.distributed.run.ties import Tie, gradients_summed
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.errors import InputError
+
+UNCOPIED = (
+    "what runs one rank's stages belongs to its job, and is neither copied nor pickled: copy.deepcopy(part) has this rank's "
+    "values, and save(folder, part) on every rank writes all; parallelize makes another"
+)
 
 WATCHED_STEPS = frozenset((0, *(2**power for power in range(9))))
 """Steps before which ranks compare what they have alike: also later ones, for an optimizer may step behind several."""
@@ -144,6 +149,9 @@ class Step:
                     each.grad = None
         all_go_on()
         return loss
+
+    def __reduce__(self) -> NoReturn:
+        refuse(UNCOPIED, "copying a step")
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
