@@ -454,6 +454,10 @@ def _plain(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
+_AGAIN = (torch.as_tensor, torch.asarray)
+"""Makers that a tensor may be given to, of which torch does not ask the tensor's own class."""
+
+
 class Factories(TorchFunctionMode):
     """Lets functions that make tensors from nothing make them on devices that are not there."""
 
@@ -462,6 +466,8 @@ class Factories(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func is Tensor.to and WORLD and not isinstance(args[0], Placed):
             return _move(_tagged(args[0], "cpu", WORLD[-1]), *args[1:], **kwargs)
+        if func in _AGAIN and WORLD and isinstance(args[0], Placed):
+            return args[0].to(*args[1:], **kwargs)
         if given or not WORLD:
             return func(*args, **kwargs)
         where = str(torch.device(kwargs.pop("device", None) or "cpu"))
@@ -566,7 +572,9 @@ class WatchedStreams(Streams):
 
 
 def _makes(node: torch.fx.Node) -> bool:
-    """Whether an op makes a tensor from nothing, or from numbers."""
+    """Whether an op makes a tensor from nothing, from numbers, or again of a tensor."""
+    if node.target in _AGAIN:
+        return True
     given = [value.meta.get("example_value") for value in node.all_input_nodes]
     made = isinstance(node.meta.get("example_value"), Tensor)
     return node.op == "call_function" and made and not any(isinstance(value, Tensor) for value in given)

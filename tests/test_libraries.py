@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -107,3 +107,27 @@ def test_a_size_that_the_tracer_reads_off_a_gradients_stride_is_read_off_its_siz
     assert body(torch.ones(7, 4)) == 1
     as_plain_calls(body)
     assert body(torch.ones(7, 4)) == body(torch.ones(()).expand(7, 4)) == 7
+
+
+class Hiding(nn.Module):
+    """Tells an optimizer of what it trains alone, and takes fewer arguments than torch's own: so do all losses of torchrl."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.target = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:  # type: ignore[override]
+        named = super().named_parameters(prefix, recurse)
+        return ((name, parameter) for name, parameter in named if not name.startswith("target"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.net(x) - self.target(x).detach()).square().mean()
+
+
+def test_state_that_a_class_does_not_tell_an_optimizer_of_is_state() -> None:
+    """Losses of torchrl were refused with a raw `TypeError`: their `named_parameters` takes no ``remove_duplicate``."""
+    model = Hiding()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=X, tune=False)
+    assert torch.equal(parallel(X), model(X))
+    assert [name for name, _ in parallel.named_parameters()] == ["net.weight", "net.bias"]
+    assert {"target.weight", "net.weight"} <= {*parallel.graph.states.values()}

@@ -32,7 +32,10 @@ def sizes(tensor: torch.Tensor) -> tuple[int, int, int, int]:
 
 def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter and buffer of a module by qualified name, tied ones under each of their names."""
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    named = [
+        *nn.Module.named_parameters(module, remove_duplicate=False),
+        *nn.Module.named_buffers(module, remove_duplicate=False),
+    ]
     return dict(named)
 
 

@@ -57,7 +57,7 @@ def run(module: nn.Module, call: Call) -> Run:
         for number in range(call.calls):
             _one_call(module, call, f"call {number}: ", result)
         result.state = _state(module)
-        for name, parameter in module.named_parameters(remove_duplicate=False):
+        for name, parameter in nn.Module.named_parameters(module, remove_duplicate=False):
             result.gradients[name] = _seen(parameter.grad)
         result.generators = _generators()
     return result
@@ -75,7 +75,7 @@ def _one_call(module: nn.Module, call: Call, prefix: str, result: Run) -> None:
     result.inputs |= {prefix + name: _seen(value) for name, value in given.items()}
     if call.gradients:
         reordered = {id(leaf) for leaf in _backward(list(found.values()), call.seed)}
-        named = wanted | dict(module.named_parameters(remove_duplicate=False))
+        named = wanted | dict(nn.Module.named_parameters(module, remove_duplicate=False))
         result.reorderable |= {name for name, value in named.items() if id(value) in reordered}
         result.gradients |= {name: _seen(value.grad) for name, value in wanted.items()}
 
@@ -138,7 +138,10 @@ def _seen(value: object) -> object:
 
 
 def _state(module: nn.Module) -> dict[str, object]:
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    named = [
+        *nn.Module.named_parameters(module, remove_duplicate=False),
+        *nn.Module.named_buffers(module, remove_duplicate=False),
+    ]
     return {name: _seen(value) for name, value in named}
 
 

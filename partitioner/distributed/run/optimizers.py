@@ -54,7 +54,7 @@ def refuse_partial_views(part: nn.Module, parts: Collection[str], *, alone: bool
         parts: the keys of the parameters of which ranks of a tensor axis have a part each.
         alone: whether this rank holds the whole model.
     """
-    for key, parameter in part.named_parameters(remove_duplicate=False):
+    for key, parameter in nn.Module.named_parameters(part, remove_duplicate=False):
         if key in parts:
             _PARTS[parameter] = key
         if not alone:
@@ -69,7 +69,7 @@ def refuse_old_parameters(before: Mapping[str, torch.Tensor], part: nn.Module) -
         before: the model's parameters, by key, as an optimizer may have got them.
         part: what is trained now, under the same keys.
     """
-    for key, new in part.named_parameters(remove_duplicate=False):
+    for key, new in nn.Module.named_parameters(part, remove_duplicate=False):
         old = before.get(key)
         if isinstance(old, nn.Parameter) and old is not new:
             _IN_PLACE[old] = key, ref(new)

@@ -72,7 +72,7 @@ def doubtful(part: nn.Module, graph: Graph, results: Sequence[str]) -> dict[nn.P
     """The parameters of a rank's part that not every result reaches, and the bits of those that do."""
     bits, everything = results_of(graph, results), (1 << len(results)) - 1
     found: dict[nn.Parameter, int] = {}
-    for key, parameter in part.named_parameters(remove_duplicate=False):
+    for key, parameter in nn.Module.named_parameters(part, remove_duplicate=False):
         if key in bits:
             found[parameter] = found.get(parameter, 0) | bits[key]
     return {parameter: each for parameter, each in found.items() if each != everything}

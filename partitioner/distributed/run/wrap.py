@@ -142,7 +142,7 @@ def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Coll
     Those that two stages of a rank share, each of which would do it: also on ranks that have one of these stages, for holders
     of a tie have it alike. And numbers and what is empty under FSDP2, which cannot shard them.
     """
-    held = ((key, each) for module in modules for key, each in module.named_parameters(remove_duplicate=False))
+    held = ((key, each) for module in modules for key, each in nn.Module.named_parameters(module, remove_duplicate=False))
     return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not (each.dim() and each.numel()))}
 
 
@@ -157,7 +157,7 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
         return module
     group: Any = ranks.mesh.get_group("data")
     written = module.graph.written
-    ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if each in apart]
+    ignored = [name for name, each in nn.Module.named_parameters(module, remove_duplicate=False) if each in apart]
     ignored += [name for name, each in module.named_buffers() if not _is_in_order(each) and f"self.{name}" not in written]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)

@@ -46,7 +46,7 @@ def begun(model: nn.Module, call: Call, graph: Graph, left: Iterable[str], trace
     Returns:
         Whether it was called.
     """
-    parameters = {f"self.{key}" for key, each in model.named_parameters(remove_duplicate=False)}
+    parameters = {f"self.{key}" for key, each in nn.Module.named_parameters(model, remove_duplicate=False)}
     if lies_on_meta(model) or parameters & graph.written or not _made_alone(graph, left):
         return False
     if not _settles(model, call, graph, trace):
