@@ -30,13 +30,14 @@ def sizes(tensor: torch.Tensor) -> tuple[int, int, int, int]:
     return storage_key(tensor), tensor_bytes(tensor), kept, kept // tensor.element_size()
 
 
+def all_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter of a module by qualified name, tied ones under each: also those that its class does not tell of."""
+    return dict(nn.Module.named_parameters(module, remove_duplicate=False))
+
+
 def all_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer of a module by qualified name, tied ones under each of their names."""
-    named = [
-        *nn.Module.named_parameters(module, remove_duplicate=False),
-        *nn.Module.named_buffers(module, remove_duplicate=False),
-    ]
-    return dict(named)
+    """Likewise, every parameter and buffer."""
+    return {**all_parameters(module), **dict(nn.Module.named_buffers(module, remove_duplicate=False))}
 
 
 def lies_on_meta(module: nn.Module) -> bool:

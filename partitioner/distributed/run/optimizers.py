@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitioner.distributed.ranks import refuse
+from partitioner.model.state import all_parameters
 
 DOING = "in a step of the optimizer"
 
@@ -54,7 +55,7 @@ def refuse_partial_views(part: nn.Module, parts: Collection[str], *, alone: bool
         parts: the keys of the parameters of which ranks of a tensor axis have a part each.
         alone: whether this rank holds the whole model.
     """
-    for key, parameter in nn.Module.named_parameters(part, remove_duplicate=False):
+    for key, parameter in all_parameters(part).items():
         if key in parts:
             _PARTS[parameter] = key
         if not alone:
@@ -69,7 +70,7 @@ def refuse_old_parameters(before: Mapping[str, torch.Tensor], part: nn.Module) -
         before: the model's parameters, by key, as an optimizer may have got them.
         part: what is trained now, under the same keys.
     """
-    for key, new in nn.Module.named_parameters(part, remove_duplicate=False):
+    for key, new in all_parameters(part).items():
         old = before.get(key)
         if isinstance(old, nn.Parameter) and old is not new:
             _IN_PLACE[old] = key, ref(new)

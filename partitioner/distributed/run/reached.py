@@ -16,6 +16,7 @@ from torch import nn
 
 from partitioner.ir.access import ANY, TOKENS
 from partitioner.ir.graph import Graph
+from partitioner.model.state import all_parameters
 
 
 def results_of(graph: Graph, results: Sequence[str]) -> dict[str, int]:
@@ -72,7 +73,7 @@ def doubtful(part: nn.Module, graph: Graph, results: Sequence[str]) -> dict[nn.P
     """The parameters of a rank's part that not every result reaches, and the bits of those that do."""
     bits, everything = results_of(graph, results), (1 << len(results)) - 1
     found: dict[nn.Parameter, int] = {}
-    for key, parameter in nn.Module.named_parameters(part, remove_duplicate=False):
+    for key, parameter in all_parameters(part).items():
         if key in bits:
             found[parameter] = found.get(parameter, 0) | bits[key]
     return {parameter: each for parameter, each in found.items() if each != everything}

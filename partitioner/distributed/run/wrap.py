@@ -25,6 +25,7 @@ from partitioner.distributed.pipeline.part import Stage, written_parameters
 from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
 from partitioner.frontend.rewrite.higher_order import is_reentrant
+from partitioner.model.state import all_parameters
 from partitioner.spec.distributed import DistributedSpec
 
 SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
@@ -142,7 +143,7 @@ def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Coll
     Those that two stages of a rank share, each of which would do it: also on ranks that have one of these stages, for holders
     of a tie have it alike. And numbers and what is empty under FSDP2, which cannot shard them.
     """
-    held = ((key, each) for module in modules for key, each in nn.Module.named_parameters(module, remove_duplicate=False))
+    held = ((key, each) for module in modules for key, each in all_parameters(module).items())
     return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not (each.dim() and each.numel()))}
 
 
@@ -157,7 +158,7 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
         return module
     group: Any = ranks.mesh.get_group("data")
     written = module.graph.written
-    ignored = [name for name, each in nn.Module.named_parameters(module, remove_duplicate=False) if each in apart]
+    ignored = [name for name, each in all_parameters(module).items() if each in apart]
     ignored += [name for name, each in module.named_buffers() if not _is_in_order(each) and f"self.{name}" not in written]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)

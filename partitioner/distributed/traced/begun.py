@@ -28,7 +28,7 @@ from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
-from partitioner.model.state import all_state, lies_on_meta
+from partitioner.model.state import all_parameters, all_state, lies_on_meta
 from partitioner.model.storage import version_of
 from partitioner.model.undo import tensor_undo
 
@@ -46,7 +46,7 @@ def begun(model: nn.Module, call: Call, graph: Graph, left: Iterable[str], trace
     Returns:
         Whether it was called.
     """
-    parameters = {f"self.{key}" for key, each in nn.Module.named_parameters(model, remove_duplicate=False)}
+    parameters = {f"self.{key}" for key in all_parameters(model)}
     if lies_on_meta(model) or parameters & graph.written or not _made_alone(graph, left):
         return False
     if not _settles(model, call, graph, trace):

@@ -13,7 +13,8 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial, singledispatch
-from types import UnionType
+from inspect import getattr_static
+from types import FunctionType, UnionType
 from typing import Any, get_args
 
 import torch
@@ -26,6 +27,7 @@ from torch._dynamo.variables.functions import UserFunctionVariable
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
+from partitioner.model.source import is_user_code
 
 _ANY: Any = singledispatch(lambda value: value)
 _DISPATCHES = _ANY.__code__
@@ -37,17 +39,17 @@ def asked(tx: Any, ask: Callable[[], Any], answer: Any) -> Any:
     return VariableTracker.build(tx, answer, CallFunctionNoArgsSource(GlobalSource(name)))
 
 
-def classes_in(asked: Any) -> Iterator[Any]:
-    """The classes of which ``isinstance`` is asked: one, several in a tuple, or a union."""
-    if not isinstance(asked, tuple | UnionType):
-        yield asked
-        return
-    for each in asked if isinstance(asked, tuple) else get_args(asked):
-        yield from classes_in(each)
-
-
 @amends(BuiltinVariable, "call_isinstance")
 def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kinds: Any) -> Any:
+    """What a metaclass takes for an instance may be told by anything, as by the attributes that a protocol asks for.
+
+    So the question ends the graph, but for abstract classes, which look at the class alone, and are asked again.
+    """
+    for kind in _classes(kinds.as_python_constant()):
+        says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
+        own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
+        if own and is_user_code(says.__code__.co_filename):
+            raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
     answer = plain(self, tx, value, kinds)
     return _asked_of_classes(tx, value.python_type(), kinds.as_python_constant(), answer)
 
@@ -60,8 +62,17 @@ def _is_subclass(plain: Callable[..., Any], self: Any, tx: Any, kind: Any, kinds
     return _asked_of_classes(tx, kind.as_python_constant(), kinds.as_python_constant(), answer)
 
 
+def _classes(asked: Any) -> Iterator[Any]:
+    """The classes of which is asked: one, several in a tuple, or a union."""
+    if not isinstance(asked, tuple | UnionType):
+        yield asked
+        return
+    for each in asked if isinstance(asked, tuple) else get_args(asked):
+        yield from _classes(each)
+
+
 def _asked_of_classes(tx: Any, kind: type, kinds: Any, answer: Any) -> Any:
-    if not any(_may_be_registered(kind, each) for each in classes_in(kinds)):
+    if not any(_may_be_registered(kind, each) for each in _classes(kinds)):
         return answer
     ask: Any = torch._dynamo.disable(partial(issubclass, kind, kinds))  # type: ignore[no-untyped-call]
     return asked(tx, ask, answer.as_python_constant())

@@ -10,7 +10,6 @@ an object is in a list that holds it, whatever the ``__eq__`` of its class says 
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import fields
@@ -44,7 +43,6 @@ from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.frontend.capture.absent import has_guard
 from partitioner.frontend.capture.amended import GETATTR, amends
-from partitioner.frontend.capture.asked import classes_in
 from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import has_any, is_users
 from partitioner.model.source import is_user_code
@@ -74,20 +72,6 @@ def _shown(plain: Callable[..., Any], self: Any, tx: Any, error: Any) -> Any:
     if not all(each.is_python_constant() for each in getattr(error.realize(), "args", ())):
         raise Unsupported("an error about what differs from call to call is shown")
     return plain(self, tx, error)
-
-
-@amends(BuiltinVariable, "call_isinstance")
-def _is_instance(plain: Callable[..., Any], self: Any, tx: Any, value: Any, kinds: Any) -> Any:
-    """What a metaclass takes for an instance may be told by anything, as by the attributes that a protocol asks for.
-
-    So the question ends the graph, but for abstract classes, which look at the class alone.
-    """
-    for kind in classes_in(kinds.as_python_constant()):
-        says: Any = getattr_static(type(kind), "__instancecheck__", None) if isinstance(kind, type) else None
-        own = isinstance(says, FunctionType) and says is not ABCMeta.__instancecheck__
-        if own and is_user_code(says.__code__.co_filename):
-            raise Unsupported(f"its metaclass {type(kind).__name__} says what an instance of {kind.__name__} is")
-    return plain(self, tx, value, kinds)
 
 
 @amends(InstructionTranslatorBase, "load_builtin")
