@@ -3,8 +3,10 @@
     python benchmarks/zoo_speed.py
     python benchmarks/zoo_speed.py --families transformers --rounds 15
     python benchmarks/zoo_speed.py --models transformers/bert,user/dlrm
+    python benchmarks/zoo_speed.py --training --families user
 
-Both sides may use all threads, under `torch.no_grad`, on the corpus' own small inputs. Most of these models are chains, or too
+Both sides may use all threads, on the corpus' own small inputs: a call under `torch.no_grad`, or with ``--training`` a step,
+which is a forward, a backward of the sum of the results, and setting gradients to none. Most of these models are chains, or too
 small for lanes to pay: there the answer should be 1.00x or more, for guards and hand-offs cost nothing that is not won back.
 """
 
@@ -16,11 +18,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from _common import Ratio, alternate, milliseconds, print_machine, same_weights, table
 from _corpus_models import CORPUS, Entry
 from _speed_ways import Settled
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from partitioner import PartitionerError, partition
 
@@ -45,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print_machine()
     rows = []
     for name in options.models:
-        rows.append(row(CORPUS[name], options.rounds))
+        rows.append(row(CORPUS[name], options.rounds, options.training))
         print(f"{name}: {rows[-1].ratio or rows[-1].shown}", flush=True)
         gc.collect()
     print(report(rows))
@@ -57,6 +62,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns of each side; 11, or 3 with --quick")
     parser.add_argument("--families", type=lambda text: text.split(","), default=["user", "transformers"])
     parser.add_argument("--models", type=lambda text: text.split(","), help="names, in the place of families")
+    parser.add_argument("--training", action="store_true", help="steps of training, in the place of calls")
     options = parser.parse_args(words)
     options.rounds = options.rounds or (3 if options.quick else 11)
     in_families = [name for name, entry in CORPUS.items() if entry.installed and entry.family in options.families]
@@ -64,22 +70,32 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def row(entry: Entry, rounds: int) -> Row:
+def row(entry: Entry, rounds: int, training: bool) -> Row:
     """Time one model. What `partition` refuses is said, and is no result."""
     torch.manual_seed(0)
-    model, (args, kwargs) = entry.build(), entry.inputs()
-    with torch.no_grad():
+    model, (args, kwargs) = entry.build().train(training), entry.inputs()
+    run = step if training else nn.Module.__call__
+    with torch.set_grad_enabled(training):
         try:
             parallel = partition(same_weights(model), LANES, example_inputs=args, example_kwargs=kwargs)
-        except PartitionerError as error:
+            parallel.train(training)
+            threads = torch.get_num_threads()
+            sides = {"eager": model, "ours": parallel}
+            ways = {name: Settled(partial(run, each, *args, **kwargs), threads) for name, each in sides.items()}
+            for way in ways.values():
+                way.sample(3)
+        except (PartitionerError, RuntimeError) as error:
             return Row(entry.name, shown=f"refused: {str(error).splitlines()[0]}")
-        threads = torch.get_num_threads()
-        ways = {name: Settled(partial(each, *args, **kwargs), threads) for name, each in (("eager", model), ("ours", parallel))}
-        for way in ways.values():
-            way.sample(3)
         found = alternate(ways, rounds)
     shown = str(parallel).splitlines()[0].partition(": ")[2]
     return Row(entry.name, found["eager"], Ratio.of(found["eager"], found["ours"]), shown)
+
+
+def step(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """A training step without its optimizer."""
+    leaves = [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+    model.zero_grad()
 
 
 def report(rows: Sequence[Row]) -> str:

@@ -196,7 +196,7 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
         programs = _programs(programs.original, programs.machine, chosen, origin)
         programs.are_placed(plan)
     programs.tried = tried
-    programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else -1
+    programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else programs.alone
     return programs
 
 

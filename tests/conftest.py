@@ -103,8 +103,9 @@ def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from partitioner import driver, tuning
     from partitioner.backends import race
+    from partitioner.runtime.summary import Alone
 
-    monkeypatch.setattr(driver, "faster_alone", lambda *_: -1)
+    monkeypatch.setattr(driver, "faster_alone", lambda *_: Alone())
     monkeypatch.setattr(tuning, "SHORT", 0.0)
     monkeypatch.setattr(race, "PATIENCE", 0.0)
 

@@ -17,7 +17,7 @@ from math import inf
 from types import MethodType
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch._C import _get_function_stack_at, _get_tracing_state, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_exporting
@@ -34,7 +34,7 @@ from partitioner.model.state import is_of_several_devices
 from partitioner.model.tracing import cannot_be_traced
 from partitioner.runtime.cannot import as_it_lies, caught_by_the_model, under_a_transform
 from partitioner.runtime.pieces import HERE, Latest, Make, Piece, Raised, Watch, warn_of
-from partitioner.runtime.summary import summary
+from partitioner.runtime.summary import Alone, summary
 
 
 class Method(Protocol):
@@ -84,7 +84,7 @@ class Programs:
         tried: the plans that were run on the examples before one was chosen, which comes first.
         drawn: whether numbers that `random` draws are known to be given to a program.
         homes: torch device to which each tensor of the model was moved, by name.
-        alone: elements in the arguments of a call up to which the model runs as it is, for it was measured to be faster.
+        alone: where the model runs as it is, for it was measured to be faster.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Programs:
         self.on_one = len(machine.places) == 1
         self.provisional: Plan | None = None
         self.tried: tuple[Tried, ...] = ()
-        self.alone, self.drawn = -1, False
+        self.alone, self.drawn = Alone(), False
         self.homes: Mapping[str, str] = {}
         self.pieces: list[Piece] = []
         self.latest = Latest()
@@ -122,8 +122,10 @@ class Programs:
 
     def __call__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model through its programs."""
-        if self.alone >= 0 and name == "forward" and HERE.watch is None and elements((*args, *kwargs.values())) <= self.alone:
-            return self.plain(name)(*args, **kwargs)
+        if name == "forward":
+            size = self.alone[self.original.training and is_grad_enabled()]
+            if size >= 0 and HERE.watch is None and elements((*args, *kwargs.values())) <= size:
+                return self.original.forward(*args, **kwargs)
         modes = _len_torch_function_stack()
         transformed = peek_interpreter_stack() is not None or (modes > 0 and _are_own(modes))
         traced = is_fx_symbolic_tracing() or _get_tracing_state() is not None or is_exporting()  # by others: they see the model
@@ -285,8 +287,8 @@ def elements(values: Iterable[Any]) -> float:
     for value in values:
         if isinstance(value, Tensor):
             total += value.numel()
-        elif isinstance(value, list | tuple):
-            total += elements(value)
+        elif isinstance(value, list | tuple | dict):
+            total += elements(value.values() if isinstance(value, dict) else value)
         elif value is not None and not isinstance(value, int | float | str):
             return inf
     return total

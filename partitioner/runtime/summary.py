@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from partitioner.backends import Executable
 from partitioner.backends.compiled import Compiled
@@ -16,13 +17,25 @@ Piece = tuple[Executable, str]
 GOES_ON = "  Python goes on after this graph, as it is:"
 
 
+class Alone(NamedTuple):
+    """Elements in the arguments of a call up to which the model runs as it is; -1 for none.
+
+    Args:
+        called: of any call but those of training.
+        trained: of one in training, where gradients are recorded.
+    """
+
+    called: int = -1
+    trained: int = -1
+
+
 def summary(
     plan: Plan,
     pieces: Sequence[Piece],
     graphs: int,
     tried: Sequence[Tried],
     failures: Iterable[str],
-    alone: int,
+    alone: Alone,
     fixed: Iterable[str] = (),
 ) -> str:
     """What was made.
@@ -33,7 +46,7 @@ def summary(
         graphs: how many of them that call had.
         tried: the plans that were run on the examples, first of all the one that is kept.
         failures: why frames run as they are.
-        alone: elements of the arguments up to which a call runs as it is; -1 for none.
+        alone: calls that run as they are.
         fixed: why there is a program for each size.
     """
     lines = [plan.summary()]
@@ -46,8 +59,12 @@ def summary(
     if tried:
         kept, *others = tried
         lines.append(f"  kept, as measured on the examples: {kept}; beside {', '.join(map(str, others))}")
-    if alone >= 0:
+    if alone.called >= 0:
         lines.append("  calls no larger than the example run as they are, because the model itself was measured to be faster")
+    elif alone.trained >= 0:
+        lines.append(
+            "  in training, calls no larger than the example run as they are, for they are too short for guards to pay"
+        )
     graphed = [executable for executable, _ in pieces if isinstance(executable, Graphed)]
     executables = [executable.plainly if isinstance(executable, Graphed) else executable for executable, _ in pieces]
     if graphed:
