@@ -34,6 +34,9 @@ COMPUTING = ("torchvision", "transformers", "torchaudio")
 HARMLESS = frozenset([getattr, torch.tensor, torch.as_tensor, *(each for each in vars(math).values() if callable(each))])
 """What stands in graphs beside torch's ops and leaves no trace."""
 
+HEARD = frozenset(["backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
+"""Methods of a tensor that call hooks, or leave some."""
+
 
 def can_be_repeated(piece: Piece, arguments: Sequence[Any], strangers: bool = False) -> bool:
     """Whether a graph can be run on stand-ins: what it does is known, and a copy can take the place of what it writes.
@@ -72,8 +75,10 @@ def is_silent(piece: Piece) -> bool:
 
 def _home(target: Any) -> str:
     """The module where a function, or the class of a method, is at home; "" for kernels, which `_is_known` tells apart."""
+    if isinstance(target, str):
+        return "torch" if hasattr(Tensor, target) and target not in HEARD else ""
     named = target if getattr(target, "__module__", None) else getattr(target, "__objclass__", target)
-    return "" if isinstance(target, str | torch._ops.OpOverload | torch._ops.OpOverloadPacket) else str(named.__module__)
+    return "" if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) else str(named.__module__)
 
 
 def _is_plain(value: Any) -> bool:
