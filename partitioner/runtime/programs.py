@@ -288,7 +288,7 @@ def elements(values: Iterable[Any]) -> float:
         if isinstance(value, Tensor):
             total += value.numel()
         elif isinstance(value, list | tuple | dict):
-            total += elements(value.values() if isinstance(value, dict) else value)
+            total += elements(dict.values(value) if isinstance(value, dict) else value)
         elif value is not None and not isinstance(value, int | float | str):
             return inf
     return total
