@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+sys.path.append(str(Path(__file__).parent.parent))  # this tree, where the package is not installed
+
 SHORTEST = 0.01
 """Seconds that one sample lasts at least: a shorter call is repeated within it."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
-from lanes import Tower, Towers, assert_same, numbers, spec, spread
+from lanes import Tower, Towers, assert_same, numbers, spec, spread, threads_of
 from torch import Tensor, nn
 
 from partitioner import PartitionerError, SpecError, partition
@@ -403,6 +404,55 @@ def test_a_body_that_is_called_with_what_it_writes_is_recorded_on_a_copy() -> No
     given_ = torch.ones(3)
     body = Body(torch.fx.GraphModule({}, graph), record, ("x",), ("add_",), frozenset({0}), False)
     assert torch.equal(body(given_), torch.full((3,), 3.0)) and seen[0] is not given_
+
+
+@pytest.mark.parametrize("how", [None, "torchscript"])
+def test_a_default_device_hides_nothing(how: str | None) -> None:
+    """`torch.set_default_device` is a function mode to torch, and devices are burned in: calls were made on one lane, and
+    tasks were not compiled, without a word; CUDA graphs were refused. It may be any, as that of a user of GPUs.
+    """
+
+    class Counted(Towers):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.arange(2.0, device=x.device)
+
+    model = Counted().eval()
+    wanted = model(X)
+    torch.set_default_device("meta")
+    try:
+        with threads_of(*([] if how else model.towers)) as used, torch.no_grad():
+            parallel = spread(model, X, check=False, compile_tasks=how)
+            for _ in range(2):
+                assert_same(wanted.detach(), parallel(X))
+    finally:
+        torch.set_default_device(None)
+    bodies = parallel._partitioner_programs.shown.executable.bodies if how else {}
+    assert all(body.run for body in bodies.values()) if how else len(used) > 1
+
+
+def test_a_backward_of_inductors_may_keep_its_graph() -> None:
+    """Also after one that did not: torch had compiled that to write over what forward keeps, and refused the next. A CUDA graph
+    always keeps it, so a second step of training failed.
+    """
+    model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6), nn.Tanh())
+    parallel = partition(model, ["cpu"], example_inputs=X, copy=True, check=False, tune=False, compile_tasks="inductor")
+    for keeps in (False, True):
+        loss, wanted = parallel(X).square().sum(), model(X).square().sum()
+        for _ in range(1 + keeps):
+            parallel.zero_grad(), model.zero_grad()
+            loss.backward(retain_graph=keeps), wanted.backward(retain_graph=keeps)
+            for mine, theirs in zip(parallel.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_only_the_generator_of_a_tasks_gpu_is_kept_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no device is named torch takes all there are, and warns a user of several that this is slow."""
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices, enabled: (asked.append(devices), nullcontext())[1])
+    module = torch.fx.symbolic_trace(nn.Dropout())
+    for device in ("cpu", "cuda:1"):
+        Body(module, lambda module, given: module.forward, ("x",), ("y",), frozenset(), True, device=device).prepare([X])
+    assert asked == [[], ["cuda:1"]]
 
 
 def test_a_job_and_torch_compile_say_what_they_cannot_have() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,7 +30,9 @@ from torch.utils import _pytree as pytree
 
 from partitioner import SpecError, load_spec, partition
 from partitioner.backends import graphs
-from partitioner.backends.capturing import CaptureError
+from partitioner.backends.bodies import Compiler
+from partitioner.backends.capturing import CaptureError, Cuda, generated_line
+from partitioner.backends.compilers import COMPILERS
 from partitioner.compile import as_captured
 from partitioner.ir.access import ANY, LATER, SENT, Access
 from partitioner.ir.mode import Mode
@@ -93,6 +97,57 @@ def test_the_second_call_is_captured_and_then_replayed(recorder: Recorder) -> No
             assert_same(call(model, x, seed=seed), values(call(parallel, x, seed=seed)))
             assert_same_state(model, parallel)
     assert recorder.log == ["capture 0 in pool 1", *["replay 0 on lazy:0/caller"] * 3]
+
+
+def test_a_thread_that_has_not_issued_a_call_captures_none(recorder: Recorder) -> None:
+    """Its libraries have made nothing yet, which they cannot do in a capture. What another thread has captured, it replays."""
+    model = Towers()
+    parallel = graphed(model, X, check=False)
+
+    def elsewhere() -> None:
+        with ThreadPoolExecutor(1) as pool, torch.no_grad():
+            assert_same(model(X), values(pool.submit(torch.no_grad()(call), parallel, X).result()))
+
+    with torch.no_grad():
+        call(parallel, X)
+        elsewhere()
+        assert captures(recorder) == 0
+        call(parallel, X)
+        assert (captures(recorder), replays(recorder)) == (1, 1)
+        elsewhere()
+        assert (captures(recorder), replays(recorder)) == (1, 2)
+
+
+def test_calls_are_watched_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two first calls on two threads put back each other's debugging of waits: from then on torch warned of every wait."""
+    modes: list[Any] = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def other() -> None:
+        with Cuda().watched():
+            pass
+
+    thread = threading.Thread(target=other)
+    with Cuda().watched():
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join()
+    assert modes == [0, "warn", 0, "warn", 0]
+
+
+def test_a_compiler_may_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called from a line of generated code, once; inductor reads constants. The program was said to wait, and refused."""
+    said: list[str] = []
+
+    def compile(module: torch.fx.GraphModule, arguments: Any) -> Any:
+        said.append(generated_line())
+        return lambda *arguments: (said.append(generated_line()), module(*arguments))[1]
+
+    monkeypatch.setitem(COMPILERS, "torchscript", Compiler(compile))
+    partition(Tower(), ["cpu"], example_inputs=X, check=False, tune=False, compile_tasks="torchscript")(X)
+    assert said[0] == "" and said[1].endswith("# 3 ops")
 
 
 def test_the_generator_moves_as_in_eager(recorder: Recorder) -> None:
@@ -625,6 +680,20 @@ def test_surroundings_are_refused(recorder: Recorder) -> None:
                 assert_same(parallel.original(X), values(parallel(x)))
 
 
+def test_a_default_device_is_no_mode_that_a_replay_would_not_see(recorder: Recorder) -> None:
+    """What it decides is burned in, and a guard asks for it. Those who write it once, for all of a script, were refused."""
+    model = Towers()
+    torch.set_default_device("cpu")
+    try:
+        parallel = graphed(model, X, check=False)
+        with torch.no_grad():
+            for _ in range(3):
+                assert_same(model(X), values(call(parallel, X)))
+    finally:
+        torch.set_default_device(None)
+    assert (captures(recorder), replays(recorder)) == (1, 2)
+
+
 def test_state_elsewhere_and_overlapping_arguments(recorder: Recorder) -> None:
     parallel = graphed(Towers(), X, check=False)
     windows = numbers(9).unfold(0, 6, 1)
@@ -747,6 +816,24 @@ def test_gpu_training() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_gpu_training_with_inductor() -> None:
+    """Its kernels are captured, forward and backward; a captured forward keeps its graph, which torch's backward may refuse."""
+    model, x = Pair().eval().to(REAL), numbers(32, WIDTH).to(REAL)
+    spec = gpu_spec(cuda0=2)
+    parallel = partition(model, example_inputs=x, spec=spec, copy=True, check=False, cuda_graphs=True, compile_tasks="inductor")
+    for _ in range(5):
+        for module in (model, parallel):
+            module.zero_grad()
+            module(x).square().sum().backward()
+        for mine, theirs in zip(model.parameters(), parallel.parameters(), strict=True):
+            torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-3)
+    (piece,) = parallel._partitioner_programs.pieces
+    assert captured(parallel) == 1 and piece.executable.plainly.compiled_ops and not piece.executable.plainly.reasons
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
 def test_gpu_statistics_and_dropout() -> None:
     pair = twins(nn.Sequential(nn.Linear(WIDTH, 6), NormedTowers()), numbers(32, WIDTH))
     for seed in range(8):
@@ -827,6 +914,24 @@ def test_gpu_callers_on_several_streams() -> None:
                 found.append(pair[1](x))
         torch.cuda.synchronize()
     assert_same(wanted, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_gpu_a_thread_that_comes_second() -> None:
+    """cuBLAS and cuDNN have made nothing for it yet, which they cannot do in a capture: it issues its first call."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 8)).eval().to(REAL)
+    x = numbers(4, 3, 8, 8).to(REAL)
+    parallel = partition(model, [REAL], example_inputs=x, copy=True, check=False, cuda_graphs=True)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return parallel(x)  # type: ignore[no-any-return]
+
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool:
+        found = [run(), *(pool.submit(run).result() for _ in range(3)), run()]
+        assert_same([model(x)] * 5, found)
+    assert captured(parallel) == 1
 
 
 @pytest.mark.gpu

@@ -12,17 +12,20 @@ import subprocess
 import sys
 import textwrap
 import threading
+import timeit
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, train_mixed
+from lanes import NormedTowers, Tower, Towers, assert_same, assert_same_state, numbers, spying, train_mixed
 from torch import Tensor, nn
 
 import zoo
 from partitioner import PlacementError, TraceError, partition
+from partitioner.profile.clock import time_of
+from partitioner.profile.handoff import between_streams
 from partitioner.runtime.module import Parallel
 
 pytestmark = pytest.mark.gpu
@@ -48,8 +51,8 @@ def _exact() -> Iterator[None]:
 
 
 def slow(device: str) -> dict[str, float]:
-    """Figures under which an op takes about a millisecond: of a CPU's lane to issue it, of an accelerator's to run it."""
-    return {"overhead": 1e-3} if device.startswith("cpu") else {"overhead": 0, "bandwidth": 4e5}
+    """Figures under which a layer takes about a millisecond: of a CPU's lane to issue it, of an accelerator's to run it."""
+    return {"overhead": 1e-3} if device.startswith("cpu") else {"overhead": 0, "bandwidth": 3e7}
 
 
 def spec(**lanes: int) -> dict[str, Any]:
@@ -276,6 +279,28 @@ def test_real_models(name: str) -> None:
             torch.testing.assert_close(parallel(*args, **kwargs), model(*args, **kwargs), rtol=1e-4, atol=1e-4)
 
 
+def test_numbers_drawn_after_partition_are_those_without_it() -> None:
+    """What the comparison with eager draws on the GPU was never drawn."""
+    model = Pair().to(GPU)
+    torch.manual_seed(5)
+    before = torch.cuda.get_rng_state()
+    for check in (True, False):
+        partition(model, example_inputs=X.to(GPU), spec=spec(cuda0=3), copy=True, check=check)
+        assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_timed_is_the_device() -> None:
+    """A sum of few numbers takes a kernel, and not what the host needs to issue it; a sum of many takes what memory allows."""
+    few, many = (torch.ones(size, device=GPU) for size in (64, 1 << 28))
+    issued = min(timeit.repeat(lambda: few + few, number=100, repeat=9)) / 100
+    assert 1e-7 < time_of(lambda: few + few, GPU).seconds < max(issued, 4e-6)
+    assert 1e-4 < time_of(lambda: many + many, GPU).seconds < 1e-1
+    assert 1e-7 < between_streams(torch.device(GPU)).seconds < 1e-4
+
+
 # -- devices ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +322,34 @@ def test_gpu_and_cpu(grad: bool) -> None:
         for mine, theirs in zip(model.parameters(), parallel.parameters(), strict=True):
             assert theirs.grad is not None and theirs.grad.device == theirs.device
             torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=1e-3, atol=1e-5)
+
+
+class Beside(nn.Module):
+    """A layer for the CPU, which reads what the GPU has made, and beside it a fifth of a second of work for the GPU."""
+
+    def __init__(self, wide: int = 8192) -> None:
+        super().__init__()
+        self.stem, self.wide, self.beside = nn.Linear(WIDTH, WIDTH), nn.Linear(wide, wide), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, width) to (batch, width)."""
+        h = self.stem(x)
+        wide = h.repeat(self.wide.in_features // len(x), self.wide.in_features // WIDTH)
+        for _ in range(10):
+            wide = self.wide(wide)
+        return wide[: len(x), :WIDTH] + self.beside(h)
+
+
+def test_the_cpu_works_while_the_gpu_does() -> None:
+    """It fetches what the stem has made, and does not wait for what the GPU has been given since."""
+    model, busy = Beside().eval(), list[bool]()
+    pins = [{"match": match, "device": GPU} for match in ("stem*", "wide*")] + [{"match": "beside*", "device": "cpu"}]
+    with spying(model.beside, lambda: busy.append(not torch.cuda.current_stream().query())), torch.no_grad():
+        parallel = partition(model, example_inputs=X, spec=spec(cuda0=1, cpu=1), pins=pins, check=False)
+        for _ in range(3):
+            parallel(X)
+            torch.cuda.synchronize()
+    assert busy[-1]
 
 
 def test_later_programs_over_gpu_and_cpu() -> None:
@@ -473,7 +526,8 @@ def test_two_gpus() -> None:
 
 @two_gpus
 def test_training_on_two_gpus() -> None:
-    model, parallel = twins(Pair().eval(), X, cuda0=2, cuda1=2)
+    model, parallel = twins(Pair().eval(), X, cuda0=1, cuda1=1)
+    assert {p.device.index for p in parallel.parameters()} == {0, 1}
     for module in (model, parallel):
         optimizer = torch.optim.AdamW(module.parameters())
         for step in range(20):
@@ -520,18 +574,23 @@ def test_thousands_of_calls_under_memory_pressure(grad: bool) -> None:
     assert int(wrong) == 0
 
 
+def taken() -> int:
+    """Bytes of the tensors that there are. What a stream was announced for is given back when somebody asks for memory."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
 def test_a_call_leaves_no_memory_behind() -> None:
     _, parallel = twins(Towers(width=WIDTH), X)
     x = X.to(GPU)
     with torch.no_grad():
         for _ in range(3):
             parallel(x)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
+        before = taken()
         for _ in range(50):
             parallel(x)
-        torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
+    assert taken() == before
 
 
 SANITIZED = """
@@ -549,7 +608,7 @@ SANITIZED = """
         def forward(self, x):
             return self.head(torch.cat([tower(x) for tower in self.towers], 1))
 
-    spec = {"devices": [{"device": "cuda:0", "lanes": 3, "handoff": 0, **slow("cuda:0")}], "grain": 1e-9}
+    spec = {"devices": [{"device": "cuda:0", "lanes": 3, "handoff": 0, "overhead": 0, "bandwidth": 4e5}], "grain": 1e-9}
     x = torch.randn(32, 64, device="cuda")
     parallel = partition(Towers().cuda(), example_inputs=x, spec=spec, check=False)
     ran = []

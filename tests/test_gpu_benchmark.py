@@ -12,9 +12,13 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from lanes import Towers, numbers
+from test_gpu import WIDTH, Counting, Pair, spec
 
+from partitioner.driver import planned
 from partitioner.ir.access import Access
 from partitioner.ir.graph import Graph, Op
+from partitioner.ir.plan import state_devices
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -29,6 +33,16 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 LINE = re.compile(r"^(.+): off by (\S+); were all kernels equal and small, lanes could gain (\S+)x$", re.MULTILINE)
+
+
+def test_the_gpu_tests_use_all_devices_that_they_name() -> None:
+    """A machine without a GPU can tell: under their figures the GPU's ops took 40 ms, and all went to the CPU."""
+    few, many, two = {"cuda0": 1, "cpu": 1}, {"cuda0": 2, "cpu": 2}, {"cuda0": 1, "cuda1": 1}
+    cases = [(Towers(width=WIDTH), many), (Pair(), few), (Counting(), few), (Pair(), two)]
+    for model, lanes in cases:
+        plan = planned(model.eval(), example_inputs=numbers(32, WIDTH), spec=spec(**lanes), check=False)
+        homes = {home.replace(":", "") for home in state_devices(plan).values()}
+        assert homes == lanes.keys(), type(model).__name__
 
 
 def test_one_model(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,19 @@ def test_options_of_the_process_are_put_back() -> None:
     assert after == before
 
 
+def test_generators_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the CPU's is: a model that draws on a GPU drew other numbers after `partition` than without it."""
+    generators = (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    before = [each.get_state() for each in generators]
+    with state_kept(nn.Linear(2, 2)):
+        for each in generators:
+            torch.rand(3, generator=each)
+    assert all(torch.equal(each.get_state(), state) for each, state in zip(generators, before, strict=True))
+
+
 def test_options_are_put_back_by_partition() -> None:
     """Such as the digits of decimal numbers, and how a tensor is printed."""
 

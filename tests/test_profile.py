@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -35,6 +37,7 @@ from partitioner.profile import measure as measuring
 from partitioner.profile.cache import Cache
 from partitioner.profile.choose import COVER, longest_paths, matters
 from partitioner.profile.clock import STEADY, Timing, time_of
+from partitioner.profile.handoff import between_streams
 from partitioner.profile.hardware import environment
 from partitioner.profile.measure import measure, told, widths
 from partitioner.profile.profiled import profiled
@@ -142,6 +145,101 @@ def test_time_spent_waiting_for_a_core_is_none_of_the_calls() -> None:
             os.sched_setaffinity(0, allowed)
     assert together / 20 > 1.3 * apart.seconds, "the rival was there"
     assert timing.seconds < 1.25 * apart.seconds
+
+
+class Gpu:
+    """A device and its host by a clock of their own: an op takes 2 us there, and 6 us to issue; an event waits for the stream.
+
+    Without a device in hand torch records an event on the current one, which is another.
+    """
+
+    def __init__(self, sleeps: bool) -> None:
+        self.host = self.done = 0.0
+        if sleeps:
+            self._sleep = lambda cycles: self.issue(cycles / clock.CYCLES)
+
+    def issue(self, seconds: float = 2e-6) -> None:
+        self.host += 6e-6
+        self.done = max(self.host, self.done) + seconds
+
+    def synchronize(self) -> None:
+        self.host = self.done = max(self.host, self.done)
+
+    def event(self, device: torch.device, enable_timing: bool) -> Any:
+        made: Any = SimpleNamespace()
+        made.record = lambda stream=None: setattr(made, "at", max(self.host, self.done) if stream else 0.0)
+        made.elapsed_time = lambda other: 1e3 * (other.at - made.at)
+        return made
+
+
+@pytest.mark.parametrize(("sleeps", "wanted"), [(True, 2e-6), (False, 6e-6)])
+def test_a_short_op_on_an_accelerator_takes_what_it_takes_there(
+    monkeypatch: pytest.MonkeyPatch, sleeps: bool, wanted: float
+) -> None:
+    """An idle device waits for each op to be issued, and what was timed was the host; a busy host's waits were taken off that.
+
+    A backend that cannot be kept busy is timed as before.
+    """
+    gpu = Gpu(sleeps)
+    monkeypatch.setattr(torch, "Event", gpu.event)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: gpu)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: gpu.synchronize())
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: "the stream of cuda:1")
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda index: nullcontext())
+    waits = itertools.count()
+    monkeypatch.setattr(clock, "waited", lambda whole: float(next(waits)))
+    assert time_of(gpu.issue, "cuda:1").seconds == pytest.approx(wanted, rel=0.4)
+    assert time_of(gpu.issue, "cuda:1", before=lambda: None).seconds == pytest.approx(wanted, rel=0.4)
+
+
+class Streams:
+    """Two streams of a device whose kernels take 2 us, and where an event of the other one takes 3; the host takes longer."""
+
+    def __init__(self) -> None:
+        self.host, self.now = 0.0, SimpleNamespace(done=0.0)
+        self._sleep = lambda cycles: self.issue(cycles / clock.CYCLES)
+
+    def issue(self, seconds: float = 2e-6) -> None:
+        self.host += 8e-6
+        self.now.done = max(self.host, self.now.done) + seconds
+
+    def stream(self, device: torch.device) -> Any:
+        streams, made = self, SimpleNamespace(done=0.0)
+
+        class Stream:
+            def __enter__(self) -> None:
+                streams.now = made
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def wait_event(self, event: Any) -> None:
+                made.done = max(made.done, event.at + (3e-6 if event.stream is not made else 0.0))
+
+            own = made
+
+        return Stream()
+
+    def event(self, device: torch.device, enable_timing: bool = False) -> Any:
+        made: Any = SimpleNamespace()
+
+        def record(stream: Any) -> None:
+            made.stream, made.at = stream.own, max(self.host, stream.own.done)
+
+        made.record, made.elapsed_time = record, lambda other: 1e3 * (other.at - made.at)
+        return made
+
+
+def test_a_handoff_between_streams_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host takes longer to issue a turn than the device for it, so both ways took the same, and a hand-off nothing."""
+    streams = Streams()
+    monkeypatch.setattr(torch, "ones", lambda size, device: SimpleNamespace(add_=lambda one: streams.issue()))
+    monkeypatch.setattr(torch, "Stream", streams.stream)
+    monkeypatch.setattr(torch, "Event", streams.event)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda index: nullcontext())
+    assert between_streams(torch.device("cuda:0")).seconds == pytest.approx(3e-6, rel=0.1)
 
 
 def test_equal_ops_are_timed_once_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

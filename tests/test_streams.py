@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import NormedTowers, Tower, Towers, assert_same, numbers
-from pretend import TWO, Stream, WatchedStreams, World, pretending, put, spread
+from pretend import MIXED, TWO, Stream, WatchedStreams, World, pretending, put, spread
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -443,6 +443,52 @@ def test_copies_leave_no_lane_waiting(world: World) -> None:
     bench(X)
     copies = {stream for stream, what in world.issued if what.startswith("copy to lazy")}
     assert copies and all(stream.endswith("/-1") for stream in copies)
+
+
+def test_a_copy_to_the_cpu_waits_for_what_it_copies_and_no_more(world: World) -> None:
+    """The GPU's branch has been issued when the CPU fetches what it reads. Its copy waited for all of the caller's stream,
+    which is the GPU's lane, and so the two never ran at once.
+    """
+    pins = [{"match": match, "device": "lazy:0"} for match in ("stem*", "towers.0*", "head*")]
+    bench = Bench(world, Towers(branches=2), (X,), MIXED, pins=[*pins, {"match": "towers.1*", "device": "cpu"}])
+    with torch.no_grad():
+        bench(X)
+    issued = [what for stream, what in world.issued[: world.issued.index(("lazy:0/-1", "copy to cpu"))] if stream != "cpu"]
+    assert issued == ["the caller", "linear", "linear", "tanh", "linear"]
+    (clock,) = (one.clock for each in world.storages for one in each.accesses if one.what == "copy to cpu" and not one.write)
+    assert clock["lazy:0/caller"] == len(["the caller", "linear"])
+    assert bench.faults == []
+
+
+def test_what_an_op_said_is_raised_where_nothing_can_be_joined_any_more(
+    world: World, failing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that has failed, and a capture that is over, refuse every wait that follows: that was raised, without the op."""
+    bench = Bench(world, Fragile(), (X,), LANES["two GPUs"])
+    bench(X)
+    before = callers(world, bench.plan)
+
+    def refused(stream: Stream, other: Stream) -> None:
+        if FAILS:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(Stream, "wait_stream", refused)
+    FAILS.append(True)
+    monkeypatch.setattr(StreamLaunch, "enter", lambda launch: None)
+    with pytest.raises(ZeroDivisionError) as caught:
+        bench(X)
+    assert "fragile" in "".join(caught.value.__notes__)
+    assert callers(world, bench.plan) == before
+
+
+def test_torch_is_told_that_gradients_come_from_several_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two lanes read has gradients of both streams. Since 2.11 torch warned that this was a mistake of the user's."""
+    told: list[bool] = []
+    monkeypatch.setattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", told.append)
+    Bench(world, Towers(), (X,), MIXED)(X)
+    assert told == []
+    Bench(world, Towers(), (X,), LANES["one GPU"])(X)
+    assert set(told) == {False}
 
 
 # -- the tests themselves --------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Body:
         written: positions of the arguments that it writes: running statistics and the like.
         draws: whether it draws random numbers.
         fakes: what stood for its arguments while the graph was traced.
-        on_cpu: whether those random numbers are a CPU's.
+        device: of its lane, whose generator those random numbers are from.
         ops: how many it holds.
 
     Attributes:
@@ -86,7 +86,7 @@ class Body:
     written: frozenset[int]
     draws: bool
     fakes: tuple[Any, ...] = ()
-    on_cpu: bool = True
+    device: str = "cpu"
     ops: int = 0
     run: Callable[..., Any] | None = field(default=None, init=False)
     reason: str = field(default="", init=False)
@@ -94,22 +94,23 @@ class Body:
     def __call__(self, *arguments: Any) -> Any:
         """The results. What fails when compiled is called op by op, where that can be, and fails with the model's error."""
         if self.run is None:
-            self._prepare(arguments)
-        state = torch.get_rng_state() if self.draws else None
+            self.prepare(arguments)
+        state = torch.get_rng_state() if self.draws and self.device == "cpu" else None
         try:
             return self.run(*arguments)  # type: ignore[misc]
         except Exception:
-            if self.run is self.module.forward or self.written or (self.draws and not self.on_cpu):  # half of it has happened
+            half = self.written or (self.draws and self.device != "cpu")  # of it has happened
+            if half or self.run is self.module.forward:
                 raise
         if state is not None:
             torch.set_rng_state(state)
         return self.module.forward(*arguments)
 
-    def _prepare(self, arguments: Sequence[Any]) -> None:
+    def prepare(self, arguments: Sequence[Any]) -> None:
         """Compile, or say why that cannot be."""
         given = [value.clone() if number in self.written else value for number, value in enumerate(arguments)]
         try:
-            with torch.random.fork_rng(enabled=self.draws):
+            with torch.random.fork_rng([self.device] if self.device.startswith("cuda") else [], enabled=self.draws):
                 self.run = self.compile(self.module, given, *_at_other_sizes(self.fakes, given))
         except Exception as error:  # whatever a compiler may raise: the ops are called one by one then, which is right
             self.run = self.module.forward
@@ -203,7 +204,7 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     module = torch.fx.GraphModule({}, graph, task.name)
     module.meta[STATE] = [number for number, name in enumerate(read) if name in plan.graph.states and number not in written]
     fakes = tuple(nodes[name].meta.get("example_value") for name in read)
-    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.kind == "cpu", len(own))
+    return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.torch_device, len(own))
 
 
 def _with_numbers(node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partitioner.backends.bodies import Body
 from partitioner.backends.streams import HARDWARE, is_capturing
 from partitioner.errors import PartitionerError
 from partitioner.ir.plan import Plan
 
 _ONE = threading.RLock()
-"""Held while something is captured: torch allows one capture at a time."""
+"""Held while something is captured, for torch allows one capture at a time, and while what a whole process has is changed."""
 
 
 class CaptureError(PartitionerError):
@@ -50,9 +51,9 @@ class Cuda:
         Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html
         """
         found: list[str] = []
-        thread, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            show = warnings.showwarning
+        thread = threading.get_ident()
+        with _ONE, warnings.catch_warnings():
+            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
             def noted(message: Warning | str, *rest: Any) -> None:
                 if "synchroniz" not in str(message).lower():
@@ -155,9 +156,12 @@ NEXT = ". Leave cuda_graphs out for this model, or change that in its forward"
 
 
 def generated_line() -> str:
-    """The line of generated code that this thread is in, which tells op, module and source; ``""`` if it is in none."""
+    """The line of generated code that this thread is in, which tells op, module and source; ``""`` if it is in none.
+
+    A compiler is in none, although one calls it: it may wait for the device, once, as what it makes does not.
+    """
     frame = sys._getframe()
-    while frame is not None:
+    while frame is not None and frame.f_code is not Body.prepare.__code__:
         if frame.f_code.co_filename.startswith("<partitioner"):
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             if "=" in line:

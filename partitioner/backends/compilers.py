@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,13 +36,18 @@ def batched(module: torch.fx.GraphModule, arguments: Sequence[Any], *others: Seq
 def inductor(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
     """What torch.compile's inductor makes of a module, for values of these sizes; differentiable once.
 
+    A backward may keep its graph, as that of a CUDA graph does, and so writes over nothing that forward has kept. Torch would
+    have it do that, and refuse to keep a graph from then on. Its switch, ``donated_buffer``, is asked again by each backward,
+    so what it asks for while it compiles is answered here.
+
     Random numbers are drawn by ATen's ops and not by fused kernels. They are eager's where inductor calls the same op, which it
     does not inside of attention and recurrent layers.
     """
+    from torch._functorch._aot_autograd import graph_compile
     from torch._inductor.compile_fx import compile_fx  # slow to import, and few need it
 
     single = not isinstance(module.graph.output_node().args[0], tuple)
-    with LOCK:
+    with LOCK, patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True):
         made: Any = compile_fx(_tupled(module), list(arguments), config_patches={"fallback_random": True})
 
     def run(*arguments: Any) -> Any:

@@ -4,6 +4,9 @@ first call of a kind       issued on streams, as without graphs: libraries make 
 second call of the kind    captured, and replayed                                                          (`captured`)
 further calls              replayed; captured again where a tensor of the model has moved
 
+What libraries make, such as handles and plans of convolutions, each thread has for itself, and a capture cannot make it. So
+only a thread that has issued a call of the kind captures one. What there is, all threads replay.
+
 The *kind* of a call is what a graph has burnt in besides addresses: sizes, strides and dtypes of its arguments, numbers among
 them, and whether gradients are recorded, and of what. Nothing is left out in silence: what cannot be captured is refused, with
 its reason, when the program is made or when the call comes.
@@ -60,6 +63,7 @@ class Graphed:
         self.inputs = [n for n, name in enumerate(plan.graph.arguments) if name not in plan.graph.states]
         self.kinds: dict[Kind, list[Capture]] = {}
         self.moves = 0
+        self.here = threading.local()
         self.lock = threading.RLock()
 
     @property
@@ -77,16 +81,24 @@ class Graphed:
         kind = self._kind(arguments)
         with self.lock:
             captures = self.kinds.get(kind)
-            if captures is not None:
-                return self._ready(captures, arguments)(arguments)
-        self._refuse_arguments(arguments)
+            capture = None if captures is None else self._ready(captures, arguments, kind in self._issued())
+            if capture is not None:
+                return capture(arguments)
+        if captures is None:
+            self._refuse_arguments(arguments)
         with self.cuda.watched() as waits:
             found = list(self.plainly(arguments))
         if waits:
             raise CaptureError(f"{self.plan.graph.name} waits for the device, which a CUDA graph cannot: {waits[0]}{NEXT}")
         with self.lock:
             self.kinds.setdefault(kind, [])
+        self._issued().add(kind)
         return found
+
+    def _issued(self) -> set[Kind]:
+        """The kinds of calls that this thread has issued."""
+        kinds: set[Kind] = self.here.__dict__.setdefault("kinds", set())
+        return kinds
 
     def _refuse_surroundings(self) -> None:
         """Raise if the caller is in something that a capture does not go together with."""
@@ -140,7 +152,7 @@ class Graphed:
             for reason in _obstacles_to_backward(self.plan, inputs):
                 raise CaptureError(f"{self.plan.graph.name} cannot be captured with its backward: {reason}{NEXT}")
 
-    def _ready(self, captures: list[Capture], arguments: Sequence[Any]) -> Capture:
+    def _ready(self, captures: list[Capture], arguments: Sequence[Any], may_capture: bool) -> Capture | None:
         """A capture that a call may use: where state lies now, and whose last call needs nothing any more. Or a new one."""
         now = addresses(arguments, self.state)
         for capture in list(captures):
@@ -149,6 +161,8 @@ class Graphed:
                 captures.remove(capture)
             elif capture.is_free:
                 return capture
+        if not may_capture:
+            return None
         everything = [capture for some in self.kinds.values() for capture in some]
         if len(everything) >= MOST:
             raise CaptureError(

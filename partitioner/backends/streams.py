@@ -86,6 +86,8 @@ def is_capturing(stream: torch.Stream) -> bool:
         return bool(ask())
     if stream.device.type != "cuda":
         return False
+    if stream.device_index == torch.cuda.current_device() and stream == torch.accelerator.current_stream():
+        return torch.cuda.is_current_stream_capturing()  # a caller's is asked for in every call, and mostly that
     form = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
     with torch.cuda.stream(torch.cuda.Stream(**form)):  # type: ignore[no-untyped-call]
         return torch.cuda.is_current_stream_capturing()
@@ -138,6 +140,22 @@ class StreamLaunch(Launch):
     def end(self) -> None:
         """Let what the caller does next come after everything, on every device; give streams and events back.
 
+        A device that has failed, or a capture that an op has ended, lets nothing be joined: then what the op said is raised.
+        """
+        try:
+            self._join()
+        except Exception:
+            if self.error is None:
+                raise
+        finally:
+            for stream in reversed(self.caller.values()):
+                self.hardware.set_stream(stream)
+            self.hardware.set_device(self.device)  # setting a stream sets its device, and the caller's may be none of ours
+            super().end()
+
+    def _join(self) -> None:
+        """Let streams wait for each other.
+
         A host may write its memory at once, so it waits for copies that read it: from pinned memory they may still be going on.
         Side streams are everybody's. Memory of theirs that lane 0 was the last to read is given back when they have waited
         for it: another thread may issue on them at any moment.
@@ -151,17 +169,14 @@ class StreamLaunch(Launch):
                 if number != 0:
                     stream.wait_stream(self.streams[0])
         self.late.clear()
-        for stream in reversed(self.caller.values()):
+        for stream in self.caller.values():
             if stream is not self.streams[0]:
                 stream.wait_stream(self.streams[0])
-            self.hardware.set_stream(stream)
-        self.hardware.set_device(self.device)  # setting a stream sets its device, and the caller's may be none of ours
         while self.recorded:
             self.hardware.give_back(self.recorded.popitem()[1])
         while self.reads:
             self.reads[-1].synchronize()
             self.hardware.give_back(self.reads.pop())
-        super().end()
 
     def use(self, lane: int) -> None:
         """Issue what follows on ``lane``'s stream."""
@@ -171,8 +186,9 @@ class StreamLaunch(Launch):
     def record(self, event: int, lane: int) -> None:
         """Mark this point of the lane's stream, and let hosts that wait for the event go on."""
         if lane in self.streams:
-            self.recorded[event] = self.hardware.take_event(self.lanes[lane].torch_device)
-            self.streams[lane].record_event(self.recorded[event])
+            made = self.hardware.take_event(self.lanes[lane].torch_device)
+            self.streams[lane].record_event(made)
+            self.recorded[event] = made
         super().record(event, lane)
 
     def wait(self, event: int, lane: int) -> None:
@@ -199,7 +215,7 @@ class StreamLaunch(Launch):
         source = next((str(leaf.device) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), "cpu")
         if source in self.caller and source != device:
             transfer = self.hardware.side_stream(source, _TRANSFER)
-            transfer.wait_stream(self.caller[source])
+            self._after_the_caller(transfer, source)
             self.hardware.set_stream(transfer)
         if lane in self.streams:
             if source in self.caller and source != device and not self.hardware.pair_works(source, device):
@@ -208,12 +224,24 @@ class StreamLaunch(Launch):
             self.use(lane)
             moved = move(value, device, non_blocking=True)
             if source == "cpu" and moved is not value and not self.captured:
-                self.reads.append(self.hardware.take_event(device))
-                self.now.record_event(self.reads[-1])
+                read = self.hardware.take_event(device)
+                self.now.record_event(read)
+                self.reads.append(read)
             return moved
         result = move(value, device)
         self.hardware.set_stream(self.now)
         return result
+
+    def _after_the_caller(self, transfer: torch.Stream, source: str) -> None:
+        """Let copies start after what the caller has issued. What lanes have made, the reader's lane has waited for.
+
+        On the first device the caller's stream is a lane: what that was given since, a copy has no reason to wait for.
+        """
+        began = self.recorded.get(0) if source == self.lanes[0].torch_device else None
+        if began is None:
+            transfer.wait_stream(self.caller[source])
+        else:
+            transfer.wait_event(began)
 
     def keep(self, value: Any, lane: int) -> None:
         """While gradients are recorded, tell the allocator that ``lane`` reads a value of another lane."""
@@ -247,6 +275,8 @@ class Streams(Threads):
     def __init__(self, plan: Plan, compiled: Mapping[str, Body] | None = None, hardware: Hardware = HARDWARE) -> None:
         super().__init__(plan, compiled)
         self.hardware = hardware
+        if sum(lane.kind != "cpu" for lane in plan.program.lanes) > 1:  # what several lanes read has gradients of their streams
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # torch's word for "that is meant"
         values = plan.program.by_name
         homes = (
             (number, name, values[name].torch_device) for number, name in enumerate(plan.graph.arguments) if name in values

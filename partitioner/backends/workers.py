@@ -50,11 +50,12 @@ def has_hidden_modes() -> bool:
 
     That is: a dispatch or function mode (fake tensors, `torch.device` as a context), a functorch transform, forward-mode
     differentiation (a function of autograd or a compiled one would drop tangents), hooks on saved tensors (checkpointing),
-    tracing, or being in a lane of another call already: its workers may be waiting for this thread.
+    tracing, or being in a lane of another call already: its workers may be waiting for this thread. `torch.set_default_device`
+    is none, although it sets a function mode: the tracer burns its device in, under a guard.
     """
     return bool(
         torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_function_stack() > has_default_device()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or has_hooks()
@@ -66,6 +67,11 @@ def has_hidden_modes() -> bool:
 
 HERE = threading.local()
 """``occupied``: whether this thread runs a lane of a call that has workers. ``modes``: what a worker is under, if known."""
+
+
+def has_default_device() -> bool:
+    """Whether `torch.set_default_device` holds on this thread."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None
 
 
 class Worker:

@@ -45,7 +45,10 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 
 def process_undo() -> Callable[[], None]:
     """Puts back what belongs to the process or the thread: generators of random numbers, options, the environment."""
-    generator, python, numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    in_use = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+    of_gpus = torch.cuda.default_generators if in_use else ()
+    generators = (torch.default_generator, *of_gpus)
+    states, python, numbers = [each.get_state() for each in generators], random.getstate(), np.random.get_state()
     asked = [(ask, put, then) for ask, put, then in map(_asked, _options()) if then is not ask]
 
     def undo() -> None:
@@ -53,7 +56,8 @@ def process_undo() -> Callable[[], None]:
             with suppress(Exception):  # what can no longer be asked for, or set, such as a folder that is gone
                 if not _is_same(ask(), then):
                     put(then)
-        torch.set_rng_state(generator)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
         random.setstate(python)
         np.random.set_state(numbers)
 

@@ -1,13 +1,13 @@
 """How long a call takes on a device: warmed up, synchronised, over rounds, without what others do meanwhile.
 
 A short call is repeated within a round. Where something has to be done before each call, such as filling the caches, each is
-timed alone. On an accelerator events say when the device began and ended, and calls that follow each other overlap the host's
-work with the device's, as they do in a program.
+timed alone. On an accelerator events say when the device began and ended. It is kept busy until the host has issued the calls,
+so they take what the device takes for them: what the host takes is another figure (`Device.overhead`).
 
-Time for which a single thread waited for a core is no part of its call. Several threads wait for each other too, so there a
-round in which any of them waited for a core is taken again. What is left of others only ever adds to a time, so the lower
-quartile is what counts. A timing whose quartiles lie far apart, or that rests on one short round, is not steady: it is used,
-for there is none better, but should not be kept.
+On a CPU, time for which a single thread waited for a core is no part of its call. Several threads wait for each other too, so
+there a round in which any of them waited for a core is taken again. What is left of others only ever adds to a time, so the
+lower quartile is what counts. A timing whose quartiles lie far apart, or that rests on one short round, is not steady: it is
+used, for there is none better, but should not be kept.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ PATIENCE = 4
 
 BUDGET = 0.1
 """Seconds that are spent on one op with one number of threads, unless it is longer than that."""
+
+ISSUING = 2e-5
+"""Seconds in which a host has surely issued a call, and ten times that whatever surrounds it."""
+
+CYCLES = 2e9
+"""Of an accelerator in a second, at most."""
 
 Call = Callable[[], object]
 
@@ -106,6 +112,8 @@ class _Round:
 def _round(run: Callable[[Call, int], float], call: Call, repeat: int, before: Call | None, several: bool) -> _Round:
     if before is not None:
         before()
+    if run is not _on_cpu:
+        return _Round(run(call, repeat), True)
     waiting = waited(several)
     seconds = run(call, repeat)
     waiting = (waited(several) - waiting) / repeat
@@ -122,12 +130,31 @@ def _on_cpu(call: Call, repeat: int) -> float:
 def _on_accelerator(device: torch.device) -> Callable[[Call, int], float]:
     def run(call: Call, repeat: int) -> float:
         begin, end = torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)
-        torch.accelerator.synchronize(device)
-        begin.record()
+        stream = torch.accelerator.current_stream(device)  # which is not the current device's, and an event would take that
+        hold(device, (10 + repeat) * ISSUING)
+        begin.record(stream)
         for _ in range(repeat):
             call()
-        end.record()
+        end.record(stream)
         torch.accelerator.synchronize(device)
         return float(begin.elapsed_time(end)) / 1e3 / repeat
 
     return run
+
+
+def hold(device: torch.device, seconds: float) -> None:
+    """Keep the current stream of an accelerator busy for at least so long, if its backend knows how.
+
+    What the host issues meanwhile follows without a gap. Otherwise short kernels are over before the next one is issued, and
+    who times them times the host.
+
+    Args:
+        device: the accelerator.
+        seconds: how long.
+    """
+    sleep = getattr(torch.get_device_module(device), "_sleep", None)
+    if sleep is None:
+        torch.accelerator.synchronize(device)
+        return
+    with torch.accelerator.device_index(device.index or 0):
+        sleep(int(seconds * CYCLES))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from partitioner.model.modes import threads
+from partitioner.profile.clock import ISSUING, hold
 
 _TRIPS, _ROUNDS = 100, 9
 
@@ -99,6 +100,8 @@ def between_streams(device: torch.device) -> Handoff:
     def run(turns: int, alternating: bool) -> float:
         torch.accelerator.synchronize(device)
         begin, end = torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)
+        with streams[0]:
+            hold(device, 2 * turns * ISSUING)
         begin.record(streams[0])
         for turn in range(turns):
             stream, other = streams[turn % 2 * alternating], streams[(turn + 1) % 2 * alternating]
