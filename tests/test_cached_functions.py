@@ -13,6 +13,7 @@ import pytest
 import torch
 from lanes import spec
 from torch import Tensor, nn
+from torch._dynamo.variables import BuiltinVariable
 from torch.utils._pytree import tree_leaves
 
 from partitioner import partition
@@ -212,11 +213,42 @@ def test_a_context_without_a_value() -> None:
     assert torch.equal(context.run(parallel, x), context.run(model, x))
 
 
+class Drawable(ABC):  # noqa: B024
+    """Classes are registered with it later."""
+
+
+class Chooses(Converts):
+    """Does otherwise with what is a `Drawable`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = type("Curve", (), {})
+        self.part = self.kind()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * 2 if isinstance(self.part, Drawable) else self.layer(x)
+
+
+def test_what_torch_compile_has_traced_before_is_no_part_of_it() -> None:
+    """Dynamo keeps what it traces Python's functions with for the whole process, as it was when it first met one.
+
+    So what is otherwise here was as in torch.compile for a process in which that, or an eager `torch.cond`, had come first; and
+    the other way round.
+    """
+    x, first, later = torch.ones(2, 4), Chooses(), Chooses()
+    before = {**BuiltinVariable.call_function_handler_cache}
+    torch.compile(first.forward, backend="eager")(x)
+    theirs = {**BuiltinVariable.call_function_handler_cache}
+    assert theirs.keys() - before.keys() or any(key[0] is isinstance for key in before)
+    parallel = partition(later, spec=spec(2), example_inputs=x)
+    assert torch.equal(parallel(x), later(x))
+    Drawable.register(later.kind)
+    assert torch.equal(parallel(x), later(x)) and torch.equal(later(x), later.layer(x) * 2)
+    assert theirs == BuiltinVariable.call_function_handler_cache
+
+
 def test_classes_that_are_registered_later_are_found() -> None:
     """What a class is an instance of was asked once, though an abstract class takes up others at any time."""
-
-    class Drawable(ABC):  # noqa: B024
-        pass
 
     class Curve:
         pass

@@ -261,7 +261,7 @@ def test_what_is_no_folder_no_step_and_no_model_is_refused(tmp_path: Path) -> No
     """`load(latest(run), ...)` once was pathlib's error; a step in text or below zero was saved, never to be found."""
     with pytest.raises(CheckpointError, match=r"of type NoneType, as latest\(folder\) gives where there is no whole"):
         load(latest(tmp_path), build())  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="could not be written: embedded null byte"):
+    with pytest.raises(CheckpointError, match=r"could not be written: .*embedded null"):
         save("\0", build())
     with pytest.raises(CheckpointError, match="an optimizer has parameters, and this is of type int: a step goes by step="):
         save(tmp_path, build(), 5)  # type: ignore[call-overload]

@@ -95,6 +95,7 @@ def little_room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")  # Python 3.13 flushes again
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     model = build(width=64)
     save(tmp_path, model, step=1)

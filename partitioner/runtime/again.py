@@ -26,7 +26,7 @@ def run_again(code: CodeType) -> None:
     """
     frame = next((each for each, _ in walk_stack(sys._getframe(1)) if _is_of(each, code)), None)
     names, rest, named = inspect.getargs(code)
-    if frame is None or not {*names, *code.co_freevars} <= frame.f_locals.keys():
+    if frame is None or not {*names, *code.co_freevars} <= {*frame.f_locals}:
         return
     held: dict[str, Any] = frame.f_locals
     function = FunctionType(code, frame.f_globals, closure=tuple(CellType(held[name]) for name in code.co_freevars))

@@ -9,7 +9,7 @@ from inspect import getattr_static
 from typing import Any
 
 import torch
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import BuiltinVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 
 from partitioner.errors import TraceError
@@ -29,6 +29,9 @@ def method_of_tensors(name: str) -> tuple[Any, str]:
 
 _AMENDMENTS: list[tuple[Any, Any, Callable[..., Any]]] = []
 """Owners, names of their methods, and what is called instead, in the order in which they take effect."""
+
+_HANDLERS: dict[Any, Any] = {}
+"""What calls of Python's functions are traced with. Dynamo keeps what it has made, with the methods that there were then."""
 
 
 def amends(owner: Any, name: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -61,8 +64,9 @@ def amends(owner: Any, name: Any) -> Callable[[Callable[..., Any]], Callable[...
 
 @contextmanager
 def all_amended() -> Iterator[None]:
-    """While a frame is traced: everything that `amends` has registered is in effect."""
+    """While a frame is traced: all that `amends` has registered is in effect, and what others have traced with is not."""
     with ExitStack() as stack:
+        stack.enter_context(_exchanged(BuiltinVariable, {"call_function_handler_cache": _HANDLERS}))
         for owner, name, instead in _AMENDMENTS:
             stack.enter_context(_exchanged(owner, {name: _around(_held(owner, name), instead)}))
         yield
@@ -100,7 +104,7 @@ def amended(owner: Any, **methods: Callable[..., Any]) -> AbstractContextManager
 
 
 @contextmanager
-def _exchanged(owner: Any, methods: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+def _exchanged(owner: Any, methods: Mapping[Any, Any]) -> Iterator[None]:
     before = {name: _held(owner, name) for name in methods}
     put = owner.__setitem__ if isinstance(owner, dict | list) else partial(setattr, owner)
     for name, method in methods.items():

@@ -68,7 +68,10 @@ def frames(tx: Any) -> Iterator[Any]:
 
 
 def handlers(tx: Any) -> Iterator[int]:
-    """Where a function of the user's goes on after an exception, from inside out: at ``except``, or in a context of its own."""
+    """Where a function of the user's goes on after an exception, from inside out: at ``except``, or in a context of its own.
+
+    Since Python 3.12 comprehensions and generators have handlers, too, which only put things in order and push nothing.
+    """
     contexts = [each.ctx for each in tx.stack if isinstance(each, WithExitFunctionVariable)]
     torchs = not any(isinstance(each, GenericContextWrappingVariable) for each in contexts)
     entry, seen = tx.current_instruction.exn_tab_entry, set[int]()
@@ -76,7 +79,7 @@ def handlers(tx: Any) -> Iterator[int]:
         start = tx.indexof[entry.target]
         seen.add(start)
         body = tx.instructions[start:]
-        if not torchs or body[1].opname != "WITH_EXCEPT_START":
+        if body[0].opname == "PUSH_EXC_INFO" and (not torchs or body[1].opname != "WITH_EXCEPT_START"):
             yield start
         entry = next((each.exn_tab_entry for each in body if each.opname == "RERAISE"), None)
 
