@@ -6,6 +6,7 @@ import functools
 from abc import ABC
 from collections.abc import Callable, Sized
 from contextvars import Context, ContextVar, copy_context
+from enum import IntEnum
 from typing import Any
 
 import pretend
@@ -245,6 +246,27 @@ def test_what_torch_compile_has_traced_before_is_no_part_of_it() -> None:
     Drawable.register(later.kind)
     assert torch.equal(parallel(x), later(x)) and torch.equal(later(x), later.layer(x) * 2)
     assert theirs == BuiltinVariable.call_function_handler_cache
+
+
+class Rank(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Ranks(Converts):
+    """Compares a member with a number that comes open, which torch.compile takes for unequal."""
+
+    def forward(self, x: Tensor, value: int) -> tuple[Tensor, bool, bool]:
+        return self.layer(x), Rank(value) == value, value != Rank.LOW
+
+
+def test_nor_is_how_torch_compile_has_compared() -> None:
+    x = torch.ones(2, 4)
+    BuiltinVariable._binop_handlers.cache_clear()  # as in a new process
+    for value in (1, 2):
+        torch.compile(Ranks(), backend="eager")(x, value)
+    parallel = partition(Ranks(), spec=spec(2), example_inputs=(x, 1))
+    assert [parallel(x, value)[1:] for value in (1, 2, 1)] == [(True, False), (True, True), (True, False)]
 
 
 def test_classes_that_are_registered_later_are_found() -> None:
