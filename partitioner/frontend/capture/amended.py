@@ -30,6 +30,12 @@ def method_of_tensors(name: str) -> tuple[Any, str]:
 _AMENDMENTS: list[tuple[Any, Any, Callable[..., Any]]] = []
 """Owners, names of their methods, and what is called instead, in the order in which they take effect."""
 
+_TABLES = {
+    "call_function_handler_cache": {},
+    "_binop_handlers": staticmethod(cache(BuiltinVariable._binop_handlers.__wrapped__)),
+}
+"""For our traces alone, what Dynamo calls Python's functions with: it keeps the methods that there were when it first asked."""
+
 
 def amends(owner: Any, name: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """While any frame is traced, a method of a class, a function of a module or an entry of a table is another one.
@@ -63,24 +69,10 @@ def amends(owner: Any, name: Any) -> Callable[[Callable[..., Any]], Callable[...
 def all_amended() -> Iterator[None]:
     """While a frame is traced: all that `amends` has registered is in effect, and what others have traced with is not."""
     with ExitStack() as stack:
-        for owner, tables in _tables().items():
-            stack.enter_context(_exchanged(owner, tables))
+        stack.enter_context(_exchanged(BuiltinVariable, _TABLES))
         for owner, name, instead in _AMENDMENTS:
             stack.enter_context(_exchanged(owner, {name: _around(_held(owner, name), instead)}))
         yield
-
-
-@cache
-def _tables() -> dict[type, dict[str, Any]]:
-    """For our traces alone: empty ones of the tables of methods that amended classes make once and keep for the process."""
-    found: dict[type, dict[str, Any]] = {BuiltinVariable: {"call_function_handler_cache": {}}}
-    for owner in {amended for amended, *_ in _AMENDMENTS if isinstance(amended, type)}:
-        for name, held in vars(owner).items():
-            function = getattr(held, "__func__", held)
-            if hasattr(function, "cache_clear"):
-                anew = cache(function.__wrapped__)
-                found.setdefault(owner, {})[name] = anew if held is function else type(held)(anew)
-    return found
 
 
 def _around(held: Any, instead: Callable[..., Any]) -> Any:
