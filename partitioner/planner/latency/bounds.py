@@ -1,4 +1,4 @@
-"""Seconds that no schedule can beat, proven: paths, work between two times, numbers of tasks, passages, the issuing thread.
+"""Seconds that no schedule can beat, proven: paths, joins, work between two times, numbers, passages, the issuing thread.
 
     head 2   | task |   tail 3         every task has a time before it (head) and after it (tail) that any schedule needs;
     tasks of head >= 2 and tail >= 3   their work fits between 2 and the end - 3, on all lanes that can have it
@@ -23,8 +23,11 @@ from operator import add
 import numpy as np
 
 from partitioner.ir.problem import ISSUE, Problem
+from partitioner.planner.latency.intervals import interval_bound
 from partitioner.planner.latency.passages import passage_bound
 from partitioner.planner.latency.ranks import transit
+from partitioner.planner.latency.together import together_bound
+from partitioner.planner.once import once
 from partitioner.planner.prices import Table, able_seconds, lane_counts, lane_rents, least_paid, least_work, prices
 from partitioner.planner.throughput.bound import least_load, load_bound, pigeonholed
 from partitioner.planner.throughput.branch import FEW
@@ -42,6 +45,7 @@ POINTS = 64
 """Times that are looked at as the head, or as the tail, of a set of tasks."""
 
 
+@once
 def makespan_bound(problem: Problem) -> float:
     """Seconds from the start of a call to its end that no schedule can beat.
 
@@ -68,8 +72,8 @@ def makespan_bound(problem: Problem) -> float:
     if problem.crowded:
         price, rent, held = lane_rents(problem)
         found.append(least_paid(seconds, held, np.array(problem.caps), price, rent) * (1 - 1e-9))
-    found += [passage_bound(problem), _numbered(heads, seconds.min(axis=0), tails, len(problem.lanes))]
-    found.append(_loaded(problem))
+    found += [passage_bound(problem), together_bound(problem), _numbered(heads, seconds.min(axis=0), tails, len(problem.lanes))]
+    found += [_loaded(problem), interval_bound(problem) if problem.contiguous else 0.0]
     shared = _shared(problem, seconds)
     if shared is not None:
         price = prices(shared, np.ones(len(shared)))

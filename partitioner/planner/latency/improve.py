@@ -27,8 +27,8 @@ from partitioner.planner.timing import timed
 
 MOVED_IN_ALL, MOST_MOVED = 60_000, 200
 """Tasks that a few moves for one problem time together, as many again where beams have a third of their looks, two times more
-where values travel beside tasks, five where memory is scarce and most find no room (one, where parts are contiguous: each takes
-several looks for room itself); and the largest problem that gets any."""
+where values travel beside tasks, or nothing travels and parts are contiguous, five where memory is scarce and most find no room
+(one, where parts are contiguous: each takes several looks for room itself); and the largest problem that gets any."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
@@ -89,5 +89,6 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float, until:
     if count > MOST_MOVED or known[0].seconds <= least * (1 + 1e-9):
         return known[0]
     beside = problem.overlap and not problem.fetched and problem.travels
-    times = 1 + 2 * beside + problem.stands + (1 if problem.contiguous else 5) * problem.crowded
+    parts = problem.contiguous and not problem.travels and not problem.crowded
+    times = 1 + 2 * (beside or parts) + problem.stands + (1 if problem.contiguous else 5) * problem.crowded
     return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count)

@@ -197,7 +197,7 @@ class Schedule(Places):
                 present = self.pass_of[value, channel]
                 interval = self.cp.new_optional_fixed_size_interval_var(begin, length, present, f"{value} on {channel}")
                 by_channel[channel].append(interval)
-                ends = () if self.problem.overlap else self.problem.channels[channel].ends
+                ends = self.problem.channels[channel].ends if self.problem.waits else ()
                 for number in range(len(self.pools)):
                     if self._home(number) in ends:
                         self.busy[number].append((interval, -1))

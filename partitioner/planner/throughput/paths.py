@@ -49,21 +49,35 @@ def path_bound(problem: Problem, classes: list[Alike]) -> float:
     >>> path_bound(chain, [Alike((0, 1), (0.0, 0.0), (0.0, 0.0), np.zeros((2, 2)))])  # half of the work is 9
     10.0
     """
-    ways = prod(len(each.processors) + 1 for each in classes) * len(classes)
-    most = min(MOST_POINTS, isqrt(MOST // ways) - 1)
-    if most < FEWEST_POINTS or not 1 < len(problem.tasks) <= MOST_TASKS:
+    path, seconds = longest(problem, [len(each.processors) for each in classes]), able_seconds(problem)
+    if not path:
         return 0.0
-    seconds = able_seconds(problem)
-    path = _longest(problem, seconds.min(axis=0).tolist())
-    path = [path[each] for each in np.unique(np.linspace(0, len(path) - 1, min(most, len(path))).astype(int))] if path else []
-    spots = _Spots(problem, path)
-    loads = [_loads(spots, each, seconds[each.processors[0]]) for each in classes]
-    found = _divided(loads, [len(each.processors) for each in classes])
+    spots = Spots(problem, path)
+    loads = [interval_loads(spots, each.processors[0], seconds[each.processors[0]]) for each in classes]
+    for own, each in zip(loads, classes, strict=True) if not problem.overlap else ():
+        own[:-1] += _passing(spots, each)
+        np.fill_diagonal(own, 0.0)
+    found = divided(loads, [len(each.processors) for each in classes])
     return found if found < inf else 0.0
 
 
+def longest(problem: Problem, many: list[int]) -> list[int]:
+    """The longest path of forward tasks, each where it takes the least; some of its tasks where that is too many.
+
+    Args:
+        problem: what is placed.
+        many: processors of each class; with too many ways to divide a path among them there is none.
+    """
+    ways = prod(each + 1 for each in many) * len(many)
+    most = min(MOST_POINTS, isqrt(MOST // ways) - 1)
+    if most < FEWEST_POINTS or not 1 < len(problem.tasks) <= MOST_TASKS:
+        return []
+    path = _longest(problem, able_seconds(problem).min(axis=0).tolist())
+    return [path[each] for each in np.unique(np.linspace(0, len(path) - 1, min(most, len(path))).astype(int))] if path else []
+
+
 def _longest(problem: Problem, least: list[float]) -> list[int]:
-    """The longest path of forward tasks, each where it takes the least."""
+    """Likewise, all of it."""
     far, came, backward = list(least), [-1] * len(least), problem.backward
     for task, sources in enumerate(problem.before):
         for source, _ in sources:
@@ -76,7 +90,7 @@ def _longest(problem: Problem, least: list[float]) -> list[int]:
     return path[::-1]
 
 
-class _Spots:
+class Spots:
     """Where tasks lie along a path.
 
     Attributes:
@@ -128,9 +142,9 @@ class _Spots:
         return total[:, :-1]
 
 
-def _loads(spots: _Spots, alike: Alike, seconds: Floats) -> Floats:
-    """What one of some processors has to do that has the path from one of its tasks up to another one, by their places."""
-    problem, count, one, tasks = spots.problem, spots.count, alike.processors[0], spots.within
+def interval_loads(spots: Spots, one: int, seconds: Floats) -> Floats:
+    """What a processor has to compute that has the path from one of its tasks up to before another one, by their places."""
+    problem, count, tasks = spots.problem, spots.count, spots.within
     able, ends = np.isfinite(seconds[tasks]), (spots.last[tasks], spots.first[tasks])
     compute = spots.summed((*ends, np.where(able, seconds[tasks], 0.0))) / problem.processors[one].lanes
     compute[spots.summed((*ends, 1.0 - able)) > 0.5] = inf
@@ -138,13 +152,13 @@ def _loads(spots: _Spots, alike: Alike, seconds: Floats) -> Floats:
         held = spots.summed((*ends, np.array(problem.memory, dtype=float)[tasks]))
         compute[held > problem.caps[one] * (1 + 1e-9)] = inf
     found = np.full((count + 1, count + 1), inf)
-    found[:-1] = compute if problem.overlap else compute + _passing(spots, alike)
+    found[:-1] = compute
     found[np.tri(count + 1, dtype=bool)] = inf
     np.fill_diagonal(found, 0.0)
     return found
 
 
-def _passing(spots: _Spots, alike: Alike) -> Floats:
+def _passing(spots: Spots, alike: Alike) -> Floats:
     """What that one sends and receives, at least."""
     (send, receive), (size, row, column, until), (bytes_, there, up_to, after) = alike.least, spots.sent.T, spots.taken.T
     sends, takes, inner = send[0] + send[1] * size, receive[0] + receive[1] * bytes_, after >= 0
@@ -153,8 +167,8 @@ def _passing(spots: _Spots, alike: Alike) -> Floats:
     )
 
 
-def _divided(loads: list[Floats], many: list[int]) -> float:
-    """The smallest largest load of a path in intervals, at most one for each of so many processors of each class."""
+def divided(loads: list[Floats], many: list[int], joined: np.ufunc = np.maximum) -> float:
+    """The smallest largest load, or sum, of a path in intervals: at most one for each of so many processors of each class."""
     known: dict[tuple[int, ...], Floats] = {}
     for used in product(*(range(each + 1) for each in many)):
         best = np.full(len(loads[0]), inf)
@@ -162,6 +176,6 @@ def _divided(loads: list[Floats], many: list[int]) -> float:
         for kind, each in enumerate(used):
             if each:
                 before = known[(*used[:kind], each - 1, *used[kind + 1 :])]
-                best = np.minimum(best, np.maximum(before[:, None], loads[kind]).min(axis=0))
+                best = np.minimum(best, joined(before[:, None], loads[kind]).min(axis=0))
         known[used] = best
     return float(known[tuple(many)][-1])
