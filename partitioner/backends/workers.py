@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from partitioner.model.modes import Autocast, has_hooks, take_over
+from partitioner.model.process import default_device
 
 Modes = tuple[bool, bool, Autocast, bool, bool]
 """As `model.modes` has them, and whether tiny numbers are taken for zero."""
@@ -55,7 +56,7 @@ def has_hidden_modes() -> bool:
     """
     return bool(
         torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack() > has_default_device()
+        or torch._C._len_torch_function_stack() > (default_device() is not None)
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or has_hooks()
@@ -67,11 +68,6 @@ def has_hidden_modes() -> bool:
 
 HERE = threading.local()
 """``occupied``: whether this thread runs a lane of a call that has workers. ``modes``: what a worker is under, if known."""
-
-
-def has_default_device() -> bool:
-    """Whether `torch.set_default_device` holds on this thread."""
-    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None
 
 
 class Worker:

@@ -126,7 +126,7 @@ def _of_torch() -> Iterator[Option]:
     yield torch.get_default_dtype, torch.set_default_dtype
     yield torch.get_num_threads, torch.set_num_threads
     yield flushes, torch.set_flush_denormal
-    yield _default_device, torch.set_default_device
+    yield default_device, torch.set_default_device
     yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     yield (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
@@ -162,7 +162,7 @@ def _set_environment(then: dict[str, str]) -> None:
     os.environ.update({name: text for name, text in then.items() if os.environ.get(name) != text})
 
 
-def _default_device() -> torch.device | None:
+def default_device() -> torch.device | None:
     """What `torch.set_default_device` was given last, and ``None`` if that is nothing."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device

@@ -287,8 +287,10 @@ def elements(values: Iterable[Any]) -> float:
     for value in values:
         if isinstance(value, Tensor):
             total += value.numel()
-        elif isinstance(value, list | tuple | dict):
-            total += elements(dict.values(value) if isinstance(value, dict) else value)
+        elif isinstance(value, list | tuple):
+            total += elements(value)
+        elif isinstance(value, dict):
+            total += elements(dict.values(value))
         elif value is not None and not isinstance(value, int | float | str):
             return inf
     return total
