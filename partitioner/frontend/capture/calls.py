@@ -13,7 +13,8 @@
   Dynamo, which leaves that mode while it traces, says that it has.
 - `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
   asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
-  would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph.
+  would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph, or is answered
+  where one graph must be all of the call (`partitioner/frontend/capture/padded.py`).
 - ``max`` and ``min`` of tensors, which ask them which one is larger, and give that very one, or the number that it was held
   against. To Dynamo they are `torch.maximum` and `torch.clamp`: a tensor where eager has a number, and half of the gradient
   for each of two equal ones.

@@ -46,6 +46,7 @@ from partitioner.frontend.capture import (  # noqa: F401 - each of them amends s
     numbers,
     numpys,
     operators,
+    padded,
     places,
     polyfills,
     scopes,

@@ -102,7 +102,7 @@ def _found(tx: Any, asked: Any, decides: bool = False) -> Tensor | None:
         return None  # it is part of another op
     calls = _calls(node, decides and HERE.whole and not HERE.once)
     leaves = [each for each in node.graph.nodes if each in calls and each.op not in _CALLS]
-    if not calls or (leaves and any(map(_may_write, node.graph.nodes))):
+    if not calls or (leaves and any(_may_write(each) and not _writes_fresh(each) for each in node.graph.nodes)):
         return None
     exact = not asked.dtype.is_floating_point and not asked.dtype.is_complex
     codes = [code for code in map(_code_of, leaves) if code is not None]
@@ -194,6 +194,13 @@ def _may_write(node: fx.Node) -> bool:
     return asked or not known or writes_in_place(node)
 
 
+def _writes_fresh(node: fx.Node) -> bool:
+    """Whether a call in place writes to what has just been made from nothing, and so to no input."""
+    made = node.args[0] if node.args else None
+    return isinstance(made, fx.Node) and made.target in _MAKERS and node.kwargs.get("out") is None and writes_in_place(node)
+
+
+_MAKERS = frozenset(getattr(torch, kind + like) for kind in ("zeros", "ones", "full", "empty") for like in ("", "_like"))
 _HOMES = ("torch", "_operator", "builtins")
 _STATISTICS = ("batch_norm", "instance_norm")
 

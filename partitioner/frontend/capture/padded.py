@@ -1,0 +1,93 @@
+"""`torch.nn.TransformerEncoder` under a mask of padding, where one graph must be all of a forward.
+
+Without gradients torch gives its layers nested tensors, which have no padded rows, and puts zeros in their place behind them:
+
+    aligned = torch._nested_tensor_from_mask_left_aligned(src, keep)     whether padding comes last, asked in Python
+    output  = torch._nested_tensor_from_mask(output, keep)               no graph can hold what that gives
+    output  = layer(output, src_key_padding_mask=None)                   for each layer
+    output  = output.to_padded_tensor(0.0, size)
+
+In a graph the question is one of the mask alone, and is asked before each call (see `known.py`); layers
+get all rows and the mask, so that no row sees a padded one; and padded rows are set to zero behind them. It is equal to
+rounding. Where Python may stand between graphs the question ends one, and torch does what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.here import HERE
+
+_MASK, _IS_NESTED = "src_key_padding_mask", "convert_to_nested"
+"""What torch's forward calls the mask, whose entries are numbers by then, and that its output is a nested tensor."""
+
+
+@amends(TorchInGraphFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if self.value is torch._nested_tensor_from_mask_left_aligned and _is_encoder(tx):
+        return _comes_last(tx, args[1])
+    return plain(self, tx, args, kwargs)
+
+
+@amends(SkipFunctionVariable, "call_function")
+def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if self.value is torch._nested_tensor_from_mask and _is_encoder(tx):
+        return args[0]
+    return plain(self, tx, args, kwargs)
+
+
+@amends(UnspecializedNNModuleVariable, "call_function")
+def _call_layer(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if not (_is_encoder(tx) and _is_nested(tx) and _MASK in kwargs):  # what is called behind the layers has no mask
+        return plain(self, tx, args, kwargs)
+    if not _is_torchs(self.value):
+        raise Unsupported("a nested tensor is given to an encoder's layer that has hooks or a forward of its own")
+    return plain(self, tx, args, {**kwargs, _MASK: tx.symbolic_locals[_MASK]})
+
+
+@amends(TensorVariable, "call_method")
+def _call_method(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if name == "to_padded_tensor" and _is_encoder(tx) and _is_nested(tx):
+        return _zeroed(tx, self, tx.symbolic_locals[_MASK])
+    return plain(self, tx, name, args, kwargs)
+
+
+def _is_encoder(tx: Any) -> bool:
+    return HERE.whole and tx.f_code is nn.TransformerEncoder.forward.__code__
+
+
+def _is_nested(tx: Any) -> bool:
+    nested = tx.symbolic_locals.get(_IS_NESTED)
+    return nested is not None and nested.realize().is_python_constant() and bool(nested.as_python_constant())
+
+
+def _is_torchs(layer: nn.Module) -> bool:
+    """Whether nobody looks at what is given to a layer, rows that are padded or a nested tensor."""
+    hooks = (each._forward_hooks or each._forward_pre_hooks for each in layer.modules())
+    return getattr(layer.forward, "__func__", None) is nn.TransformerEncoderLayer.forward and not any(hooks)
+
+
+def _comes_last(tx: Any, keep: Any) -> Any:
+    """Whether what is kept of each row comes before what is padded: ``keep.int().diff().le(0).all()``."""
+    steps = _called(tx, _called(tx, keep, "int"), "diff")
+    return _called(tx, _called(tx, steps, "le", ConstantVariable.create(0)), "all")
+
+
+def _zeroed(tx: Any, output: Any, mask: Any) -> Any:
+    """``output.masked_fill(mask.bool().unsqueeze(-1), 0.0)``."""
+    rows = _called(tx, _called(tx, mask, "bool"), "unsqueeze", ConstantVariable.create(-1))
+    return _called(tx, output, "masked_fill", rows, ConstantVariable.create(0.0))
+
+
+def _called(tx: Any, value: Any, name: str, *args: Any) -> Any:
+    """What a method of a tensor gives."""
+    return value.call_method(tx, name, [*args], {})
