@@ -46,7 +46,7 @@ from partitioner.runtime.alone import faster_alone
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
 from partitioner.runtime.moving import move_state, refuse_sharing
-from partitioner.runtime.pieces import Made
+from partitioner.runtime.pieces import Made, Piece
 from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
@@ -122,13 +122,13 @@ def partition(
             once and, in train mode with gradients enabled, gradients, what backward needs, and the optimizer's state.
         optimizer: the optimizer's name, such as ``"adamw"``, so that its state counts.
         profile: ``"auto"``: time the ops that make up most of the call, each once for its shapes, and plan with what they take;
-            ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline.
+            ``"all"``: all of them. Kept on disk for the next time. ``None``: plan with a roofline, and see ``tune``.
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
             that one, the fastest with lanes and the serial one with compiled tasks, too, and with ``backward="lanes"`` in
             training. On several devices plans that want state elsewhere read copies, if memory caps leave room, and the kept
             plan's state moves at the end. ``None``: on one device, where there is an example and nobody says how to plan, lanes
-            have to be faster than the serial plans; more are run where the prediction may be wrong, and short calls, on one
-            lane too, with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and, with ``check``, a
+            have to be faster than the serial plans; on a CPU ops are measured if lanes may gain, and the plans of that run,
+            too, and short calls, on one lane too, with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and, with ``check``, a
             short forward: calls no larger are made as they are if that is faster. ``False``: it is predicted.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
@@ -187,27 +187,27 @@ def partition(
 
 def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check: bool, origin: str | None) -> Programs:
     """The programs of the plan that is measured to be the fastest; those that are there, if it is theirs."""
-    chosen, tried, plan = tuned(programs, spec, call, tune)
-    if chosen is not spec and programs.on_one:
-        _replan(programs, chosen, origin)
+    chosen, tried, plans = tuned(programs, spec, call, tune)
+    if plans and programs.on_one:
+        _replan(programs, chosen, origin, dict(plans))
         if check:
             _hold(programs, call)
-    elif plan is not None and chosen is not spec:  # its graph has been held against eager, and state lies where it wants it
+    elif plans:  # its graph has been held against eager, and state lies where it wants it
         programs = _programs(programs.original, programs.machine, chosen, origin)
-        programs.are_placed(plan)
+        programs.are_placed(plans[0][1])
     programs.tried = tried
     programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else programs.alone
     return programs
 
 
-def _replan(programs: Programs, spec: Spec, origin: str | None) -> None:
-    """Give all graphs of lanes of one device programs under another spec, behind the guards that they have."""
+def _replan(programs: Programs, spec: Spec, origin: str | None, plans: Mapping[Piece, Plan]) -> None:
+    """Give all graphs of lanes of one device programs under another spec, some of known plans, behind the guards they have."""
     model, machine = programs.original, programs.machine
     programs.make = partial(on_lanes, model, machine, spec)
     programs.of_twin = partial(_programs, machine=machine, spec=spec, origin=origin)
     asked = for_this_call(spec, model)
     for piece in programs.pieces:
-        piece.becomes(made_of(planned_again(piece.plan, asked), asked))
+        piece.becomes(made_of(plans.get(piece) or planned_again(piece.plan, asked), asked))
 
 
 def _loaded(model: nn.Module, call: Call | None, machine: Machine, spec: Spec, weights: str | Path, check: bool) -> Programs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -99,14 +100,17 @@ def _left_by_others() -> None:
 def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of tests are shorter than their guards, and what is tested are these: no call is short enough to run as it is.
 
-    Tests share their machine, and do not ask which plan is the fastest: nor is a race any longer for the noise.
+    Tests share their machine, and do not ask which plan is the fastest: nor is a race any longer for the noise, nor are ops
+    measured for it.
     """
-    from partitioner import driver, tuning
+    from partitioner import driver, trials, tuning
     from partitioner.backends import race
     from partitioner.runtime.summary import Alone
 
     monkeypatch.setattr(driver, "faster_alone", lambda *_: Alone())
     monkeypatch.setattr(tuning, "SHORT", 0.0)
+    monkeypatch.setattr(trials, "SHORT", 0.0)
+    monkeypatch.setattr(trials, "LONG_ENOUGH", math.inf)
     monkeypatch.setattr(race, "PATIENCE", 0.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner import driver, partition, tuning
+from partitioner import driver, partition, trials, tuning
 from partitioner.backends.race import go_back
 from partitioner.runtime import alone
 from partitioner.runtime.module import Parallel
@@ -36,7 +36,8 @@ class Small(nn.Module):
 @pytest.fixture(autouse=True)
 def short_calls_are_measured(monkeypatch: pytest.MonkeyPatch, _through_programs: None) -> None:
     monkeypatch.setattr(driver, "faster_alone", alone.faster_alone)
-    monkeypatch.setattr(tuning, "SHORT", 1.0)
+    for each in (tuning, trials):
+        monkeypatch.setattr(each, "SHORT", 1.0)
 
 
 def pieces_run(parallel: Parallel, *args: Any) -> int:

@@ -13,7 +13,7 @@ from lanes import numbers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner import partition, tuning
+from partitioner import partition, trials
 from partitioner.backends import compilers
 from partitioner.backends.batched import put_together
 from partitioner.model.call import memory
@@ -239,7 +239,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("tune", [False, True])
 def test_a_weight_that_the_loss_does_not_reach_has_no_gradient(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that were one op had zeros, which AdamW takes for a reason to decay a weight."""
-    monkeypatch.setattr(tuning._Race, "best", lambda race: list(race.choices)[-1])
+    monkeypatch.setattr(trials.Trials, "best", lambda race: list(race.choices)[-1])
     compiled = {"tune": True} if tune else {"compile_tasks": "batched"}
     parallel = partition(Heads(), ["cpu"], example_inputs=numbers(3, 6), **compiled)
     parallel(numbers(3, 6))[0].sum().backward()

@@ -47,12 +47,14 @@ ROOMS: dict[str, set[str]] = {
         "ir",
         "errors",
     },
-    "tuning": {
+    "tuning": {"trials", "compile", "planner.policies", "runtime", "spec.spec", "model", "ir", "errors"},
+    "trials": {
         "backends.compiled",
         "backends.race",
         "backends.training",
         "compile",
         "planner.policies",
+        "profile",
         "runtime",
         "spec.spec",
         "model",

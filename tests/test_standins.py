@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from partitioner import partition, tuning
+from partitioner import partition, trials
 from partitioner.planner.policies.spread import Spread
 from partitioner.runtime.standins import can_be_repeated, repeatable
 from partitioner.testing import GeneratedModule, assert_equal_runs, modules
@@ -107,11 +107,11 @@ def test_nobody_asks_and_the_clock_decides(fastest: str, monkeypatch: pytest.Mon
         def forward(self, x: Tensor) -> Tensor:
             return x.sin().cos().tan() + x.cos().sin().tan()
 
-    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1.0 if name == fastest else 2.0 for name in ways})
+    monkeypatch.setattr(trials, "measured", lambda ways, _: {name: 1.0 if name == fastest else 2.0 for name in ways})
     found = partition(Wide().eval(), LANES, example_inputs=MANY)
     assert len(set(found.placement.lane.values())) == (1 if fastest == "serial" else 2)
     assert f"kept, as measured on the examples: {fastest} 1 s " in str(found)
-    monkeypatch.setattr(tuning, "measured", lambda *_: pytest.fail("predictions decide"))
+    monkeypatch.setattr(trials, "measured", lambda *_: pytest.fail("predictions decide"))
     assert len(set(partition(Wide().eval(), LANES, example_inputs=MANY, tune=False).placement.lane.values())) == 2
     torch.use_deterministic_algorithms(True)
     try:
@@ -122,7 +122,7 @@ def test_nobody_asks_and_the_clock_decides(fastest: str, monkeypatch: pytest.Mon
 
 def test_kernels_that_are_not_torch_s_run_for_the_check_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """One may print, or count; so many calls of it have to be asked for."""
-    monkeypatch.setattr(tuning, "measured", lambda *_: pytest.fail("it would run"))
+    monkeypatch.setattr(trials, "measured", lambda *_: pytest.fail("it would run"))
     assert not partition(InQueue().eval(), LANES, example_inputs=MANY)._partitioner_programs.tried
 
 
@@ -133,7 +133,7 @@ def test_a_policy_that_was_named_decides() -> None:
 
 def test_threads_inside_ops_that_do_not_pay_are_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small convolutions take 1.7 times as long with two threads as with one."""
-    monkeypatch.setattr(tuning, "measured", lambda ways, _: {name: 1.0 if "a lane's" in name else 2.0 for name in ways})
+    monkeypatch.setattr(trials, "measured", lambda ways, _: {name: 1.0 if "a lane's" in name else 2.0 for name in ways})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

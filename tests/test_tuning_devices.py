@@ -16,7 +16,7 @@ from lanes import NormedTowers, Towers, assert_same, numbers
 from pretend import TWO, World, pretending, put, spec
 from torch import Tensor, nn
 
-from partitioner import PlacementError, partition, tuning
+from partitioner import PlacementError, partition, trials
 from partitioner.driver import planned
 from partitioner.ir.footprint import footprints
 from partitioner.ir.plan import Plan, state_devices
@@ -55,7 +55,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             seconds.setdefault(name, 2.0)
         return {name: seconds[name] for name in ways}
 
-    monkeypatch.setattr(tuning, "measured", measured)
+    monkeypatch.setattr(trials, "measured", measured)
     return seconds
 
 
