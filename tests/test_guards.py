@@ -315,6 +315,44 @@ def test_backward_hooks_of_a_container() -> None:
     assert torch.equal(found[0], torch.ones(3, 4))
 
 
+def test_backward_hooks_where_no_gradient_is_recorded() -> None:
+    """They do nothing there, and no program of it asks for them; one that records gradients does."""
+    module = parallel()
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        assert_as_eager(module)
+        before = programs(module)
+        module.original.left.register_full_backward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+        assert_as_eager(module)
+        assert programs(module) == before
+    module(X.clone().requires_grad_()).sum().backward()
+    assert len(found) == 1
+
+
+class Enables(nn.Module):
+    """Records gradients where the caller does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return self.inner(x)
+
+
+def test_backward_hooks_where_forward_records_gradients() -> None:
+    module = partition(Enables(), ["cpu:0"], example_inputs=X)
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        x = X.clone().requires_grad_()
+        module(x)
+        module.original.inner.register_full_backward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+        result = module(x)
+    result.sum().backward()
+    assert len(found) == 1
+
+
 def test_hooks_for_all_modules() -> None:
     module = parallel()
     names: list[str] = []

@@ -34,6 +34,7 @@ from partitioner.frontend.capture.sharing import distinct
 
 _FLOATS = (float, np.floating)
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
+_HOOKED, _OF_BACKWARD = "EMPTY_NN_MODULE_HOOKS_DICT", ("._backward_hooks", "._backward_pre_hooks")
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
@@ -53,9 +54,18 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
         return (), ()
     inner = context.guards_context.dynamo_guards.inner
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
+    if _has_no_backward():
+        inner -= {each for each in inner if each.create_fn_name() == _HOOKED and name_of(each).endswith(_OF_BACKWARD)}
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
     return tuple(_within(guards, scope)), tuple(_around(guards, kinds, set(context.traced_code), whole))
+
+
+def _has_no_backward() -> bool:
+    """Whether no op of the frame records gradients. Hooks for a backward, a seventh of all guards, do nothing then."""
+    nodes = InstructionTranslator.current_tx().output.graph.nodes
+    recorded = torch.is_grad_enabled() and not HERE.inference
+    return not recorded and not any(node.target is torch._C._set_grad_enabled for node in nodes)
 
 
 def _kinds(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator[type]:
