@@ -526,6 +526,15 @@ CASES: dict[str, Callable[[], Any]] = {
     "a model's loss that is a sum": lambda: ask(
         Judged(lambda output, to: 0.5 * (output - to).square().sum()), (torch.cat([X, X]),) * 2, lambda loss: loss, **DATA
     )((torch.cat([X, X]),) * 2),
+    "a loss that is a sum by a number": lambda: ask(loss=lambda output, to: (output - to).square().sum() / 4, **DATA)(
+        (X, TARGET)
+    ),
+    "a loss of a loop of rows": lambda: ask(
+        loss=lambda output, to: sum((a - b).norm() for a, b in zip(output, to, strict=True)), **DATA
+    )((X, TARGET)),
+    "a model's loss that is a sum by a number": lambda: ask(
+        Judged(lambda output, to: 0.01 * (output - to).square().sum()), (X, TARGET), lambda loss: loss, **DATA
+    )((X, TARGET)),
     "a model's loss of what is a number": lambda: ask(
         Judged(lambda output, to: (output - to.masked_fill(to > 1, torch.nan)).square().nanmean()),
         (X, TARGET),
@@ -599,6 +608,9 @@ TAKEN: dict[str, Callable[[], Any]] = {
     "a sum that is divided": lambda: ask(loss=lambda output, to: nn.MSELoss(reduction="sum")(output, to) / len(to))(
         (X, TARGET)
     ),
+    "a model's sum that is divided": lambda: ask(
+        Judged(lambda output, to: (output - to).square().sum() / len(to)), (X, TARGET), lambda loss: loss
+    )((X, TARGET)),
     "a pair for a loss without a target": lambda: ask(loss=lambda output: output.mean())(X),
     "what is not finite": lambda: [ask()((X.masked_fill(X > 0, each), TARGET)) for each in (float("nan"), float("-inf"))],
     "an input returned": lambda: ask(Echo(), loss=lambda output: (output[0] - output[1]).square().mean())(X),

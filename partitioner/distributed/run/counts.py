@@ -60,6 +60,7 @@ class Watched(TorchFunctionMode):
 
     Attributes:
         found: by microbatch, of each loss.
+        own: how many of these a model makes itself.
         sums: losses that are sums over what they are of.
         separable: whether what a row adds to the first microbatch's loss is the same, whatever the others are.
     """
@@ -68,6 +69,7 @@ class Watched(TorchFunctionMode):
         super().__init__()
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
+        self.own = 0
         self.sums: list[torch.Tensor] = []
         self.separable = True
         self._by_place: dict[Any, int] = {}
@@ -102,24 +104,6 @@ class Watched(TorchFunctionMode):
             row[before] = count = torch.tensor(torch.nan)
         row.append(count)
 
-    def refuse_sum(self, loss: torch.Tensor, *, by_hand: bool) -> None:
-        """Refuse a sum over a microbatch as its loss: of the sum over a batch, the mean of such sums is a part.
-
-        Args:
-            loss: what the user's function gave.
-            by_hand: whether it is seen to be a sum that no function of losses has made.
-
-        Raises:
-            InputError: says how to get either.
-        """
-        known = any(loss is each for each in self.sums)
-        if known or (by_hand and self.separable):
-            how = 'reduction="sum"' if known else "of rows"
-            raise InputError(
-                f"the loss is a sum, {how}, and the losses of {self.parts} microbatches and copies are averaged: "
-                f"give the mean or, for the sum over the whole batch, {self.parts} times that sum"
-            )
-
 
 def _caller(most: int = 12) -> tuple[Any, ...]:
     """Where the user's code is, with what has called it."""
@@ -130,12 +114,12 @@ def _caller(most: int = 12) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def losses_in(example: Example) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
-    """A model's own losses of which the batch alone tells of how many targets they are means; each with what tells it. In place
-    of a mean over a selection stands its mask."""
+def losses_in(example: Example, held: Iterable[str]) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
+    """A model's own losses of which the batch, and what is held, alone tell of how many targets they are means; each with what
+    tells it. In place of a mean over a selection stands its mask."""
     graph, found = example.traced.graph, list[tuple[torch.fx.Node, list[torch.fx.Node]]]()
     losses = [node for node in map(_telling, graph.fx.nodes) if node is not None]
-    fixed = fixed_by(graph, example.places) | held_in(example).keys() if losses else set()
+    fixed = fixed_by(graph, example.places).union(held) if losses else set()
     for loss in losses:
         logits = loss.args[0] if loss.args else loss.kwargs.get("input")  # or what is divided
         needed = made_of([loss] if _is_mask(loss) else [node for node in loss.all_input_nodes if node is not logits])

@@ -22,7 +22,8 @@ from partitioner.distributed.ranks import Ranks, refuse, told
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.step import UNCOPIED
 from partitioner.distributed.tensor.shards import Shards
-from partitioner.distributed.traced.example import Example, whole_results
+from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.larger import whole_results
 from partitioner.errors import InputError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,12 +14,10 @@ from partitioner.distributed.ranks import Ranks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.called import fits, parameters_of
-from partitioner.distributed.run.counts import Watched, counts_in, held_in, is_sum, losses_in
-from partitioner.distributed.run.record import MUCH, Record, has_rows
-from partitioner.distributed.run.separable import separable
-from partitioner.distributed.run.sums import is_mean, may_divide
+from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
+from partitioner.distributed.run.judge import Judge, Made
+from partitioner.distributed.run.record import MUCH, Record
 from partitioner.distributed.run.weights import weighted, weights_of
-from partitioner.distributed.run.within import Tail, again, of_batch, tails_of
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -104,8 +102,13 @@ class Loss:
                 "target out or, if loss_fn is to have it, give its second argument no default"
             )
 
-    def begin(self, ranks: Ranks, *, watched: bool) -> None:
+    def begin(self, ranks: Ranks, *, watched: bool, last: bool = True) -> None:
         """Count what there is in the microbatches of a step or, if nobody says how, see what is counted.
+
+        Args:
+            ranks: this rank.
+            watched: whether losses are looked at in this step.
+            last: whether they are made here.
 
         Raises:
             InputError: ``count`` gave no number.
@@ -115,6 +118,8 @@ class Loss:
             self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks, watched=looked_at)
         parts = self.batches.count * ranks.sizes["data"]
         self.watched = Watched(parts) if watched and self.count is None else None
+        if self.watched is not None and parts > 1 and last and not self.judged:
+            self._judge.begin(parts)
 
     def _count(self, number: int) -> Any:
         assert self.count is not None
@@ -128,32 +133,29 @@ class Loss:
             raise InputError(f"count_fn is called with {given}, and does not take that: {error}") from error
 
     @cached_property
-    def _own_losses(self) -> list[tuple[torch.fx.Node, list[torch.fx.Node]]]:
-        return losses_in(self.batches.example)
-
-    @cached_property
-    def _held(self) -> dict[str, torch.Tensor]:
-        needed = {node.name for _, nodes in self._own_losses for node in nodes}
-        return {name: each for name, each in held_in(self.batches.example).items() if name in needed}
+    def _own_losses(self) -> tuple[list[tuple[torch.fx.Node, list[torch.fx.Node]]], dict[str, torch.Tensor]]:
+        """Those of the model, and what it holds that tells of them."""
+        held = held_in(self.batches.example)
+        losses = losses_in(self.batches.example, held)
+        needed = {node.name for _, nodes in losses for node in nodes}
+        return losses, {name: each for name, each in held.items() if name in needed}
 
     def _own_counts(self, number: int) -> list[torch.Tensor]:
-        held = {name: each.to(self.batches.device) for name, each in self._held.items()}
-        return counts_in(self._own_losses, {**held, **self.batches(number)})
+        losses, held = self._own_losses
+        return counts_in(losses, {name: each.to(self.batches.device) for name, each in held.items()} | {**self.batches(number)})
 
     @cached_property
-    def _tails(self) -> list[Tail]:
-        return tails_of(self.batches.example)
+    def _judge(self) -> Judge:
+        return Judge(self.batches)
 
-    @cached_property
-    def _apart(self) -> set[int]:
-        """Results that no row of a batch goes into: weights of tasks, which may be as many as a microbatch has rows."""
-        graph, example = self.batches.example.traced.graph, self.batches.example
-        return {place for place, name in enumerate(graph.outputs) if not of_batch(example, graph.nodes[name])}
+    def _given(self, results: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], target: Any) -> tuple[Any, ...]:
+        """What the user's function is called with."""
+        output = self.batches.example.output(results, inputs)
+        return (output, target) if self.takes_target else (output,)
 
     def _called(self, results: Sequence[torch.Tensor], number: int) -> tuple[Any, Record | None]:
         """What the user's function gives and, of the first that is watched, the ops that it has called."""
-        output = self.batches.example.output(results, self.batches(number))
-        given = (output, self.batches.targets[number]) if self.takes_target else (output,)
+        given = self._given(results, self.batches(number), self.batches.targets[number])
         if self.watched is None:
             return self.function(*given), None
         record = None
@@ -161,31 +163,9 @@ class Loss:
             others, by_row = self.batches.read(number)
             record = Record([*results, *others], by_row=by_row)
         self.watched.found.append(self._own_counts(number))
+        self.watched.own = len(self.watched.found[-1])
         with record or nullcontext(), self.watched:
             return self.function(*given), record
-
-    def _judge(self, loss: torch.Tensor, record: Record, results: Sequence[torch.Tensor], made: Between) -> None:
-        """See whether the loss of a microbatch is a mean over rows, as far as can be said; and those of which a model makes it.
-
-        Raises:
-            InputError: it is a sum.
-        """
-        assert self.watched is not None
-        example, rows, parts = self.batches.example, self.batches.example.rows, self.watched.parts
-        losses = {example.traced.graph.outputs[place] for place in made.reached}
-        tails = [tail for tail in self._tails if tail.loss.name in losses]
-        asked = (again(example, tail, self.batches(0), self.batches.device) for tail in tails)
-        own = [each for each in asked if each is not None]
-        by_row = [has_rows(each, rows) and place not in self._apart for place, each in enumerate(record.given)]
-        trained = [has and place < len(results) and results[place].requires_grad for place, has in enumerate(by_row)]
-        counts = None if self._own_counts(0) else ()  # what differs in these is refused as that
-        self.watched.separable = separable(record, loss, self.watched.found[0], trained, by_row, rows) and all(
-            separable(each.record, each.loss, counts, each.trained, each.by_row, rows) for each in own
-        )
-        means = [is_mean(each.record, each.loss, each.by_row, rows, parts) for each in own]
-        means += [not is_sum(tail.loss) for tail in tails]
-        summed = not all(means) and not may_divide(record, rows, parts)
-        self.watched.refuse_sum(loss, by_hand=summed or not is_mean(record, loss, by_row, rows, parts))
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -233,6 +213,8 @@ class Loss:
         self._see_what_is_reached(made)
         if record is not None and (self.judged < 2 or record.read <= MUCH):
             self.judged += 1
-            self._judge(found, record, flat, made)
+            assert self.watched is not None
+            seen = Made(self.function, self._given, place, flat, found, record, made.reached, self.watched.own > 0)
+            self._judge(seen, self.watched, ask=self.judged == 1)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)

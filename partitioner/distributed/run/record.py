@@ -6,10 +6,10 @@ is not run by Python a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +32,8 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch
 
 COMPARISONS = frozenset("eq ge gt le lt ne".split())
 
+Told = TypeVar("Told")
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -48,6 +50,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         complete: whether none talks to other ranks, writes to what was there before, or is unknown to ATen.
         constants: tensors that were there before, and are none of those given.
+        drawn: whether numbers were drawn.
+        told: whether Python was told a value, of which it may make numbers.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0])
@@ -62,7 +66,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Sequence[torch.Tensor], *, by_row: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given, self.by_row = given, by_row
-        self.complete = True
+        self.complete, self.drawn, self.told = True, False, False
         self.constants: list[torch.Tensor] = []
         self._calls: list[tuple[Any, Any, list[_Place | None]]] = []
         self._places: Any = WeakTensorKeyDictionary()  # what comes between is kept alive by nothing here
@@ -78,11 +82,13 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         written = [leaf for leaf in tree_leaves([*mutated_arguments(func, args, kwargs)]) if isinstance(leaf, torch.Tensor)]
         self.complete &= all(each in self._places for each in written)
+        self.told |= func is torch.ops.aten._local_scalar_dense.default
         noted = tree_map_only(torch.Tensor, self._noted, (args, kwargs))
         made = func(*args, **kwargs)
         if func in VIEWS:
             noted = ((noted[0][0], list(made.shape)), {})
         if draws(func, args, kwargs):  # the same numbers, when ops are called again
+            self.drawn = True
             for leaf in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
                 self.complete &= all(leaf is not each for each in self.given)
                 self._places.pop(leaf, None)
@@ -108,10 +114,14 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a tensor was given, or is a result of an op."""
         return tensor in self._places
 
+    def reads(self, given: torch.Tensor) -> bool:
+        """Whether an op reads one of those given."""
+        return self._places[given] in self._last
+
     @property
     def read(self) -> int:
         """Elements of those given that an op reads."""
-        return sum(each.numel() for each in self.given if self._places[each] in self._last)
+        return sum(each.numel() for each in self.given if self.reads(each))
 
     def repeats(self, loss: torch.Tensor) -> bool:
         """Whether it can be asked what the loss would be of other values: nothing is in the way, nor is that much work."""
@@ -121,16 +131,28 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether all that has rows was given."""
         return self.by_row and not any(has_rows(each, rows) for each in self.constants)
 
-    def numbers(self) -> tuple[list[float], list[float]]:
-        """What may be a size, among ops' arguments; and what may multiply something, with constants of one element."""
-        sizes, factors = list[float](), [float(each.item()) for each in self.constants if each.numel() == 1]
-        for func, (args, kwargs), _ in self._calls:
+    def numbers(self, loss: torch.Tensor) -> tuple[list[float], list[float]]:
+        """What may be a size, among the arguments of the ops behind a loss; and what may multiply something."""
+        sizes, factors = list[float](), list[float]()
+        for func, (args, kwargs) in self._behind(loss):
             named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
-            for argument in func._schema.arguments:
-                if argument.name not in NO_SIZES and func.overloadpacket.__name__ not in COMPARISONS and func not in VIEWS:
-                    leaves = [each for each in tree_leaves(named.get(argument.name)) if type(each) in (int, float)]
-                    (sizes if "int" in str(argument.type) else factors).extend(leaves)
+            tensors = (leaf for leaf in tree_leaves(named) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1)
+            factors += [float(leaf.item()) for leaf in tensors]
+            kind = func.overloadpacket.__name__
+            for argument in () if kind in COMPARISONS or func in VIEWS else func._schema.arguments:
+                if argument.name not in NO_SIZES:
+                    leaves = [each for each in tree_leaves(named.get(argument.name)) if type(each) in (int, float) and each]
+                    found = sizes if "int" in str(argument.type) else factors
+                    found += [1 / each if kind.startswith("div") else each for each in leaves]
         return sizes, factors
+
+    def _behind(self, loss: torch.Tensor) -> Iterator[tuple[Any, Any]]:
+        """The ops that a loss is made by, and those that write, for it may be to a view; the last first."""
+        needed: set[_Place | None] = {self._places[loss]}
+        for func, noted, places in reversed(self._calls):
+            if func._schema.is_mutable or not needed.isdisjoint(places):
+                needed.update(leaf for leaf in tree_leaves(noted) if isinstance(leaf, _Place))
+                yield func, noted
 
     def replay(self, given: Sequence[torch.Tensor], wanted: Iterable[torch.Tensor], rows: int = 1) -> list[torch.Tensor]:
         """Call the ops again, in double precision.
@@ -178,13 +200,13 @@ def _resized(tensor: torch.Tensor, sizes: Sequence[int], rows: int) -> tuple[Any
     return tensor, [size * times if place in along else size for place, size in enumerate(sizes)]
 
 
-def unless_refuted(ask: Callable[[], bool]) -> bool:
-    """What replays tell; ``True`` where an op takes no double precision, or no other sizes."""
+def unless_refuted(ask: Callable[[], Told]) -> Told | None:
+    """What replays tell; ``None`` where an op takes no double precision, or no other sizes."""
     try:
         with torch.no_grad(), torch._C._DisableAutocast():
             return ask()
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return True
+        return None
 
 
 def has_rows(value: torch.Tensor, rows: int) -> bool:

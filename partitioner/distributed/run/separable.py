@@ -66,7 +66,8 @@ def separable(
             found[id(batch)] = torch.stack([each.double().reshape(()) for each in record.replay(batch, wanted)])
         return found[id(batch)]
 
-    return unless_refuted(lambda: all(_adds_up(run, *pair) for pair in [*_batches(record.given, trained, together, rows)]))
+    told = unless_refuted(lambda: all(_adds_up(run, *pair) for pair in [*_batches(record.given, trained, together, rows)]))
+    return told is not False
 
 
 def _batches(
@@ -78,9 +79,9 @@ def _batches(
     for first in (places < rows // 2, places % 2 == 0):
         yield (given, turned), (_mixed(first, given, turned), _mixed(first, turned, given))
     if together is not None:
-        twice = places.repeat_interleave(2)
-        halves = [_taken(given, together, each) for each in (twice[:rows], twice[rows:])]
-        yield halves, (given, given)
+        for order in (places, torch.cat([places[::2], places[1::2]]), places.roll(rows // 4)):  # the hardest may lie in both
+            twice = order.repeat_interleave(2)
+            yield [_taken(given, together, each) for each in (twice[:rows], twice[rows:])], (given, given)
 
 
 def _mixed(first: torch.Tensor, one: Batch, other: Batch) -> Batch:
@@ -106,6 +107,8 @@ def _adds_up(run: Callable[[Batch], torch.Tensor], left: Sequence[Batch], right:
     if varied.any():
         if not varied.all() or (counts != counts[:, :1]).any():
             return True  # terms that are means of different things
+        if (losses == 0).any():
+            return True  # nothing counts in one, which is divided by one all the same
         losses = torch.stack([losses[:, 0] * counts[:, 0], counts[:, 0]], 1)
     if not losses.isfinite().all():
         return True

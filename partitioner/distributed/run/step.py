@@ -132,7 +132,7 @@ class Step:
                 refuse_other_batches(self.batches, self.ranks)
                 refuse_other_parameters(self.alike, self.ranks)
                 refuse_untrained(self.parameters.values(), self.ranks)
-            self.loss.begin(self.ranks, watched=watched)
+            self.loss.begin(self.ranks, watched=watched, last=self.ranks.pipeline == self.last)
             if self.shards is not None:
                 self.shards.start_step()
             without = [each for each in self.doubtful if each.grad is None]

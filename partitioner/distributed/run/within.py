@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -93,15 +94,23 @@ class Again:
         loss: what they gave.
         trained: which of the tensors given to them are results of weights, with rows.
         by_row: which have rows.
+        values: what stood for the nodes that these ops read.
     """
 
     record: Record
     loss: torch.Tensor
     trained: tuple[bool, ...]
     by_row: tuple[bool, ...]
+    values: Mapping[str, torch.Tensor]
 
 
-def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Again | None:
+def again(
+    example: Example,
+    tail: Tail,
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Again | None:
     """One of the model's own losses, of whatever its last weights might give.
 
     Args:
@@ -109,6 +118,7 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
         tail: of the loss.
         inputs: of the graph, of a microbatch.
         device: where they are.
+        known: what stands for some of the nodes; any numbers stand for the others.
 
     Returns:
         ``None`` where that is much, or some op does not take such numbers.
@@ -118,12 +128,15 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
         return None
 
     def some(node: torch.fx.Node) -> torch.Tensor:
+        if node.name in known:
+            return known[node.name].detach().clone()
         return torch.randn(_like(node).shape, generator=drawing).to(device, _like(node).dtype)
 
     values = {node: some(node).requires_grad_() for node in tail.drawn}
     values |= {node: inputs[node.name].clone() for node in tail.given if node.name in inputs}  # they may be written
     given = [*values.values()]
     values |= {node: some(node).abs() for node in tail.given if node not in values}
+    read = {node.name: each for node, each in values.items()}
     apart = torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
     try:
         with torch.no_grad(), apart, Record(given) as record:
@@ -135,7 +148,7 @@ def again(example: Example, tail: Tail, inputs: Mapping[str, torch.Tensor], devi
     named = (*tail.drawn, *(node for node in tail.given if node.name in inputs))
     by_row = tuple(_has_rows(each, example.rows) and of_batch(example, node) for each, node in zip(given, named, strict=True))
     trained = tuple(has and place < len(tail.drawn) for place, has in enumerate(by_row))
-    return Again(record, values[tail.loss], trained, by_row)
+    return Again(record, values[tail.loss], trained, by_row, read)
 
 
 def _has_rows(value: torch.Tensor, rows: int) -> bool:

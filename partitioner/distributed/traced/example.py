@@ -105,7 +105,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
             an attribute another value.
         InputError: the call fails, or the graph reads a number of it that is no tensor.
     """
-    traces = _Traces(model)
+    traces = Traces(model)
     if lies_on_meta(model):
         call = call.on("meta")
     method = compiled(model, traces.receive, whole=True, once=True)
@@ -146,31 +146,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     )
 
 
-def whole_results(model: nn.Module, example: Example, count: int) -> list[Any]:
-    """What the model would return of a batch: tensors without values, for no op runs, and whatever else it returns.
-
-    Args:
-        model: what was traced.
-        example: a call with a microbatch.
-        count: into how many the batch is divided.
-
-    Raises:
-        TraceError, InputError: as `example_of`.
-        InputError: it returns another structure.
-    """
-    pairs, traces = zip(example.call.tensors, example.by_rows, strict=True), _Traces(model)
-    args, kwargs = example.call.fill([torch.cat([tensor] * count) if by_row else tensor for tensor, by_row in pairs])
-    traces.end()
-    with unread(model), state_kept(model), on_examples(model):
-        returned, structure = tree_flatten(compiled(model, traces.receive, whole=True, once=True)(*args, **kwargs))
-    if structure != example.structure:
-        raise InputError(
-            f"the model returns another structure for a batch than for one of {count} microbatches; ask for one microbatch"
-        )
-    return returned
-
-
-class _Traces:
+class Traces:
     """Receives what the tracer finds in a call: runs the first graph once, and later only tells of which graph a call would be.
 
     Args:
