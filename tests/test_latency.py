@@ -483,10 +483,11 @@ def test_a_move_is_timed_from_where_it_begins_and_no_further_than_it_is_worth() 
             whole, most = look(*found), now.seconds * random.uniform(1.0, 2.0)
             near = look.within(*found, now, most, now.seconds)
             if near is None:
-                ends = [
-                    max((end for end, at in zip(whole.end, whole.lanes, strict=True) if at == lane), default=0.0)
-                    for lane in set(whole.lanes)
-                ]
+                order, ahead = look.standing.apart(whole.order, whole.lanes) if look.standing else (whole.order, {})
+                clock = timed(
+                    problem, whole.lanes, order, ahead=ahead
+                )  # lanes that stand still may do so after their last task
+                ends = [line.ends[-1] for line in clock.lanes if line.ends]
                 assert whole.seconds >= now.seconds and whole.seconds + sum(ends) / len(problem.lanes) > most * (1 - CLOSE)
                 cut += 1
             else:

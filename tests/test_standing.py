@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 from statistics import mean
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from partitioner.ir.problem import Channel, Kind, Problem, Processor
 from partitioner.planner.latency.beams import widened
 from partitioner.planner.latency.bounds import makespan_bound
+from partitioner.planner.latency.clusters import clustered
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick
@@ -122,6 +124,62 @@ def test_butterflies_come_close_to_proven_optima() -> None:
     """When values were sent when they were read, or else all at once, they were 11% above on average, and up to 19%."""
     above = [List()(butterfly(seed, count, seed % 2 == 1)).cost / least - 1 for (seed, count), least in OPTIMA.items()]
     assert min(above) >= 0 and mean(above) <= 0.015 and max(above) <= 0.06
+
+
+def cells(rows: int, columns: int, processors: int, seconds: float, diagonal: bool) -> Problem:
+    """Tasks of one second; each reads three of the row above or, in a wavefront, the one above and the one before it."""
+    places = [(row, at) for row in range(rows) for at in range(columns)]
+    reach = ((1, 0), (0, 1)) if diagonal else ((1, 1), (1, 0), (1, -1))
+    edges = [((row - up, at - by), (row, at)) for row, at in places for up, by in reach]
+    pairs = [(places.index(one), places.index(two)) for one, two in edges if one in places]
+    makers, ways = sorted({source for source, _ in pairs}), list(permutations(range(processors), 2))
+    return Problem(
+        f"{rows} by {columns}",
+        tuple(map(str, range(rows * columns))),
+        (Kind("kind", {1: [1.0] * (rows * columns)}),),
+        tuple(Processor(f"p{each}", 0) for each in range(processors)),
+        [(source, target, makers.index(source)) for source, target in sorted(pairs)],
+        [(maker, seconds) for maker in makers],
+        tuple(Channel(f"{one}-{two}", 1.0, 0.0, (one, two)) for one, two in ways),
+        {way: (number,) for number, way in enumerate(ways)},
+        overlap=False,
+    )
+
+
+def test_grids_are_shared_by_processors_that_stand_still() -> None:
+    """No move of a task or its neighbours led from one processor to two halves: these took 6% more on average, 10% at most."""
+    asked = [cells(5, 6, 4, 0.3, False), cells(5, 5, 4, 0.3, False), cells(5, 5, 8, 1.0, False)]
+    asked += [cells(6, 6, 4, 0.3, True), cells(6, 6, 8, 1.0, True)]
+    known = [12.4, 11.0, 17.0, 17.5, 24.0]
+    assert mean(List()(each).cost / least for each, least in zip(asked, known, strict=True)) <= 1.03
+
+
+def test_pieces_follow_edges_one_way_and_processors_exchange_what_comes_after_a_moment() -> None:
+    """All on one processor: a move gives another one every task from some moment on."""
+    problem = cells(3, 3, 2, 1.0, True)
+    moves, lanes = Moves(Quick(problem), Random(0)), [0] * 9
+    moved = [found[1] for _ in range(400) for found in [moves(list(range(9)), lanes, 6, -1)] if found]
+    assert [0, 0, 0, 0, 0, 0, 1, 1, 1] in moved and [1, 1, 1, 1, 1, 1, 1, 0, 0] in moved
+
+
+def test_clusters_are_tasks_that_would_wait_too_long_apart() -> None:
+    """Two chains from one task whose values take longer than tasks do: each is on a processor of its own."""
+    pairs = [(0, 1, 0), (1, 2, 1), (0, 3, 0), (3, 4, 2)]
+    wide = {"processors": tuple(Processor(f"p{each}", 0) for each in range(2)), "routes": {(0, 1): (0,), (1, 0): (0,)}}
+    problem = Problem(
+        "fork",
+        tuple("abcde"),
+        (Kind("kind", {1: [1.0, 9.0, 9.0, 9.0, 9.0]}),),
+        edges=pairs,
+        values=[(0, 1.0), (1, 20.0), (3, 20.0)],
+        channels=(Channel("link", 1.0, 0.0, (0, 1)),),
+        overlap=False,
+        **wide,
+    )
+    assert [each.seconds for each in clustered(problem, 0.0)] == [20.0, 20.0]
+    narrow = replace(problem, memory=[1.0] * 5, processors=tuple(Processor(f"p{each}", 0, memory=3.0) for each in range(2)))
+    for each in clustered(narrow, 0.0):
+        assert max(each.lanes.count(0), each.lanes.count(1)) <= 3
 
 
 def test_search_keeps_what_it_sends_when() -> None:

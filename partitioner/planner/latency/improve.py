@@ -26,19 +26,25 @@ from partitioner.planner.throughput.hulls import MOST_FOR_CLOSURE
 from partitioner.planner.timing import timed
 
 MOVED_IN_ALL, MOST_MOVED = 60_000, 200
-"""Tasks that a few moves for one problem time together, as many again where beams have a third of their looks, two times more
-where values travel beside tasks, or nothing travels and parts are contiguous, five where memory is scarce and most find no room
+"""Tasks that a few moves for one problem time together, three times more where processors stand still while values travel, two
+where they travel beside tasks, or nothing travels and parts are contiguous, five where memory is scarce and most find no room
 (one, where parts are contiguous: each takes several looks for room itself); and the largest problem that gets any."""
+
+UNCOUNTED = 10**9
+"""Moves that nobody makes: time ends the search."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
+
+TRAVELLED = 480
+"""Likewise, where values travel and moves are counted: there starts are far apart, and few moves say little of them."""
 
 FURTHER = 1200
 """Likewise, where the best start has been searched from already: to come near it others need as many."""
 
 
 def improved(
-    problem: Problem, known: Sequence[Found], least: float, until: float, seed: int, most: int = 10**9, share: int = ENOUGH
+    problem: Problem, known: Sequence[Found], least: float, until: float, seed: int, most: int = UNCOUNTED, share: int = ENOUGH
 ) -> Found:
     """A schedule that is no worse than the best of those that are known.
 
@@ -55,7 +61,7 @@ def improved(
     if count < 2 or len(problem.lanes) < 2 or (problem.contiguous and count > MOST_FOR_CLOSURE):
         return known[0]
     look = Quick(problem)
-    moves = Moves(look, Random(seed))
+    moves = Moves(look, Random(seed), bold=most < UNCOUNTED)
     began = perf_counter()
     walks = [Walk(look, moves, known[0])]
     now = perf_counter()
@@ -90,5 +96,6 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float, until:
         return known[0]
     beside = problem.overlap and not problem.fetched and problem.travels
     parts = problem.contiguous and not problem.travels and not problem.crowded
-    times = 1 + 2 * (beside or parts) + problem.stands + (1 if problem.contiguous else 5) * problem.crowded
-    return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count)
+    times = 1 + 2 * (beside or parts) + 3 * problem.stands + (1 if problem.contiguous else 5) * problem.crowded
+    share = TRAVELLED if problem.travels else ENOUGH
+    return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count, share=share)

@@ -21,7 +21,7 @@ from partitioner.planner.latency.quick import Quick
 from partitioner.planner.prices import waste
 
 NEAR = 0.4
-"""Part of the moves between processors that lead to a neighbour of the task, where memory is scarce and values travel."""
+"""Part of the moves between processors that lead to a neighbour of the task, where values travel."""
 
 DRAWN = (0, 0, 1, 2)
 """Groups that go back where a piece has come from and memory is full, one of these numbers at a time, beside one that makes it
@@ -34,7 +34,11 @@ DRAWS = 11
 """Further processors that are drawn for a task of a contiguous part if it cannot go to the first one."""
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Tasks that move together where values travel."""
+"""Tasks that move together where values travel: neighbours, what comes of one, or what leads to it."""
+
+CROSSED = 0.2
+"""Part of the moves between processors, where values travel, in which two exchange all from a task on, or up to it: so
+what is all on one of them is cut in time, which no move of neighbours does."""
 
 SENT, AT_ONCE, SINGLY = 0.4, 0.3, 0.8
 """Part of the moves that send a value at another time, where orders say when; parts of these that send it at once, and to one
@@ -56,9 +60,11 @@ class Moves:
     Args:
         look: times orders of the problem.
         random: all that is left to chance.
+        bold: whether many tasks move along edges one way, to neighbours, and across a moment: few moves get further so.
     """
 
-    def __init__(self, look: Quick, random: Random) -> None:
+    def __init__(self, look: Quick, random: Random, bold: bool = True) -> None:
+        self.bold = bold and look.problem.travels
         self.problem, self.random, self.pool_of, problem = look.problem, random, look.pool_of, look.problem
         self.orders_only = len(look.pools) == 1
         self.sources = [sorted({source for source, _ in before}) for before in problem.before]
@@ -93,7 +99,7 @@ class Moves:
             before = ahead if ahead >= 0 and random.random() < 0.5 else self.other(order, lanes, task)
             pulled = self.pull(order, task, before)
             return (pulled, moved) if pulled else None
-        if not self.move(moved, task):
+        if not self.move(order, moved, task):
             return None
         pulled = self.pull(order, task, self.other(order, moved, task)) if kind > BOTH else None
         return pulled or order, moved
@@ -161,7 +167,7 @@ class Moves:
             return None
         return [*order[:first], *reversed(early), *reversed(kept), *order[last + 1 :]]
 
-    def move(self, lanes: list[int], task: int) -> bool:
+    def move(self, order: list[int], lanes: list[int], task: int) -> bool:
         """Give a task another lane, and its group, where it goes to another processor; there, perhaps, in exchange."""
         problem, home, random = self.problem, self.problem.lanes, self.random
         here, lane = home[lanes[task]], self.lane(lanes, task)
@@ -174,6 +180,8 @@ class Moves:
             for each, to in moved.items():
                 lanes[each] = random.choice(self.lanes_of[to])
             return bool(moved)
+        if there != here and self.bold and random.random() < CROSSED:
+            return self.crossed(order, lanes, task, there)
         if there != here:
             piece = self.piece(lanes, task)
             if any(there not in problem.able[each] for each in piece):
@@ -186,6 +194,21 @@ class Moves:
                 return False
         lanes[task] = lane
         return True
+
+    def crossed(self, order: list[int], lanes: list[int], task: int, there: int) -> bool:
+        """A task's processor and another one exchange all from the task on, or all up to it; whether they may have that."""
+        problem, home, place = self.problem, self.problem.lanes, order.index(task)
+        other = {home[lanes[task]]: there, there: home[lanes[task]]}
+        part = order[place:] if self.random.random() < 0.5 else order[: place + 1]
+        gone = {problem.group_of[each]: home[lanes[each]] for each in part if each >= 0 and home[lanes[each]] in other}
+        if any(other[here] not in problem.able[group] for group, here in gone.items()):
+            return False
+        for group, here in gone.items():
+            self.send(lanes, group, other[here])
+        held = [0.0] * len(problem.processors)
+        for group, each in self.first_of if problem.crowded else ():
+            held[home[lanes[each]]] += problem.demand[group]
+        return all(held[each] <= problem.caps[each] for each in other)
 
     def swap(self, lanes: list[int], there: int, here: int, most: int) -> None:
         """Send groups from there to here, if they may have that. Whether they fit is not asked."""
@@ -201,7 +224,7 @@ class Moves:
         problem = self.problem
         able, pool_of, own = problem.able[problem.group_of[task]], self.pool_of, self.pool_of[lanes[task]]
         ways = [lane for processor in able for lane in self.lanes_of[processor] if pool_of[lane] != own]
-        if problem.travels and problem.crowded and self.random.random() < NEAR:
+        if problem.travels and (self.bold or problem.crowded) and self.random.random() < NEAR:
             near = {lanes[each] for each in self.near[task]}
             ways = [lane for lane in ways if lane in near] or ways
         if len(ways) < 2 or self.waste is None or self.random.random() > THRIFTY:
@@ -247,7 +270,9 @@ class Moves:
         problem, random = self.problem, self.random
         if not problem.travels or random.random() < ALONE:
             return [problem.group_of[task]]
-        found = self.connected(lanes, task, (problem.after, self.sources), random.choice(SIZES))
+        both = problem.after, self.sources
+        ways = random.choice((both, both[:1], both[1:])) if self.bold else both
+        found = self.connected(lanes, task, ways, random.choice(SIZES))
         return sorted({problem.group_of[each] for each in found})
 
     def connected(self, lanes: Sequence[int], task: int, ways: Sequence[Sequence[Sequence[int]]], most: int) -> set[int]:

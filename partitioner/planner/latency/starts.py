@@ -18,6 +18,7 @@ from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.beams import widened
+from partitioner.planner.latency.clusters import clustered
 from partitioner.planner.latency.crossings import crossed
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved, soon_improved
@@ -95,7 +96,10 @@ def starts(
             late = monotonic() + BEAMED * (until - perf_counter())
             even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
-    if again and known[0].seconds > FULL * least:
+    joins = problem.travels and not problem.contiguous and not again and len(problem.tasks) <= MOST_BEAMED
+    if joins and perf_counter() + soon < until:
+        known = known + clustered(problem, least, now + BEAMED * (until - now))
+    if again and min(each.seconds for each in known) > FULL * least:
         return _sorted(problem, known, counted)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
