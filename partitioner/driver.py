@@ -127,7 +127,7 @@ def partition(
             that one, the fastest with lanes and the serial one with compiled tasks, too, and with ``backward="lanes"`` in
             training. On several devices plans that want state elsewhere read copies, if memory caps leave room, and the kept
             plan's state moves at the end. ``None``: on one device, where there is an example and nobody says how to plan, lanes
-            have to be faster than the serial plans; on a CPU ops are measured if lanes may gain, for better ones, and short
+            have to be faster than the serial plans; ops are measured if lanes may gain, for better ones, and on a CPU short
             calls run, on one lane too, with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and,
             with ``check``, a short forward: calls no larger are made as they are if that is faster. ``False``: it is predicted.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless

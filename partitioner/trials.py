@@ -118,10 +118,9 @@ class Trials:
         return time.perf_counter() - start
 
     def may_be_mistaken(self) -> bool:
-        """Whether plans of CPU lanes were made without measured ops, and others may gain: not all ops follow each other."""
+        """Whether plans were made without measured ops, and others may gain: not all ops follow each other."""
         unmeasured = not any(piece.plan.costs.measured for piece, _ in self.graphs)
-        on_cpu = all(piece.plan.machine.on_cpus for piece, _ in self.graphs)
-        parallel = unmeasured and on_cpu and bool(self.ways) and not all(map(_is_chain, self.graphs))
+        parallel = unmeasured and bool(self.ways) and not all(map(_is_chain, self.graphs))
         return parallel and LONG_ENOUGH <= self.fastest() < LONG
 
     def _predicted(self, name: str) -> float:

@@ -24,11 +24,8 @@ from partitioner.runtime.summary import Alone
 QUICK = 0.05
 """Seconds of a call up to which it is timed several times beside the model's own forward, and not once before that."""
 
-LESS = 1.02
-"""How many times as long its programs must take for a call to be made as it is: where both are alike, nothing is lost."""
-
 TRAINED = 0.98
-"""Likewise of a step of training, where a backward has driven the guards out of the caches, and they it."""
+"""What programs may take of a step of training as it is, to be kept: a backward has driven the guards out of the caches."""
 
 SHORT = 2e-3
 """Seconds of a call up to which guards take longer in training than calls without modules between them save."""
@@ -69,7 +66,7 @@ def faster_alone(programs: Programs, call: Call, tried: Sequence[Tried]) -> Alon
             return Alone()
         if _may_be_faster(*ways.values()):
             found = measured(ways)
-            if found["as it is"] * (TRAINED if trained else LESS) < found["programs"]:
+            if found["as it is"] * (TRAINED if trained else 1.0) < found["programs"]:
                 return everywhere
             on_one = all(len(set(piece.plan.placement.lanes)) == 1 for piece, _ in graphs)
             return Alone(-1, -1 if trained or not on_one or found["programs"] > SHORT else int(size))
