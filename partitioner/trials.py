@@ -23,9 +23,9 @@ from partitioner.backends.compiled import Compiled
 from partitioner.backends.race import LONG, MATTERS, measured
 from partitioner.backends.training import Training
 from partitioner.compile import executable_of, planned_again
+from partitioner.ir.dag import upward_priority
 from partitioner.ir.plan import Plan, Tried
 from partitioner.planner.policies.by_level import ByLevel
-from partitioner.profile.choose import longest_paths
 from partitioner.profile.profiled import profiled
 from partitioner.runtime.pieces import Piece
 from partitioner.runtime.standins import Spares, repeatable
@@ -183,7 +183,7 @@ def _is_chain(graph: tuple[Piece, Sequence[Any]]) -> bool:
     plan = graph[0].plan
     device = plan.machine.devices[0]
     seconds = {op.name: plan.costs.op_time(op.name, device, 1) for op in plan.graph.ops}
-    longest = max(longest_paths(plan.graph, seconds.__getitem__).values(), default=0.0)
+    longest = max(upward_priority(plan.graph.dag, seconds.__getitem__).values(), default=0.0)
     return longest >= CHAIN * sum(seconds.values())
 
 

@@ -11,10 +11,6 @@
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
 - Whether a tensor has a gradient, asked under inference mode of one that was made with gradients enabled: it has none, and
   Dynamo, which leaves that mode while it traces, says that it has.
-- `torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded. To do so it
-  asks whether the mask is in order, which no tracer can answer, and so it does not ask while one is at work: the padded rows
-  would hold numbers that eager does not give. Here it is told of no tracer, and its question ends the graph, or is answered
-  where one graph must be all of the call (`partitioner/frontend/capture/padded.py`).
 - ``max`` and ``min`` of tensors, which ask them which one is larger, and give that very one, or the number that it was held
   against. To Dynamo they are `torch.maximum` and `torch.clamp`: a tensor where eager has a number, and half of the gradient
   for each of two equal ones.
@@ -31,7 +27,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import (
@@ -40,7 +35,6 @@ from torch._dynamo.variables import (
     LazyVariableTracker,
     RangeVariable,
     TensorVariable,
-    TorchInGraphFunctionVariable,
     UnspecializedPythonVariable,
 )
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew, VariableTracker
@@ -138,21 +132,6 @@ def _requires_grad(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
     if HERE.inference and self.requires_grad and self.source is None:
         raise Unsupported("a tensor is asked for its gradient under inference mode")
     return plain(self, tx)
-
-
-@amends(TorchInGraphFunctionVariable, "call_function")
-def _call_function(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any) -> Any:
-    if self.value is torch.compiler.is_compiling and _may_pad(tx):
-        return ConstantVariable.create(False)
-    return plain(self, tx, *arguments)
-
-
-def _may_pad(tx: Any) -> bool:
-    """Whether it is an encoder's forward that asks, and no gradient of its weights is wanted, which would rule the path out."""
-    if tx.f_code is not nn.TransformerEncoder.forward.__code__:
-        return False
-    encoder: nn.Module = tx.symbolic_locals["self"].value
-    return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())
 
 
 @amends(BuiltinVariable, "_call_min_max_binary")

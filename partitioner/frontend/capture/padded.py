@@ -1,15 +1,16 @@
-"""`torch.nn.TransformerEncoder` under a mask of padding, where one graph must be all of a forward.
+"""`torch.nn.TransformerEncoder` under a mask of padding, which without gradients gives zeros for what is padded.
 
-Without gradients torch gives its layers nested tensors, which have no padded rows, and puts zeros in their place behind them:
+It gives its layers nested tensors then, which have no padded rows, unless a tracer is at work:
 
+    torch.compiler.is_compiling()                                        then padded rows hold numbers
     aligned = torch._nested_tensor_from_mask_left_aligned(src, keep)     whether padding comes last, asked in Python
     output  = torch._nested_tensor_from_mask(output, keep)               no graph can hold what that gives
     output  = layer(output, src_key_padding_mask=None)                   for each layer
     output  = output.to_padded_tensor(0.0, size)
 
-In a graph the question is one of the mask alone, and is asked before each call (see `known.py`); layers
-get all rows and the mask, so that no row sees a padded one; and padded rows are set to zero behind them. It is equal to
-rounding. Where Python may stand between graphs the question ends one, and torch does what it does.
+So it is told of no tracer. Where Python may stand between graphs its question ends one, and torch does what it does. Where one
+graph must be all of the call, the question is one of the mask alone, and is asked before each call (see `known.py`); layers get
+all rows and the mask, so that no row sees a padded one; and padded rows are set to zero behind them: equal to rounding.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ _MASK, _IS_NESTED = "src_key_padding_mask", "convert_to_nested"
 
 @amends(TorchInGraphFunctionVariable, "call_function")
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    if self.value is torch._nested_tensor_from_mask_left_aligned and _is_encoder(tx):
+    if self.value is torch.compiler.is_compiling and _is_encoder(tx) and _may_pad(tx):
+        return ConstantVariable.create(False)
+    if self.value is torch._nested_tensor_from_mask_left_aligned and _is_whole(tx):
         return _comes_last(tx, args[1])
     return plain(self, tx, args, kwargs)
 
 
 @amends(SkipFunctionVariable, "call_function")
 def _call_skipped(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    if self.value is torch._nested_tensor_from_mask and _is_encoder(tx):
+    if self.value is torch._nested_tensor_from_mask and _is_whole(tx):
         return args[0]
     return plain(self, tx, args, kwargs)
 
 
 @amends(UnspecializedNNModuleVariable, "call_function")
 def _call_layer(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    if not (_is_encoder(tx) and _is_nested(tx) and _MASK in kwargs):  # what is called behind the layers has no mask
+    if not (_is_whole(tx) and _is_nested(tx) and _MASK in kwargs):  # what is called behind the layers has no mask
         return plain(self, tx, args, kwargs)
     if not _is_torchs(self.value):
         raise Unsupported("a nested tensor is given to an encoder's layer that has hooks or a forward of its own")
@@ -56,13 +59,24 @@ def _call_layer(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs
 
 @amends(TensorVariable, "call_method")
 def _call_method(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-    if name == "to_padded_tensor" and _is_encoder(tx) and _is_nested(tx):
+    if name == "to_padded_tensor" and _is_whole(tx) and _is_nested(tx):
         return _zeroed(tx, self, tx.symbolic_locals[_MASK])
     return plain(self, tx, name, args, kwargs)
 
 
 def _is_encoder(tx: Any) -> bool:
-    return HERE.whole and tx.f_code is nn.TransformerEncoder.forward.__code__
+    """Whether it is an encoder's forward that calls."""
+    return tx.f_code is nn.TransformerEncoder.forward.__code__
+
+
+def _is_whole(tx: Any) -> bool:
+    return HERE.whole and _is_encoder(tx)
+
+
+def _may_pad(tx: Any) -> bool:
+    """Whether no gradient of its weights is wanted, which would rule the path out."""
+    encoder: nn.Module = tx.symbolic_locals["self"].value
+    return not torch.is_grad_enabled() or not all(parameter.requires_grad for parameter in encoder.parameters())
 
 
 def _is_nested(tx: Any) -> bool:

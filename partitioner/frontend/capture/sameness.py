@@ -42,7 +42,8 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     """What to look at again, of all that the frame being traced depends on: in the frame, and in the process.
 
     Called by a backend. Dynamo's guard on hooks for saved tensors is taken back: ops run under those of the call, and it is a
-    function of Python, which costs time in each call and loses an interrupt that comes meanwhile.
+    function of Python, which costs time in each call and loses an interrupt that comes meanwhile. So are those on hooks for a
+    backward, where there is none.
 
     Args:
         scope: ``L`` and ``G`` of that frame.
