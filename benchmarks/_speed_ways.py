@@ -44,6 +44,7 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-batched": {"compile_tasks": "batched"},
     "ours-frozen": {"compile_tasks": "frozen"},
     "ours-inductor": {"compile_tasks": "inductor"},
+    "ours-inductor-tuned": {"compile_tasks": "inductor", "tune": True},
 }
 """What `partition` is given, by column."""
 
@@ -146,7 +147,7 @@ def ours(model: nn.Module, inputs: Inputs, lanes: int, options: dict[str, Any]) 
     """What `partition` gives on CPU lanes. An option that this version does not know is no way."""
     devices = [f"cpu:{number}" for number in range(lanes)]
     try:
-        parallel = partition(same_weights(model), devices, example_inputs=inputs, check=False, **options)
+        parallel = partition(same_weights(model), devices, example_inputs=inputs, **options)
     except (SpecError, TypeError) as error:
         raise Unavailable(first_line(error)) from error
     return Ours(parallel, inputs)

@@ -51,7 +51,7 @@ from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
-from partitioner.tuning import is_insisted_on, may_gain, refuse_untunable, tuned
+from partitioner.tuning import may_gain, refuse_untunable, tuned
 
 
 def partition(
@@ -104,11 +104,11 @@ def partition(
             refused where state lies on several devices.
         backward: ``"lanes"``: on CPU lanes each task's backward runs on the lane of its forward, and gradients are summed in
             eager's order; where that cannot be done, ``print(parallel)`` says why. ``"autograd"``, if left out: one thread.
-        compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is called as one function, with the same
-            kernels and no Python between them, bit for bit equal; ``"batched"``: likewise, and equal ops of one level become
-            one where that is measured to be faster, equal to rounding; ``"frozen"``: likewise, on a CPU and without gradients,
-            on copies of weights that are laid out for their kernels, until one is written; ``"inductor"``: with torch.compile's
-            fused kernels (C++ on a CPU, Triton on a GPU), equal to rounding. Ops that cannot be compiled are called as ever.
+        compile_tasks: ``"torchscript"``: what a lane runs between two hand-offs is one function, the same kernels, no Python
+            between them, bit for bit equal; ``"batched"``: likewise, and equal ops of one level are one, equal to rounding;
+            ``"frozen"``: likewise, on a CPU without gradients, on copies of weights laid out for kernels, until one is written;
+            ``"inductor"``: torch.compile's fused kernels (C++, Triton), equal to rounding; ``"max-autotune"``: the fastest of
+            those. What cannot be compiled, or is measured to be no faster so (see ``tune``), is called op by op.
         cuda_graphs: a call on lanes of one CUDA device becomes one launch: the second call of each set of sizes is captured and
             replayed from then on, and so is its backward. Arguments are copied in, results out. Refused where it cannot be.
         copy: partition a deep copy.
@@ -126,10 +126,9 @@ def partition(
         tune: run several plans on the example call, the serial one among them, in turns, and keep the fastest; on CPU lanes
             that one, the fastest with lanes and the serial one with compiled tasks, too, and with ``backward="lanes"`` in
             training. On several devices plans that want state elsewhere read copies, if memory caps leave room, and the kept
-            plan's state moves at the end. ``None``: on one device, where there is an example and nobody says how to plan, lanes
-            have to be faster than the serial plans; ops are measured if lanes may gain, for better ones, and on a CPU short
-            calls run, on one lane too, with ``compile_tasks="torchscript"``. Graphs are run, on copies of what they write, and,
-            with ``check``, a short forward: calls no larger are made as they are if that is faster. ``False``: it is predicted.
+            plan's state moves at the end. ``None``: on one device, with examples and nobody who says how to plan, lanes have
+            to be faster than serial plans, ops are measured where lanes may gain, and a CPU's short calls have TorchScript's
+            functions; with ``check``, calls no larger are made as they are if that is faster. ``False``: it is predicted.
         plan: a file that `save_plan` wrote, which then decides in the place of a policy, on the devices that it names unless
             others are given: as many, of the same kinds and lanes. A call that it holds no plan for is refused.
         weights: of a model that was built under ``torch.device("meta")``: a safetensors file, its index, or their folder. The
@@ -180,7 +179,7 @@ def partition(
         programs.provisional = copy_context().run(_provisional, programs.original, machine, document)
         return parallel_of(programs)
     copy_context().run(_prepare, programs, call, document, check)
-    if tune or (tune is None and programs.on_one and not is_insisted_on(document) and may_gain(programs)):
+    if tune or (tune is None and may_gain(programs, document)):
         programs = copy_context().run(_tuned, programs, call, document, tune, check, origin)
     return parallel_of(programs)
 
@@ -196,7 +195,8 @@ def _tuned(programs: Programs, call: Call, spec: Spec, tune: bool | None, check:
         programs = _programs(programs.original, programs.machine, chosen, origin)
         programs.are_placed(plans[0][1])
     programs.tried = tried
-    programs.alone = faster_alone(programs, call, tried) if check and not spec.says_how else programs.alone
+    if check and "backward" not in spec.model_fields_set:
+        programs.alone = faster_alone(programs, call, tried)
     return programs
 
 

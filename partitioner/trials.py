@@ -51,6 +51,9 @@ REFINED: dict[str, Choices] = {
 }
 """What `tune` tries then, on the serial plan too: also fewer kernels, and in training a backward on the forward's lanes."""
 
+AUTOTUNED: dict[str, Choices] = {"max-autotune": {"compile_tasks": "max-autotune"}}
+"""What `tune` tries then, if inductor compiles tasks."""
+
 SHORT = 2e-3
 """Seconds of a call from which on what guards take does not matter, nor Python between ops."""
 
@@ -83,6 +86,7 @@ class Trials:
         self.plans: dict[str, list[Plan]] = {}
         self.ways: dict[str, Callable[[], None]] = {}
         self.seconds: dict[str, float] = {}
+        self.identities: dict[str, tuple[object, ...]] = {}
 
     @property
     def accelerators(self) -> list[str]:
@@ -101,12 +105,12 @@ class Trials:
         if len(entered) > 1:
             self.seconds |= measured(entered, self.accelerators)
 
-    def refine(self, tune: bool | None) -> None:
-        """Run what is fastest once more, with what can be done to any plan."""
-        if not self.ways or not (tune or self.fastest() < SHORT):
+    def refine(self, hows: Mapping[str, Choices], tune: bool | None) -> None:
+        """Run what is fastest once more, with what can be done to any plan; unasked, if it is short."""
+        if not self.ways or not hows or not (tune or self.fastest() < SHORT):
             return
         kept = self.ahead((SERIAL,) if tune else ())
-        ways = itertools.product(kept.items(), (REFINED if tune else SCRIPTED).items())
+        ways = itertools.product(kept.items(), hows.items())
         self.run(kept | {f"{name}, {how}": choices | more for (name, choices), (how, more) in ways})
 
     def fastest(self) -> float:
@@ -130,7 +134,8 @@ class Trials:
         spec = self.spec.model_copy(update=choices)
         known = self._measured if choices.get("profile") else [piece.plan for piece, _ in self.graphs]
         plans = [planned_again(plan, spec) if choices else plan for plan in known]
-        same = [each for each in self.plans if _identity(self.plans[each], self.choices[each]) == _identity(plans, choices)]
+        identity = _identity(plans, spec)
+        same = [each for each, known in self.identities.items() if known == identity]
         if same:
             self.choices[same[0]] = min(choices, self.choices[same[0]], key=len)  # what was asked for changes nothing
             return
@@ -139,7 +144,7 @@ class Trials:
         executables = (
             [executable_of(plan, spec) for plan in plans] if choices else [piece.executable for piece, _ in self.graphs]
         )
-        if not all(_is_of_use(how, executables, self.backward) for how in choices):
+        if not all(_is_of_use(how, executables, self.backward) for how, wanted in choices.items() if wanted is not None):
             return
         made = zip(self.graphs, self.spares, plans, executables, strict=True)
         try:
@@ -150,6 +155,7 @@ class Trials:
                 spares.leave(plan)
             raise
         self.choices[name], self.plans[name], self.ways[name] = choices, plans, partial(_all, runs)
+        self.identities[name] = identity
 
     @cached_property
     def _measured(self) -> list[Plan]:
@@ -199,11 +205,10 @@ def _is_of_use(how: str, executables: Sequence[object], backward: bool) -> bool:
     return how != "backward" or (backward and any(isinstance(each, Training) for each in executables))
 
 
-def _identity(plans: Sequence[Plan], choices: Choices) -> tuple[object, ...]:
+def _identity(plans: Sequence[Plan], spec: Spec) -> tuple[object, ...]:
     """What tells plans apart that run differently."""
     threads = [tuple(plan.placement.threads) if any(plan.placement.threads) else () for plan in plans]
-    ways = choices.get("compile_tasks"), choices.get("backward")
-    return *ways, *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
+    return spec.compile_tasks, spec.backward, *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
 
 
 def is_close(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ wants it, the others read copies, and once one is kept its state moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from partitioner.runtime.pieces import Piece
 from partitioner.runtime.programs import Programs
 from partitioner.runtime.standins import can_be_repeated
 from partitioner.spec.spec import Spec
-from partitioner.trials import REFUSED, SERIAL, SHORT, Choices, Trials, is_close
+from partitioner.trials import AUTOTUNED, REFINED, REFUSED, SCRIPTED, SERIAL, SHORT, Choices, Trials, is_close
 
 ASKED: Choices = {}
 """What was asked for, as it is."""
@@ -99,8 +99,9 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
         return Chosen(spec)
     alike = not tune and len(programs.machine.lanes) == 1  # plans that differ in nothing but how ops are called
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
-    others = CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
-    wanted = ({} if alike else others) | {asked: ASKED}
+    wanted = ({} if alike else _others(plan, spec, tune)) | {asked: ASKED}
+    if spec.compile_tasks is not None:
+        wanted |= op_by_op({asked: ASKED})
     args, kwargs = call.fill(call.tensors)
     with state_kept(programs.original, args, kwargs):
         graphs = programs.graphs_of(args, kwargs)
@@ -112,9 +113,8 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(trials.accelerators):
         trials.run(wanted)
         if not alike and trials.may_be_mistaken():
-            trials.run(trials.ahead() | MEASURED)
-        if programs.machine.lanes[0].kind == "cpu" and not spec.says_how:
-            trials.refine(tune)
+            trials.run(trials.ahead() | (op_by_op(MEASURED) if _takes_long(spec, tune) else MEASURED))
+        trials.refine(_refinements(programs, spec, tune), tune)
     if len(trials.seconds) < 2:
         return Chosen(spec)
     choices, plans = trials.choices[trials.best()], trials.plans[trials.best()]
@@ -127,6 +127,32 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
     return Chosen(spec.model_copy(update=choices), trials.tried(), list(zip(pieces, plans, strict=True)))
 
 
+def _others(plan: Plan, spec: Spec, tune: bool | None) -> dict[str, Choices]:
+    """What the plan that was asked for is held against."""
+    if _takes_long(spec, tune):
+        return {SERIAL: BESIDE[SERIAL]}
+    return CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
+
+
+def _takes_long(spec: Spec, tune: bool | None) -> bool:
+    """Whether each plan would be compiled for seconds or minutes, and nobody has asked for more than one."""
+    return spec.compile_tasks in ("inductor", "max-autotune") and not tune
+
+
+def op_by_op(candidates: Mapping[str, Choices]) -> dict[str, Choices]:
+    """What compiled tasks are held against: plans whose ops are called one by one."""
+    return {f"{name}, op by op": choices | {"compile_tasks": None} for name, choices in candidates.items()}
+
+
+def _refinements(programs: Programs, spec: Spec, tune: bool | None) -> Mapping[str, Choices]:
+    """What else can be done to the fastest plans, and nobody has decided."""
+    compiles, on_cpu = spec.compile_tasks, programs.machine.lanes[0].kind == "cpu"
+    if compiles is None and spec.says_how:
+        return {}
+    found = AUTOTUNED if tune and compiles == "inductor" else {}
+    return found | (REFINED if tune and compiles is None else SCRIPTED) if on_cpu else found
+
+
 def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:
     """Bring state to where a plan wants it."""
     named = zip(piece.plan.graph.arguments, arguments, strict=True)
@@ -136,17 +162,20 @@ def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan
         move_state({**state, **all_state(programs.original)}, state_devices(plan), plan.machine.lanes[0].torch_device)
 
 
-def may_gain(programs: Programs) -> bool:
-    """Whether something faster may be found unasked: by lanes, or, of a call that is short, by another way to call its ops."""
+def may_gain(programs: Programs, spec: Spec) -> bool:
+    """Whether something faster may be found unasked: by lanes of one device, or by another way to call ops."""
     plan = programs.plan
-    return len(programs.machine.lanes) > 1 or (plan is not None and (plan.makespan or 0.0) <= FAR * SHORT)
+    if not programs.on_one or _is_insisted_on(spec):
+        return False
+    several = len(programs.machine.lanes) > 1 or spec.compile_tasks is not None
+    return several or (plan is not None and (plan.makespan or 0.0) <= FAR * SHORT)
 
 
-def is_insisted_on(spec: Spec) -> bool:
-    """Whether somebody says who places or how to cut, wants the same bits each time, or would wait minutes for another plan."""
+def _is_insisted_on(spec: Spec) -> bool:
+    """Whether somebody says who places or how to cut, wants the same bits each time, or graphs that are captured."""
     fixed = spec.grain is not None or bool(spec.pins) or spec.objective != "latency"
-    costly = spec.cuda_graphs or spec.compile_tasks == "inductor"
-    return spec.policy_name not in ("auto", "by_level") or fixed or costly or torch.are_deterministic_algorithms_enabled()
+    named = spec.policy_name not in ("auto", "by_level")
+    return named or fixed or spec.cuda_graphs or torch.are_deterministic_algorithms_enabled()
 
 
 def _is_doubtful(plan: Plan, spec: Spec) -> bool:

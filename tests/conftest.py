@@ -101,7 +101,7 @@ def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of tests are shorter than their guards, and what is tested are these: no call is short enough to run as it is.
 
     Tests share their machine, and do not ask which plan is the fastest: nor is a race any longer for the noise, nor are ops
-    measured for it.
+    measured for it, and a compiler that is asked for wins.
     """
     from partitioner import driver, trials, tuning
     from partitioner.backends import race
@@ -109,6 +109,7 @@ def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(driver, "faster_alone", lambda *_: Alone())
     monkeypatch.setattr(tuning, "SHORT", 0.0)
+    monkeypatch.setattr(tuning, "op_by_op", lambda _: {})
     monkeypatch.setattr(trials, "SHORT", 0.0)
     monkeypatch.setattr(trials, "LONG_ENOUGH", math.inf)
     monkeypatch.setattr(race, "PATIENCE", 0.0)

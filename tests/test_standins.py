@@ -87,7 +87,7 @@ def same(one: object, other: object) -> bool:
 def everything_raced() -> Iterator[None]:
     """Nothing is insisted on, so that what a test asks for is held against serial plans, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partitioner.driver.is_insisted_on", lambda spec: False)
+        patch.setattr("partitioner.tuning._is_insisted_on", lambda spec: False)
         yield
 
 

@@ -15,6 +15,7 @@ from partitioner import SpecError, partition, trials, tuning
 from partitioner import compile as flow
 from partitioner.backends import race
 from partitioner.backends.race import MATTERS, is_faster, measured
+from partitioner.tuning import op_by_op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -199,6 +200,30 @@ def test_short_calls_are_tried_without_python_between_ops(monkeypatch: pytest.Mo
     assert torch.equal(single(x), model(x))
     asked = partition(model, LANES, example_inputs=x, backward="autograd")
     assert not any("scripted" in each.name for each in asked._partitioner_programs.tried), "how it runs has been said"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("devices", [LANES, ["cpu"]], ids=["two lanes", "one lane"])
+def test_a_compiler_must_win_too(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked for inductor got two lanes of it unmeasured: DLRM took twice as long as in eager, where one lane did not."""
+    model, x = Towers().eval(), torch.randn(2, 4)
+    winning(monkeypatch, ", op by op")
+    monkeypatch.setattr(tuning, "op_by_op", op_by_op)
+    found = partition(model, devices, example_inputs=x, compile_tasks="inductor")
+    assert {each.name for each in found._partitioner_programs.tried} == {"serial", "serial, op by op"}
+    assert "kept, as measured on the examples: serial, op by op" in str(found)
+    assert torch.equal(found(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_kernels_that_are_chosen_by_timing_are_tried_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NASNet's cells torch.compile's max-autotune made something that took three quarters of the time."""
+    model, x = Towers().eval(), torch.randn(2, 4)
+    winning(monkeypatch, ", max-autotune")
+    found = partition(model, ["cpu"], example_inputs=x, compile_tasks="inductor", tune=True)
+    assert {each.name for each in found._partitioner_programs.tried} == {"serial", "serial, scripted", "serial, max-autotune"}
+    assert "compiled: 10 of 10 ops" in str(found)
+    assert torch.allclose(found(x), model(x), atol=1e-6)
 
 
 def test_training_is_tried_with_backward_on_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ class Compiler:
 STATE = "state"
 """What a module's ``meta`` has the positions of those arguments under that are the model's state, and are only read."""
 
+MADE = "made"
+"""What a module's ``meta`` has the positions of those arguments under that other tasks have made."""
+
 LEAST_OPS = 2
 """Ops of the smallest task that is called as a function on its lane; one op is called as it is in less time."""
 
@@ -203,6 +206,7 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     written = frozenset(number for number, name in enumerate(read) if touched.intersection(_storages(plan.graph, name)))
     module = torch.fx.GraphModule({}, graph, task.name)
     module.meta[STATE] = [number for number, name in enumerate(read) if name in plan.graph.states and number not in written]
+    module.meta[MADE] = [number for number, name in enumerate(read) if name in plan.graph.by_name]
     fakes = tuple(nodes[name].meta.get("example_value") for name in read)
     return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.torch_device, len(own))
 

@@ -191,11 +191,11 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         default="autograd",
         description="where the backward of CPU lanes runs: autograd, all on one thread; lanes, each task's on its own lane",
     )
-    compile_tasks: Literal["torchscript", "batched", "frozen", "inductor"] | None = Field(
+    compile_tasks: Literal["torchscript", "batched", "frozen", "inductor", "max-autotune"] | None = Field(
         default=None,
         description="what compiles each task by itself: torchscript, the same kernels with no Python between them; batched, "
         "likewise, and equal ops of one level are one; frozen, likewise, on weights laid out once; inductor, fused kernels; "
-        "null, nothing",
+        "max-autotune, likewise, chosen by timing them; null, nothing",
     )
     cuda_graphs: Flag = Field(
         default=False,
