@@ -6,7 +6,9 @@ called as ever, and said.
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -443,6 +445,30 @@ def test_a_backward_of_inductors_may_keep_its_graph() -> None:
             loss.backward(retain_graph=keeps), wanted.backward(retain_graph=keeps)
             for mine, theirs in zip(parallel.parameters(), model.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+class Waves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = x.sin() + x.cos()
+        return x
+
+
+def test_python_goes_on_while_a_kernel_of_inductors_runs() -> None:
+    """Torch calls fused C++ with Python's lock held, so two lanes of it took as long as one: NASNet's cells 5.8 ms on both."""
+    x = torch.rand(10_000_000)
+    wait = partition(Waves(), ["cpu"], example_inputs=x, compile_tasks="inductor", tune=False, check=False)
+    wait(x)
+    shares = []
+    for _ in range(3):
+        thread = threading.Thread(target=wait, args=(x,))
+        seen = [time.perf_counter()]
+        thread.start()
+        while thread.is_alive():
+            seen.append(time.perf_counter())
+        pauses = [after - before for before, after in itertools.pairwise(seen)]
+        shares.append(max(pauses) / sum(pauses))
+    assert min(shares) < 0.5, f"Python stood still for {min(shares):.0%} of the kernel"
 
 
 def test_only_the_generator_of_a_tasks_gpu_is_kept_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

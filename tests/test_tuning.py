@@ -215,7 +215,7 @@ def test_a_compiler_must_win_too(devices: list[str], monkeypatch: pytest.MonkeyP
     assert torch.equal(found(x), model(x))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning", "ignore:TypedStorage is deprecated")
 def test_kernels_that_are_chosen_by_timing_are_tried_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NASNet's cells torch.compile's max-autotune made something that took three quarters of the time."""
     model, x = Towers().eval(), torch.randn(2, 4)
