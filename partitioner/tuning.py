@@ -55,6 +55,9 @@ CANDIDATES: dict[str, Choices] = {
 }
 """What `tune` compares besides."""
 
+SLOW = ("inductor", "max-autotune")
+"""Compilers that take seconds or minutes for each plan."""
+
 LARGEST = 2_000
 """Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
 
@@ -129,20 +132,16 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
 
 def _others(plan: Plan, spec: Spec, tune: bool | None) -> dict[str, Choices]:
     """What the plan that was asked for is held against."""
-    if _takes_long(spec, tune):
-        return {SERIAL: BESIDE[SERIAL]}
+    if spec.compile_tasks in SLOW:
+        return BESIDE if tune else {SERIAL: BESIDE[SERIAL]}
     return CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
 
 
 def _by_measured_ops(spec: Spec, tune: bool | None) -> dict[str, Choices]:
-    """Plans by measured ops; of those that take long to compile one is compiled."""
-    first = dict(list(MEASURED.items())[:1])
-    return first | op_by_op(MEASURED) if _takes_long(spec, tune) else MEASURED
-
-
-def _takes_long(spec: Spec, tune: bool | None) -> bool:
-    """Whether each plan would be compiled for seconds or minutes, and nobody has asked for more than one."""
-    return spec.compile_tasks in ("inductor", "max-autotune") and not tune
+    """Plans by measured ops; of those that take long to compile one is, unless more are asked for."""
+    if spec.compile_tasks not in SLOW:
+        return MEASURED
+    return (MEASURED if tune else dict(list(MEASURED.items())[:1])) | op_by_op(MEASURED)
 
 
 def op_by_op(candidates: Mapping[str, Choices]) -> dict[str, Choices]:
