@@ -24,6 +24,7 @@ from partitioner import PartitionerError, SpecError, partition
 from partitioner.backends.bodies import LEAST_OPS, Body, Compiler, uncompiled
 from partitioner.backends.compiled import Compiled
 from partitioner.backends.compilers import COMPILERS
+from partitioner.backends.inductor import Sizes
 from partitioner.ir.segment import segments
 from partitioner.lower.fuse import fused
 from partitioner.lower.verify import verify_plan
@@ -445,6 +446,58 @@ def test_a_backward_of_inductors_may_keep_its_graph() -> None:
             loss.backward(retain_graph=keeps), wanted.backward(retain_graph=keeps)
             for mine, theirs in zip(parallel.parameters(), model.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+class Meeting(nn.Module):
+    """Two branches, a normalisation and a sum over the batch, which inductor computes in another way from 4,097 rows on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+        self.right, self.norm = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.left(x) * self.right(x)).softmax(-1).sum(0)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_inductor_at_other_sizes(trains: bool) -> None:
+    """From the second batch size on, where a dimension is open, all ops were called one by one."""
+    model = Meeting().train(trains)
+    with torch.set_grad_enabled(trains):
+        parallel = partition(model, ["cpu"], example_inputs=X, compile_tasks="inductor", tune=False, copy=True)
+        for rows in (4, 6, 5, 33, 1, 0, 5_000, 7):
+            x = numbers(rows, 6)
+            results = [module(x) for module in (model, parallel)]
+            torch.testing.assert_close(*results)
+            if trains:
+                gradients = [
+                    torch.autograd.grad(result.sum(), [*m.parameters()]) for result, m in zip(results, (model, parallel))
+                ]
+                torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    fixed, open_sizes = (piece.executable for piece in parallel._partitioner_programs.pieces[:2])
+    assert fixed.compiled_ops == open_sizes.compiled_ops > 8 and not open_sizes.reasons
+
+
+def test_sizes_that_inductor_has_decided_upon_are_asked_for() -> None:
+    sizes = Sizes([torch.ones(8, 3), torch.ones(3)], {0: [0]})
+    first, second = sizes.stand_ins()
+    assert isinstance(first.shape[0], torch.SymInt) and second.shape == (3,)
+    assert first.shape[0] > 4
+    sizes.close()
+    for rows, is_right in ((8, True), (6, True), (5, True), (4, False), (1, False), (0, False)):
+        assert sizes.allow([torch.ones(rows, 3), torch.ones(3)]) == is_right
+    assert not sizes.allow([torch.ones(3, 6).t(), torch.ones(3)]), "of other strides"
+    assert sizes.allow([torch.ones(9, 3)[3:], torch.ones(3)]), "a part of a tensor"
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_size_that_is_open_and_no_size_of_others(rows: int) -> None:
+    """Of none and of one inductor makes constants."""
+    sizes = Sizes([torch.ones(rows, 3)], {0: [0]})
+    sizes.stand_ins()
+    sizes.close()
+    assert sizes.allow([torch.ones(rows, 3)]) and not sizes.allow([torch.ones(5, 3)])
 
 
 class Waves(nn.Module):

@@ -40,12 +40,10 @@ class Compiler:
     Args:
         compile: makes one.
         drawing: names of the functions of torch that it lets draw the random numbers that eager draws; ``None`` for all.
-        at_all_sizes: whether its functions may be for open sizes.
     """
 
     compile: Compile
     drawing: frozenset[str] | None = None
-    at_all_sizes: bool = True
 
 
 STATE = "state"
@@ -53,6 +51,9 @@ STATE = "state"
 
 MADE = "made"
 """What a module's ``meta`` has the positions of those arguments under that other tasks have made."""
+
+OPEN = "open"
+"""What a module's ``meta`` has the dimensions under whose sizes are open, by the argument's position."""
 
 LEAST_OPS = 2
 """Ops of the smallest task that is called as a function on its lane; one op is called as it is in less time."""
@@ -145,7 +146,7 @@ def uncompiled(graph: Graph, compiler: Compiler) -> Refused:
     nodes = graph.nodes
     never = set(graph.by_name) - _needed(graph)
     for op in graph.ops:
-        if not _is_plain(op, nodes[op.name], compiler) or _draws_otherwise(op, nodes[op.name], compiler):
+        if not _is_plain(op, nodes[op.name]) or _draws_otherwise(op, nodes[op.name], compiler):
             never.add(op.name)
 
     def refused(tasks: TaskGraph) -> set[str]:
@@ -208,7 +209,13 @@ def _body(plan: Plan, task: Task, compile: Compile) -> Body:
     module.meta[STATE] = [number for number, name in enumerate(read) if name in plan.graph.states and number not in written]
     module.meta[MADE] = [number for number, name in enumerate(read) if name in plan.graph.by_name]
     fakes = tuple(nodes[name].meta.get("example_value") for name in read)
+    module.meta[OPEN] = {number: found for number, fake in enumerate(fakes) if (found := _open(fake))}
     return Body(module, compile, tuple(read), task.outputs, written, RNG in touched, fakes, lane.torch_device, len(own))
+
+
+def _open(fake: Any) -> list[int]:
+    """The dimensions whose sizes are open."""
+    return [dimension for dimension, size in enumerate(getattr(fake, "shape", ())) if isinstance(size, torch.SymInt)]
 
 
 def _with_numbers(node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -228,8 +235,8 @@ def _storages(graph: Graph, name: str) -> tuple[str, ...]:
     return graph.by_name[name].storages if name in graph.by_name else (name,)
 
 
-def _is_plain(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
-    """Whether an op is torch's own, on dense tensors, of known sizes if the compiler wants that, and switches nothing."""
+def _is_plain(op: Op, node: torch.fx.Node) -> bool:
+    """Whether an op is torch's own, on dense tensors, and switches nothing."""
     if op.mode is not None or any(source.op == "get_attr" for source in node.all_input_nodes):
         return False
     if any(access.resource in (ANY, LATER, SENT) for access in op.accesses):
@@ -239,7 +246,7 @@ def _is_plain(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
     values = [leaf for one in (node, *node.all_input_nodes) for leaf in tree_leaves(one.meta.get("example_value"))]
     results = tree_leaves(node.meta.get("example_value"))
     are_tensors = bool(results) and all(isinstance(leaf, torch.Tensor) for leaf in results)
-    return are_tensors and is_torchs(node) and all(_is_dense(value, compiler.at_all_sizes) for value in values)
+    return are_tensors and is_torchs(node) and all(map(_is_dense, values))
 
 
 def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
@@ -249,11 +256,11 @@ def _draws_otherwise(op: Op, node: torch.fx.Node, compiler: Compiler) -> bool:
     return target_name(node) not in compiler.drawing
 
 
-def _is_dense(value: Any, at_all_sizes: bool) -> bool:
-    """Whether a value is a number, or a dense tensor; with sizes that are known, unless any will do."""
+def _is_dense(value: Any) -> bool:
+    """Whether a value is a number that is known, or a dense tensor."""
     if not isinstance(value, torch.Tensor):
         return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-    return value.layout is torch.strided and (at_all_sizes or all(isinstance(size, int) for size in value.shape))
+    return value.layout is torch.strided
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -39,7 +39,7 @@ COMPILERS: Mapping[str, Compiler] = {
     "torchscript": Compiler(torchscript),
     "batched": Compiler(batched, frozenset()),
     "frozen": Compiler(frozen, frozenset()),
-    "inductor": Compiler(inductor, FALLBACKS, at_all_sizes=False),
-    "max-autotune": Compiler(partial(inductor, autotune=True), FALLBACKS, at_all_sizes=False),
+    "inductor": Compiler(inductor, FALLBACKS),
+    "max-autotune": Compiler(partial(inductor, autotune=True), FALLBACKS),
 }
 """By the name that a spec has for it."""

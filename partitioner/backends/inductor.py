@@ -7,17 +7,18 @@ needs, and a backward leaves what forward has kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from partitioner.backends.bodies import MADE
+from partitioner.backends.bodies import MADE, OPEN
 from partitioner.backends.scripted import LOCK
 
 UNASKED: dict[str, Any] = {"triton.cudagraphs": True}
@@ -26,6 +27,9 @@ UNASKED: dict[str, Any] = {"triton.cudagraphs": True}
 
 AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Of inductor, besides, to time the kernels that it may choose from."""
+
+MOST_SIZES = 1_000
+"""Of which it is remembered whether a function is right for them."""
 
 FALLBACKS = frozenset("dropout rand randn rand_like randn_like bernoulli".split())
 """What draws as in eager under inductor, which calls ATen's ops for it."""
@@ -40,8 +44,12 @@ UNLOCKED = """[](auto... given) {{
 """How Python calls a fused kernel in C++, once it has found its arguments: other threads may go on meanwhile."""
 
 
-def inductor(module: torch.fx.GraphModule, arguments: Sequence[Any], autotune: bool = False) -> Callable[..., Any]:
-    """What torch.compile's inductor makes of a module, for values of these sizes; differentiable once. Torch keeps it on disk.
+def inductor(
+    module: torch.fx.GraphModule, arguments: Sequence[Any], *_: Sequence[Any], autotune: bool = False
+) -> Callable[..., Any]:
+    """What torch.compile's inductor makes of a module; differentiable once. Torch keeps it on disk.
+
+    Where sizes are open it is for all but those that inductor has decided upon: there the module's ops are called one by one.
 
     Random numbers are drawn by ATen's ops and not by fused kernels. They are eager's where inductor calls the same op, which it
     does not inside of attention and recurrent layers.
@@ -52,17 +60,68 @@ def inductor(module: torch.fx.GraphModule, arguments: Sequence[Any], autotune: b
     options = {"fallback_random": True, "cpp.threads": torch.get_num_threads()} | (AUTOTUNED if autotune else {})
     if all(each.device.type == "cpu" for each in arguments):
         options |= UNASKED
-    strides = [arguments[position].stride() for position in module.meta[MADE]]
-    with LOCK, _changed(), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        made: Any = compile_fx(_tupled(module), list(arguments), config_patches=options, ignore_shape_env=True)
+    sizes = Sizes(arguments, module.meta[OPEN])
+    strided = [position for position in module.meta[MADE] if position not in sizes.open]
+    strides = [arguments[position].stride() for position in strided]
+    with LOCK, _changed(), tracing(TracingContext(sizes.mode)):
+        made: Any = compile_fx(_tupled(module), sizes.stand_ins(), config_patches=options)
+        sizes.close()
 
     def run(*arguments: Any) -> Any:
-        if [arguments[position].stride() for position in module.meta[MADE]] != strides:
+        if [arguments[position].stride() for position in strided] != strides or not sizes.allow(arguments):
             return module.forward(*arguments)  # a flag of torch's has changed, and kernels lay their results out otherwise
         results = made(*arguments)
         return results[0] if single else tuple(results)
 
     return run
+
+
+class Sizes:
+    """What stands for a task's arguments while it is compiled, and for which sizes that is right.
+
+    Args:
+        arguments: what the task is called with.
+        open: the dimensions whose sizes vary, by the argument's position.
+
+    Attributes:
+        mode: that of what stands for the arguments.
+    """
+
+    def __init__(self, arguments: Sequence[Any], open: Mapping[int, Sequence[int]]) -> None:
+        self.arguments, self.open = arguments, open
+        self.environment = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.environment)
+        self.known: dict[tuple[Any, ...], bool] = {}
+
+    def stand_ins(self) -> list[Any]:
+        """What the task is compiled for."""
+        found = [self.mode.from_tensor(value, static_shapes=True) for value in self.arguments]
+        for number, (position, dimensions) in enumerate(self.open.items()):
+            like = self.arguments[position]
+            kinds = [DimDynamic.DYNAMIC if each in dimensions else DimDynamic.STATIC for each in range(like.dim())]
+            value = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            value.requires_grad_(like.requires_grad)
+            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+            found[position] = self.mode.from_tensor(value, symbolic_context=context, source=LocalSource(f"t{number}"))
+        self.fakes = [found[position] for position in self.open]
+        return found
+
+    def close(self) -> None:
+        """Note what has been decided of sizes."""
+        self.decided = self.environment.produce_guards_expression(self.fakes, ignore_static=False) if self.open else None
+        del self.arguments, self.fakes
+
+    def allow(self, arguments: Sequence[Any]) -> bool:
+        """Whether what was compiled is right for arguments, which are asked for open sizes and their strides."""
+        if self.decided is None:
+            return True
+        layouts = tuple((arguments[position].shape, arguments[position].stride()) for position in self.open)
+        if layouts not in self.known:
+            if len(self.known) > MOST_SIZES:
+                self.known.clear()
+            values = [torch.empty_strided(*layout, device="meta") for layout in layouts]
+            self.known[layouts] = self.environment.evaluate_guards_expression(self.decided, values)
+        return self.known[layouts]
 
 
 @contextmanager
