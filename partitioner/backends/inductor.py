@@ -24,7 +24,6 @@ from partitioner.backends.scripted import LOCK
 UNASKED: dict[str, Any] = {"triton.cudagraphs": True}
 """Of inductor on CPUs, where nothing is captured: no function asks for the sizes of what it is given, for guards have."""
 
-
 AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Of inductor, besides, to time the kernels that it may choose from."""
 
