@@ -305,3 +305,26 @@ def test_what_does_not_go_with_it_is_refused() -> None:
 def test_a_plan_of_it_is_shown() -> None:
     plan = planned(Experts(), ["cuda:0", "cuda:1"], example_inputs=X, spec={"fullgraph": False})
     assert any("Python goes on after" in note for note in plan.graph.notes)
+
+
+class Remembers(nn.Module):
+    """Keeps what it is given, as another tensor on its memory, and reads both behind a break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (rows, 6) to (rows, 6)."""
+        self.last = x.detach()
+        print(end="")
+        return self.left(x) + self.last.sum() + self.right(self.last)
+
+
+@pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
+def test_an_argument_that_the_model_holds_too(example: bool) -> None:
+    """One memory was used on two devices: what reads the argument and what reads the attribute were planned apart."""
+    parallel = partition(
+        model := Remembers(), spec=spec(TWO), policy=scatter, fullgraph=False, copy=True, example_inputs=X if example else None
+    )
+    assert_trains_alike(parallel, model, X)

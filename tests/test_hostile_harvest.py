@@ -109,6 +109,30 @@ def test_who_is_not_asked_for_is_quiet_in_a_process_as_it_comes() -> None:
     assert "Implicit dimension" not in before and after.count("Implicit dimension") == 1, said
 
 
+@pytest.mark.slow
+def test_what_a_model_warns_of_once_is_said_once_though_it_is_traced_at_its_first_call() -> None:
+    """The tracer's first question makes Python forget what it has shown: the second call said it again."""
+    code = """
+        import warnings, torch
+        from partitioner import partition
+
+        class Warns(torch.nn.Linear):
+            def forward(self, x):
+                warnings.warn("mine")
+                return super().forward(x)
+
+        torch.compile(lambda x: x, backend="eager")(torch.ones(1))
+        model = partition(Warns(2, 2), ["cpu"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                model(torch.ones(2, 2))
+        print([str(each.message) for each in caught])
+    """
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.strip() == "['mine']"
+
+
 def test_an_iterator_that_forward_gives_is_one_of_eagers_kind() -> None:
     """The tracer ran generators to their end, and gave an iterator over a tuple for most kinds."""
     x = torch.ones(2)

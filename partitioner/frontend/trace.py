@@ -120,7 +120,9 @@ def graphs_of_call(
         with suppress(Planned), state_kept(model):
             method(*args, **kwargs)
     if not graphs and method.reasons:
-        raise TraceError(f"nothing of {type(model).__name__} could be traced. {'; '.join(method.reasons.values())}")
+        raise TraceError(
+            f"nothing of {type(model).__name__} could be traced. {'; '.join(dict.fromkeys(method.reasons.values()))}"
+        )
     return graphs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dis import opmap
 from functools import cache, cached_property, partial, partialmethod
@@ -61,6 +62,8 @@ def wrapped(value: Any) -> tuple[Any, ...]:
             return (value.func,)
         case partial() | partialmethod():
             return value.func, value.args, value.keywords
+        case defaultdict():
+            return (value.default_factory,)
         case CustomOpDef():
             return (value._init_fn,)
         case MappingProxyType():

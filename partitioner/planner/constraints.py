@@ -61,7 +61,7 @@ def constrain(
         PlacementError: a pattern matches nothing, or two pins contradict each other through a group.
     """
     groups: UnionFind[str] = UnionFind(op.name for op in graph.ops)
-    for names in [*_sharing_state(graph, state), *_before_last_write(graph), *_in_one_memory(graph)]:
+    for names in [*_sharing_state(graph, state), *_before_last_write(graph), *_in_one_memory(graph), *_held_twice(graph)]:
         groups.union(*names)
     for patterns in colocate:
         groups.union(*(op.name for pattern in patterns for op in _matching(graph, pattern)))
@@ -150,6 +150,23 @@ def _before_last_write(graph: Graph) -> Iterable[list[str]]:
         last = max((index for index, (_, write) in enumerate(uses) if write), default=-1)
         if last >= 0:
             yield [name for name, _ in uses[: last + 1]]
+
+
+def _held_twice(graph: Graph) -> Iterable[list[str]]:
+    """For each argument that the model holds, too, as another tensor on its memory (``self.last = x[:]``): its readers."""
+    readers: dict[str, dict[str, Op]] = {name: {} for name in graph.arguments if name not in graph.states}
+    for op in graph.ops:
+        for access in op.accesses:
+            if access.resource in readers:
+                readers[access.resource][op.name] = op
+    for name, ops in readers.items():
+        if any(op.state and not _is_given(graph, op, name) for op in ops.values()):
+            yield [*ops]
+
+
+def _is_given(graph: Graph, op: Op, storage: str) -> bool:
+    """Whether a value that lies in a storage is an input of an op, which may then read a copy."""
+    return any(name == storage or storage in getattr(graph.by_name.get(name), "storages", ()) for name in op.inputs)
 
 
 VERSION = "prims._tensor_version.default"

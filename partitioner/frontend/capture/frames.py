@@ -24,6 +24,9 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo import config, convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.variables.torch import get_overridable_functions
+from torch._functorch.autograd_function import WrappedCtx
+from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
@@ -68,6 +71,8 @@ from partitioner.model.recursion import deeper
 from partitioner.model.state import lies_on_meta
 from partitioner.model.tracing import HERE as THREAD
 
+get_overridable_functions()  # which makes Python forget, the first time, what it has warned of
+
 SETTINGS: Mapping[str, Any] = {
     "skip_nnmodule_hook_guards": False,  # hooks that come and go are seen
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is an input, not a program for each number
@@ -94,6 +99,9 @@ ONE_SIZE: Mapping[str, Any] = {"automatic_dynamic_shapes": False, "specialize_fl
 
 ASKED = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
 """Of each frame it is asked how it is to run."""
+
+_CONTEXTS = (FunctionCtx, WrappedCtx)
+"""What the forward of an autograd function is given, where Python calls it between graphs."""
 
 AS_IS = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.RUN_ONLY)
 """A call runs as it is, with all that it calls."""
@@ -159,6 +167,9 @@ class Convert:
             return self._enough(code)
         if not self.owner.whole and _is_lazy(self.owner.root):
             return ConvertFrameReturn(frame_exec_strategy=AS_IS, apply_to_code=False)
+        if not self.owner.whole and any(isinstance(each, _CONTEXTS) for each in frame.f_locals.values()):
+            self.owner.pending[code] = "what an autograd function tells torch of its results would be lost"
+            return ConvertFrameReturn(apply_to_code=False)
         try:
             answer = self._traced(frame, cache_entry, hooks, frame_state, skip=skip + 2)
         except BackendCompilerFailed as error:

@@ -9,6 +9,9 @@ To Dynamo every result has a gradient, and it drops gradients that backward give
 that asks for no zeros in their place (``set_materialize_grads(False)``) and has several results, and a backward of which torch
 would make an error, end the graph.
 
+Within a transform of `torch.func` tensors seem to want no gradient, or have another history, and a backward is traced without
+gradients: a function that is called there would lose its own backward, and the graph ends, too.
+
 A backward that is marked with `torch.autograd.function.once_differentiable` is traced without gradients, where the mark says
 nothing: it is kept. And Dynamo makes an instance of such a function, of which torch itself warns: where warnings are errors,
 nothing could be traced.
@@ -17,6 +20,7 @@ nothing could be traced.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +37,19 @@ from torch.autograd.function import Function, _is_setup_context_defined, once_di
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE
 
+BACKWARD = "a backward"
+"""Stands among the names of functions that are being traced for the backward of one."""
+
 MARK = once_differentiable(lambda ctx: None).__code__
 """The code of every backward that is so marked."""
 
 
 @amends(AutogradFunctionVariable, "call_apply")
 def _call_apply(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, is called within a transform of torch.func")
+    if HERE.functions and HERE.functions[-1] == BACKWARD:
+        raise Unsupported(f"{self.fn_cls.__name__}, an autograd function, is called in the backward of another")
     given = [each for each in (each.realize() for each in (*args, *kwargs.values())) if each.is_tensor()]
     if torch.is_grad_enabled() and any(each.requires_grad is not False for each in given):
         HERE.functions.append(self.fn_cls.__name__)
@@ -77,9 +88,8 @@ def _note(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, k
 @amends(AutogradFunctionApplyVariable, "prepare_fn_vt")
 def _prepare(plain: Callable[..., Any], self: Any, tx: Any, ctx: Any, name: str, args: Sequence[Any]) -> Any:
     function, given = plain(self, tx, ctx, name, args)
-    if name == "forward":
-        call = function.call_function
-        function.call_function = lambda *arguments: _tracked(call(*arguments))
+    call = function.call_function
+    function.call_function = partial(_tracked if name == "forward" else _in_backward, call)
     return function, given
 
 
@@ -113,11 +123,21 @@ def _begin(plain: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> 
         plain(self, *args, **kwargs)
 
 
-def _tracked(result: Any) -> Any:
+def _tracked(call: Callable[..., Any], *arguments: Any) -> Any:
     """What forward gives, if torch tracks all of it."""
+    result = call(*arguments)
     if any(issubclass(part.python_type(), list | dict) for part in _parts(result)):
         raise Unsupported("an autograd function gives a list or dictionary, in which torch tracks no tensor")
     return result
+
+
+def _in_backward(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What backward gives, which is traced without gradients: a function in there would lose its own backward."""
+    HERE.functions.append(BACKWARD)
+    try:
+        return call(*arguments)
+    finally:
+        HERE.functions.pop()
 
 
 def _refuse_wrong(gradients: Sequence[Any], wanted: int) -> None:

@@ -86,6 +86,7 @@ def _no_warning(*_args: Any, **_kwargs: Any) -> None:
 
 
 _WORDS = {
+    r"(torch\.func\.\w+)\(fn\) requires the function": r"what \1 is given cannot be traced",
     r"(?s)^(generic_jump|Data-dependent branching).*UnspecializedPythonVariable": "Python decides on a number that it draws",
     r"partial tensor op.*UnspecializedPythonVariable": "Python computes with a number that it draws",  # torch 2.11: or decides
     r"^generic_jump|^Data-dependent branching|data-dependent expression": "Python decides on the value of a tensor",

@@ -30,6 +30,7 @@ from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
     ConstDictVariable,
+    DefaultDictVariable,
     GetAttrVariable,
     RangeVariable,
     TensorVariable,
@@ -184,6 +185,12 @@ def _as_constant(plain: Callable[..., dict[Any, Any]], self: Any) -> dict[Any, A
     value = plain(self)
     self.install_dict_keys_match_guard()
     return value
+
+
+@amends(DefaultDictVariable, "is_python_constant")
+def _is_constant(plain: Callable[..., bool], self: Any) -> bool:
+    """If a factory cannot be traced, Dynamo makes an item of a copy, once and for all, and the dictionary never gets it."""
+    return plain(self) and isinstance(self.default_factory.as_python_constant(), type | None)
 
 
 def guard_all(*values: Any) -> None:

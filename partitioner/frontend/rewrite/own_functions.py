@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._functorch.autograd_function import autograd_function_apply
 from torch.autograd.function import once_differentiable
 
 Body = torch.fx.GraphModule
@@ -54,8 +53,6 @@ def own_function(forward: Body, backward: Body, *args: Any, once: bool = False, 
 
     Source: torch/_functorch/autograd_function.py, AutogradFunctionApply
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # within `torch.func.grad`, which asks for another form
-        return autograd_function_apply(forward, backward, *args, **options)
     names = ("saved_for_backward_idx", "non_differentiable_idx", "dirty_idx")
     bodies = Bodies(forward, backward, *(frozenset(options.get(name, ())) for name in names))
     return _named(name, once).apply(bodies, *args)
