@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from math import inf
 from pathlib import Path
 from random import Random
@@ -27,11 +27,12 @@ from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, evened
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
+from partitioner.planner.throughput.sparse import sparse
 from partitioner.planner.timing import largest_load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from _planted_graphs import END, planted
-from _random_graphs import FAMILIES, with_links
+from _random_graphs import FAMILIES, layered, with_links
 
 
 def lumpy(seed: int, processors: int, each: int, kinds: int, spare: float) -> Problem:
@@ -241,3 +242,41 @@ def test_several_groups_go_back_in_exchange() -> None:
         answer = List()(problem)
         assert keeps(problem, [problem.lanes[lane] for lane in answer.lanes])
         assert answer.bound <= answer.cost == least
+
+
+def packed(seed: int, count: int = 60, processors: int = 3) -> Problem:
+    """Layers on devices that hold hardly more than what is needed; what passes takes as long as eight tasks."""
+    draw = Random(seed)
+    edges = [(one, two, one) for one, two in sorted(layered(draw, count))]
+    held, ways = [float(draw.randint(1, 9)) for _ in range(count)], list(combinations(range(processors), 2))
+    routes = {way: (number,) for number, (one, other) in enumerate(ways) for way in ((one, other), (other, one))}
+    return Problem(
+        f"packed {seed}",
+        tuple(map(str, range(count))),
+        (Kind("kind", {1: [float(draw.randint(5, 20)) for _ in range(count)]}),),
+        tuple(Processor(f"p{each}", 0, memory=1.1 * sum(held) / processors) for each in range(processors)),
+        edges,
+        [(task, float(draw.randint(50, 150))) for task in range(count)],
+        tuple(Channel(f"{one} - {other}", 1.0, 0.0, (one, other)) for one, other in ways),
+        routes,
+        memory=held,
+        overlap=False,
+    )
+
+
+def test_where_memory_forces_work_apart_little_is_sent() -> None:
+    """The most even loads send much for a little evenness: from there, and from tasks in order, they took 1285 and 1809."""
+    answers = [List()(packed(seed)) for seed in (0, 3)]
+    assert all("with little to send" in answer.note for answer in answers)
+    assert sum(answer.cost for answer in answers) < 2950
+
+
+def test_a_low_power_of_loads_leaves_out_what_travels() -> None:
+    """Two pairs that exchange much, and one processor that could be less full if they did."""
+    seconds, edges = [4.0, 4.0, 4.0, 4.0, 3.0], [(0, 1, 0), (2, 3, 1)]
+    two = tuple(Processor(name, 0, memory=4.0) for name in "xy")
+    link = (Channel("link", 1.0, 0.0, (0, 1)),)
+    ways = {(0, 1): (0,), (1, 0): (0,)}
+    pairs = Problem("pairs", tuple("abcde"), (Kind("k", {1: seconds}),), two, edges, [(0, 2.0), (2, 2.0)], link, ways)
+    homes = sparse(replace(pairs, memory=[1.0] * 5), [0, 1, 0, 1, 0])
+    assert homes[0] == homes[1] != homes[2] == homes[3]

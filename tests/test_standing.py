@@ -267,3 +267,26 @@ def test_beams_that_stay_far_behind_do_not_become_wider() -> None:
     problem = butterfly(0, 3)
     found = widened(problem, [()], 0.0, perf_counter() + 60.0, known=1.0)
     assert len(found) == 2
+
+
+def gathering(seed: int, count: int = 120, processors: int = 8) -> Problem:
+    """An in-tree of equal tasks, of which each value takes as long as ten."""
+    draw = Random(seed)
+    pairs = [(task, task + max(1, 1 + (count - 2 - task) // 2 + draw.randint(-1, 2))) for task in range(count - 1)]
+    ways = list(permutations(range(processors), 2))
+    return Problem(
+        f"gathering {seed}",
+        tuple(map(str, range(count))),
+        (Kind("kind", {1: [1.0] * count}),),
+        tuple(Processor(f"p{each}", 0) for each in range(processors)),
+        [(source, min(count - 1, target), source) for source, target in pairs],
+        [(task, 10.0) for task in range(count - 1)],
+        tuple(Channel("-".join(map(str, way)), 1.0, 0.0, way) for way in ways),
+        {way: (number,) for number, way in enumerate(ways)},
+        overlap=False,
+    )
+
+
+def test_search_begins_where_little_travels() -> None:
+    """Even loads and clusters cut trees in more places than processors need: they took 61 and 62."""
+    assert sum(List()(gathering(seed)).cost for seed in (3, 4)) < 120

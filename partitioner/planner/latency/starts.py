@@ -3,6 +3,7 @@
 by rank                118.6  112.0  ...
 in strips              117.3  115.0          where parts are to be contiguous
 on even loads          109.9  108.4          where tasks fit some processors better than others, or what travels is load, too
+with little to send    112.4  107.2          where memory forces work apart, and values travel
 by beams               104.1  100.9  ...     up to some hundred tasks, and where there is time for larger problems
 """
 
@@ -25,7 +26,9 @@ from partitioner.planner.latency.improve import improved, soon_improved
 from partitioner.planner.latency.sites import Site, sites
 from partitioner.planner.latency.strips import MOST_TRIED, in_strips
 from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
+from partitioner.planner.throughput.segments import fewest_segments
 from partitioner.planner.throughput.solve import evenest, soon_balanced
+from partitioner.planner.throughput.sparse import sparse
 
 MOST_BEAMED = 200
 """The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
@@ -51,6 +54,9 @@ FEW = 8
 
 FEW_ORDERS = 4
 """Orders that are cut where parts need not be contiguous."""
+
+SPARING_TRIES = 4
+"""Schedules by rank with the processor of each task given so that little travels."""
 
 HIDDEN = 0.3
 """How much of a passage is load where processors compute meanwhile, and memory is scarce: who reads waits for it."""
@@ -103,7 +109,21 @@ def starts(
         return _sorted(problem, known, counted)
     if not counted or len(problem.tasks) <= MOST_BEAMED:
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
+    if joins and (problem.crowded or problem.stands) and perf_counter() + soon < until:
+        known = known + _sparing(problem, known, now + BEAMED * (until - now))
     return _sorted(problem, known, counted)
+
+
+def _sparing(problem: Problem, known: Sequence[Found], until: float) -> list[Found]:
+    """Schedules for which little travels: in segments of the order of tasks, and from the best one that is known."""
+    best, found = min(known, key=lambda each: each.seconds), list[Found]()
+    segments, late = fewest_segments(problem)[0] if problem.crowded else None, monotonic() + until - perf_counter()
+    ways = [[segments[group] for group in problem.group_of]] if segments else []
+    for homes in (*ways, sparse(problem, [problem.lanes[lane] for lane in best.lanes], late)):
+        with suppress(PlacementError):  # full to the last byte, and bytes are no whole numbers
+            each = settled(problem, homes, SPARING_TRIES)[0]
+            found.append(replace(each, rank=each.rank.replace("on even loads", "with little to send", 1)))
+    return found
 
 
 def _sorted(problem: Problem, known: Sequence[Found], counted: bool) -> list[Found]:
