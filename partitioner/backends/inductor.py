@@ -21,9 +21,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from partitioner.backends.bodies import MADE, OPEN
 from partitioner.backends.scripted import LOCK
 
-UNASKED: dict[str, Any] = {"triton.cudagraphs": True}
-"""Of inductor on CPUs, where nothing is captured: no function asks for the sizes of what it is given, for guards have."""
-
 AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Of inductor, besides, to time the kernels that it may choose from."""
 
@@ -57,8 +54,6 @@ def inductor(
 
     single = not isinstance(module.graph.output_node().args[0], tuple)
     options = {"fallback_random": True, "cpp.threads": torch.get_num_threads()} | (AUTOTUNED if autotune else {})
-    if all(each.device.type == "cpu" for each in arguments):
-        options |= UNASKED
     sizes = Sizes(arguments, module.meta[OPEN])
     strided = [position for position in module.meta[MADE] if position not in sizes.open]
     strides = [arguments[position].stride() for position in strided]
@@ -125,17 +120,20 @@ class Sizes:
 
 @contextmanager
 def _changed() -> Iterator[None]:
-    """While inductor compiles: kernels do not hold Python's lock, and a backward may keep its graph.
+    """While inductor compiles: nothing asks for sizes that guards have asked for, kernels do not hold Python's lock, and a
+    backward may keep its graph.
 
     As that of a CUDA graph does, and so it writes over nothing that forward has kept. Torch would have it do that, and refuse
     to keep a graph from then on. Its switch, ``donated_buffer``, is asked again by each backward, so what it asks for while it
-    compiles is answered here.
+    compiles is answered here. Its switch for asking, ``size_asserts``, is for the results of kernels, too, which stay in doubt.
     """
     from torch._functorch._aot_autograd import graph_compile
     from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     kept: Any = patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
-    with kept, patch.object(CppPythonBindingsCodeCache, "call_entry_function", UNLOCKED):
+    unasked = patch.object(PythonWrapperCodegen, "codegen_input_size_asserts", lambda _: None)
+    with kept, unasked, patch.object(CppPythonBindingsCodeCache, "call_entry_function", UNLOCKED):
         yield
 
 
