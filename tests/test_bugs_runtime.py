@@ -45,7 +45,7 @@ def test_two_lanes_that_fail_at_once() -> None:
     later call waited for it for ever.
     """
     call = empty_call(2)
-    call.events.locks = [Contended(), Contended()]
+    call.events = [Contended(), Contended()]
     call.fail(ValueError("first"))
     call.fail(ValueError("second"))
     assert str(call.error) == "first"

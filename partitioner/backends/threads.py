@@ -22,7 +22,6 @@ from torch.autograd import profiler
 from partitioner.backends.affinity import keep_apart, let_go, own_mask, scatter
 from partitioner.backends.bodies import Body
 from partitioner.backends.codegen import Code, generate
-from partitioner.backends.events import Events
 from partitioner.backends.nodes import move
 from partitioner.backends.openmp import rest
 from partitioner.backends.watched import Watched, submit
@@ -36,7 +35,7 @@ class Abandoned(BaseException):
 
 
 class Launch:
-    """One call's events and slots.
+    """One call's events and slots. An event is a lock that is held until it is recorded.
 
     Args:
         code: what is called.
@@ -45,7 +44,9 @@ class Launch:
 
     def __init__(self, code: Code, hosts: int) -> None:
         self.slots: list[Any] = [None] * code.slots
-        self.events = Events(code.events, hosts)
+        self.events = [threading.Lock() for _ in range(code.events)]
+        for event in self.events:
+            event.acquire()
         self.full = torch.get_num_threads()
         self.share = max(1, self.full // (hosts if hosts > 1 else code.narrow))
         self.crowded = hosts > 1
@@ -72,11 +73,13 @@ class Launch:
 
     def record(self, event: int, lane: int) -> None:
         """Let whoever waits for ``event`` go on."""
-        self.events.record(event)
+        _open(self.events[event])
 
     def wait(self, event: int, lane: int) -> None:
         """Wait until ``event`` is recorded."""
-        self.events.wait(event)
+        lock = self.events[event]
+        lock.acquire()
+        _open(lock)
         if self.error is not None:
             raise Abandoned
 
@@ -108,7 +111,16 @@ class Launch:
         """Note the first error and wake up everybody."""
         if self.error is None or isinstance(self.error, Abandoned):
             self.error = error
-        self.events.open()
+        for event in self.events:
+            _open(event)
+
+
+def _open(event: threading.Lock) -> None:
+    """Release an event's lock. Another lane that fails, or that waits, may be doing the same: an open one stays open."""
+    try:  # noqa: SIM105  (this is on every call's way, and `suppress` takes longer than the rest)
+        event.release()
+    except RuntimeError:  # it is not held
+        pass
 
 
 class Threads:
