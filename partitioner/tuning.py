@@ -40,8 +40,11 @@ BESIDE: dict[str, Choices] = {
 }
 """What a plan is held against, by the name that a report shows."""
 
+BALANCED = "measured ops"
+"""The name of the plan of the policy that was asked for, by what ops were measured to take."""
+
 MEASURED: dict[str, Choices] = {
-    "measured ops": {"profile": "auto"},
+    BALANCED: {"profile": "auto"},
     "list, measured ops": {"policy": List(), "profile": "auto"},
 }
 """Plans by what ops were measured to take. A roofline may be wrong by a factor of five for short ops, and by another one for
@@ -141,7 +144,7 @@ def _by_measured_ops(spec: Spec, tune: bool | None) -> dict[str, Choices]:
     """Plans by measured ops; of those that take long to compile one is, unless more are asked for."""
     if spec.compile_tasks not in SLOW:
         return MEASURED
-    return (MEASURED if tune else dict(list(MEASURED.items())[:1])) | op_by_op(MEASURED)
+    return (MEASURED if tune else {BALANCED: MEASURED[BALANCED]}) | op_by_op(MEASURED)
 
 
 def op_by_op(candidates: Mapping[str, Choices]) -> dict[str, Choices]:
