@@ -51,7 +51,7 @@ from partitioner.runtime.programs import Programs
 from partitioner.spec.discover import asked_for, refuse_missing
 from partitioner.spec.entries import Faults
 from partitioner.spec.spec import Spec
-from partitioner.tuning import may_gain, refuse_untunable, tuned
+from partitioner.tuning.tuned import may_gain, refuse_untunable, tuned
 
 
 def partition(

@@ -103,13 +103,14 @@ def _through_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     Tests share their machine, and do not ask which plan is the fastest: nor is a race any longer for the noise, nor are ops
     measured for it, and a compiler that is asked for wins.
     """
-    from partitioner import driver, trials, tuning
+    from partitioner import driver
     from partitioner.backends import race
     from partitioner.runtime.summary import Alone
+    from partitioner.tuning import candidates, trials, tuned
 
     monkeypatch.setattr(driver, "faster_alone", lambda *_: Alone())
-    monkeypatch.setattr(tuning, "SHORT", 0.0)
-    monkeypatch.setattr(tuning, "op_by_op", lambda _: {})
+    monkeypatch.setattr(tuned, "SHORT", 0.0)
+    monkeypatch.setattr(candidates, "op_by_op", lambda _: {})
     monkeypatch.setattr(trials, "SHORT", 0.0)
     monkeypatch.setattr(trials, "LONG_ENOUGH", math.inf)
     monkeypatch.setattr(race, "PATIENCE", 0.0)

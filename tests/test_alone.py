@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner import driver, partition, trials, tuning
+from partitioner import driver, partition
 from partitioner.backends.race import go_back
 from partitioner.runtime import alone
 from partitioner.runtime.module import Parallel
 from partitioner.runtime.programs import elements
 from partitioner.runtime.summary import Alone
+from partitioner.tuning import trials, tuned
 
 LANES = ["cpu:0", "cpu:1"]
 X = torch.ones(2, 4)
@@ -36,7 +37,7 @@ class Small(nn.Module):
 @pytest.fixture(autouse=True)
 def short_calls_are_measured(monkeypatch: pytest.MonkeyPatch, _through_programs: None) -> None:
     monkeypatch.setattr(driver, "faster_alone", alone.faster_alone)
-    for each in (tuning, trials):
+    for each in (tuned, trials):
         monkeypatch.setattr(each, "SHORT", 1.0)
 
 

@@ -13,11 +13,12 @@ from lanes import numbers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner import partition, trials
+from partitioner import partition
 from partitioner.backends import compilers
 from partitioner.backends.batched import put_together
 from partitioner.model.call import memory
 from partitioner.testing import assert_equal_runs
+from partitioner.tuning import trials
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")]
 

@@ -18,7 +18,8 @@ from lanes import OLD_TORCH
 from pretend import TWO, pretending, spec, spread
 from torch import Tensor, nn
 
-from partitioner import InputError, TraceError, partition, trials, tuning
+from partitioner import InputError, TraceError, partition
+from partitioner.tuning import trials, tuned
 
 LIVES: dict[str, Program] = {}
 
@@ -103,7 +104,7 @@ class Retried(Two):
 
 def test_second_call_that_fails_where_a_short_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is run several times to see whether it is faster alone, and what it raised in there came out of partition()."""
-    for each in (tuning, trials):
+    for each in (tuned, trials):
         monkeypatch.setattr(each, "SHORT", 10.0)
     timed = partition(Retried(), ["cpu:0", "cpu:1"], example_inputs=(rand(),))
     assert timed.calls == 0

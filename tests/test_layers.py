@@ -47,8 +47,7 @@ ROOMS: dict[str, set[str]] = {
         "ir",
         "errors",
     },
-    "tuning": {"trials", "compile", "planner.policies", "runtime", "spec.spec", "model", "ir", "errors"},
-    "trials": {
+    "tuning": {
         "backends.compiled",
         "backends.race",
         "backends.training",

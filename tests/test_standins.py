@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from partitioner import partition, trials
+from partitioner import partition
 from partitioner.planner.policies.spread import Spread
 from partitioner.runtime.standins import can_be_repeated, repeatable
 from partitioner.testing import GeneratedModule, assert_equal_runs, modules
+from partitioner.tuning import trials
 
 LANES = ["cpu:0", "cpu:1"]
 ONE_AT_A_TIME = threading.Lock()
@@ -87,7 +88,7 @@ def same(one: object, other: object) -> bool:
 def everything_raced() -> Iterator[None]:
     """Nothing is insisted on, so that what a test asks for is held against serial plans, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partitioner.tuning._is_insisted_on", lambda spec: False)
+        patch.setattr("partitioner.tuning.tuned._is_insisted_on", lambda spec: False)
         yield
 
 

@@ -16,13 +16,14 @@ from lanes import NormedTowers, Towers, assert_same, numbers
 from pretend import TWO, World, pretending, put, spec
 from torch import Tensor, nn
 
-from partitioner import PlacementError, partition, trials
+from partitioner import PlacementError, partition
 from partitioner.driver import planned
 from partitioner.ir.footprint import footprints
 from partitioner.ir.plan import Plan, state_devices
 from partitioner.runtime import standins
 from partitioner.runtime.module import Parallel
 from partitioner.runtime.standins import Spares
+from partitioner.tuning import trials
 
 X = numbers(4, 6)
 

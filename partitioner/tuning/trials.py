@@ -1,4 +1,4 @@
-"""Plans of some graphs, run side by side on stand-ins of a call's arguments: what `tuning` compares.
+"""Plans of some graphs, run side by side on stand-ins of a call's arguments: what `tuned` compares.
 
 trials.run(BESIDE | {"by_level": ASKED})         made, and called in turns
 trials.run({"by_level": ..., "measured ops": ...})
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from math import inf
 from typing import Any
 
 import torch
@@ -25,40 +24,14 @@ from partitioner.backends.training import Training
 from partitioner.compile import executable_of, planned_again
 from partitioner.ir.dag import upward_priority
 from partitioner.ir.plan import Plan, Tried
-from partitioner.planner.policies.by_level import ByLevel
 from partitioner.profile.profiled import profiled
 from partitioner.runtime.pieces import Piece
 from partitioner.runtime.standins import Spares, repeatable
 from partitioner.spec.spec import Spec
-
-Choices = dict[str, Any]
-"""Fields of a spec."""
-
-SERIAL = "serial"
-"""The name of the plan on one lane with all threads. It wins unless another is clearly faster."""
-
-REFUSED: dict[str, Choices] = {"by_level": {"policy": ByLevel()}}
-"""Lanes that were predicted not to pay, and so were not planned: run all the same where that may be an error."""
-
-SCRIPTED: dict[str, Choices] = {"scripted": {"compile_tasks": "torchscript"}}
-"""What short calls are tried with then, on the fastest of them and on the fastest with lanes: the same kernels, the same bits,
-and no Python between them or in a hand-off."""
-
-REFINED: dict[str, Choices] = {
-    **SCRIPTED,
-    "batched": {"compile_tasks": "batched"},
-    "backward on lanes": {"backward": "lanes"},
-}
-"""What `tune` tries then, on the serial plan too: also fewer kernels, and in training a backward on the forward's lanes."""
-
-AUTOTUNED: dict[str, Choices] = {"max-autotune": {"compile_tasks": "max-autotune"}}
-"""What `tune` tries then, if inductor compiles tasks."""
+from partitioner.tuning.candidates import REFUSED, SERIAL, Choices, is_close
 
 SHORT = 2e-3
 """Seconds of a call from which on what guards take does not matter, nor Python between ops."""
-
-DOUBTFUL = 1.5
-"""A predicted gain, or loss, up to this factor may be an error of the prediction."""
 
 LONG_ENOUGH = 1e-4
 """Seconds of a call from which on it is worth to measure its ops: in shorter ones no branch pays for a hand-off."""
@@ -209,8 +182,3 @@ def _identity(plans: Sequence[Plan], spec: Spec) -> tuple[object, ...]:
     """What tells plans apart that run differently."""
     threads = [tuple(plan.placement.threads) if any(plan.placement.threads) else () for plan in plans]
     return spec.compile_tasks, spec.backward, *((str(plan.program), each) for plan, each in zip(plans, threads, strict=True))
-
-
-def is_close(plan: Plan) -> bool:
-    """Whether a plan is predicted to take about as long as the serial one."""
-    return 1 / DOUBTFUL < (plan.serial or 0.0) / (plan.makespan or inf) < DOUBTFUL

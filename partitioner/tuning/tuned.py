@@ -9,7 +9,7 @@ wants it, the others read copies, and once one is kept its state moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,45 +21,13 @@ from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import Call
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state
-from partitioner.planner.policies.list import List
-from partitioner.planner.policies.single import Single
-from partitioner.planner.policies.spread import Spread
 from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
 from partitioner.runtime.programs import Programs
 from partitioner.runtime.standins import can_be_repeated
 from partitioner.spec.spec import Spec
-from partitioner.trials import AUTOTUNED, REFINED, REFUSED, SCRIPTED, SERIAL, SHORT, Choices, Trials, is_close
-
-ASKED: Choices = {}
-"""What was asked for, as it is."""
-
-BESIDE: dict[str, Choices] = {
-    SERIAL: {"policy": Single()},
-    "serial, a lane's threads": {"policy": Single(narrow=True)},
-}
-"""What a plan is held against, by the name that a report shows."""
-
-BALANCED = "measured ops"
-"""The name of the plan of the policy that was asked for, by what ops were measured to take."""
-
-MEASURED: dict[str, Choices] = {
-    BALANCED: {"profile": "auto"},
-    "list, measured ops": {"policy": List(), "profile": "auto"},
-}
-"""Plans by what ops were measured to take. A roofline may be wrong by a factor of five for short ops, and by another one for
-each kind of them, and branches are balanced by it."""
-
-CANDIDATES: dict[str, Choices] = {
-    **BESIDE,
-    "list": {"policy": List()},
-    "spread": {"policy": Spread()},
-    "spread finely": {"policy": Spread(), "grain": 1e-9},
-}
-"""What `tune` compares besides."""
-
-SLOW = ("inductor", "max-autotune")
-"""Compilers that take seconds or minutes for each plan."""
+from partitioner.tuning.candidates import SERIAL, asked_and_others, by_measured_ops, refinements
+from partitioner.tuning.trials import SHORT, Trials
 
 LARGEST = 2_000
 """Ops of a graph up to which more plans are made of it without being asked for: of more, they take seconds."""
@@ -105,9 +73,6 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
         return Chosen(spec)
     alike = not tune and len(programs.machine.lanes) == 1  # plans that differ in nothing but how ops are called
     asked = SERIAL if len(set(plan.placement.lane.values())) == 1 else plan.placement.policy
-    wanted = ({} if alike else _others(plan, spec, tune)) | {asked: ASKED}
-    if spec.compile_tasks is not None:
-        wanted |= op_by_op({asked: ASKED})
     args, kwargs = call.fill(call.tensors)
     with state_kept(programs.original, args, kwargs):
         graphs = programs.graphs_of(args, kwargs)
@@ -117,10 +82,10 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
         return Chosen(spec)
     trials = Trials(graphs, for_this_call(spec, programs.original), programs.original.training and torch.is_grad_enabled())
     with state_kept(programs.original, tensors=False), torch.random.fork_rng(trials.accelerators):
-        trials.run(wanted)
+        trials.run(asked_and_others(asked, plan, spec, tune, alike))
         if not alike and trials.may_be_mistaken():
-            trials.run(trials.ahead() | _by_measured_ops(spec, tune))
-        trials.refine(_refinements(programs, spec, tune), tune)
+            trials.run(trials.ahead() | by_measured_ops(spec, tune))
+        trials.refine(refinements(spec, tune, programs.machine.lanes[0].kind == "cpu"), tune)
     if len(trials.seconds) < 2:
         return Chosen(spec)
     choices, plans = trials.choices[trials.best()], trials.plans[trials.best()]
@@ -131,34 +96,6 @@ def tuned(programs: Programs, spec: Spec, call: Call, tune: bool | None) -> Chos
         _move(programs, *graphs[0], plans[0])
     pieces = [piece for piece, _ in graphs]
     return Chosen(spec.model_copy(update=choices), trials.tried(), list(zip(pieces, plans, strict=True)))
-
-
-def _others(plan: Plan, spec: Spec, tune: bool | None) -> dict[str, Choices]:
-    """What the plan that was asked for is held against."""
-    if spec.compile_tasks in SLOW:
-        return BESIDE if tune else {SERIAL: BESIDE[SERIAL]}
-    return CANDIDATES if tune or _is_doubtful(plan, spec) else BESIDE | REFUSED
-
-
-def _by_measured_ops(spec: Spec, tune: bool | None) -> dict[str, Choices]:
-    """Plans by measured ops; of those that take long to compile one is, unless more are asked for."""
-    if spec.compile_tasks not in SLOW:
-        return MEASURED
-    return (MEASURED if tune else {BALANCED: MEASURED[BALANCED]}) | op_by_op(MEASURED)
-
-
-def op_by_op(candidates: Mapping[str, Choices]) -> dict[str, Choices]:
-    """What compiled tasks are held against: plans whose ops are called one by one."""
-    return {f"{name}, op by op": choices | {"compile_tasks": None} for name, choices in candidates.items()}
-
-
-def _refinements(programs: Programs, spec: Spec, tune: bool | None) -> Mapping[str, Choices]:
-    """What else can be done to the fastest plans, and nobody has decided."""
-    compiles, on_cpu = spec.compile_tasks, programs.machine.lanes[0].kind == "cpu"
-    if compiles is None and spec.says_how:
-        return {}
-    found = AUTOTUNED if tune and compiles == "inductor" else {}
-    return found | (REFINED if tune and compiles is None else SCRIPTED) if on_cpu else found
 
 
 def _move(programs: Programs, piece: Piece, arguments: Sequence[Any], plan: Plan) -> None:
@@ -184,8 +121,3 @@ def _is_insisted_on(spec: Spec) -> bool:
     fixed = spec.grain is not None or bool(spec.pins) or spec.objective != "latency"
     named = spec.policy_name not in ("auto", "by_level")
     return named or fixed or spec.cuda_graphs or torch.are_deterministic_algorithms_enabled()
-
-
-def _is_doubtful(plan: Plan, spec: Spec) -> bool:
-    """Whether `Auto` has found a plan that is too close to another to tell without running both."""
-    return spec.policy_name == "auto" and is_close(plan)
