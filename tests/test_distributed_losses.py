@@ -393,3 +393,45 @@ def test_as_many_columns_as_rows_are_no_rows(name: str) -> None:
     torch.testing.assert_close(job(RIGHT[name], 2, COLUMNS), one_process(RIGHT[name], 2, COLUMNS))
     with pytest.raises(InputError, match="is a sum, "):
         job(lambda x, t: squares(x, t["v"]).sum() / COLUMNS, 2, COLUMNS)
+
+
+class Similarities(nn.Module):
+    """A model that compares all rows, as CLIP does, before its last weight: a scale, which is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(COLUMNS, COLUMNS), nn.Linear(COLUMNS, COLUMNS)
+        self.scale = nn.Parameter(torch.ones(COLUMNS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) @ self.right(x).T * self.scale.mean()
+
+
+def of_pairs(loss: Callable[[Tensor], Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    """What a step makes of a loss of similarities, and what that is of the whole batch."""
+    model, x = Similarities().double(), torch.randn(2 * rows, COLUMNS).double()
+    batches = Batches(model, example_in(model, x, None, 2), 2, torch.device("cpu"))
+    batches.fill(x, None)
+    return job_of(loss, batches, [model(*batches.call(number)[0]) for number in range(2)]), loss(model(x))
+
+
+@pytest.mark.parametrize("rows", [1, 2, COLUMNS])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda pairs: pairs.square().mean(),
+        lambda pairs: (1 + pairs.where(torch.eye(len(pairs)) == 0, -1.0) - 1e3).relu().mean() + pairs.mean(),
+        lambda pairs: functional.cross_entropy(pairs, torch.arange(len(pairs))),
+    ],
+    ids=["squares", "hinge", "contrastive"],
+)
+def test_a_loss_of_all_pairs_of_rows_is_refused(loss: Callable[[Tensor], Tensor], rows: int) -> None:
+    """A mean over a matrix of similarities looks like one over rows and columns; two microbatches have half of its numbers."""
+    with pytest.raises(InputError, match="the loss compares rows"):
+        of_pairs(loss, rows)
+
+
+@pytest.mark.parametrize("rows", [2, COLUMNS])
+def test_a_loss_of_each_row_with_itself_is_taken(rows: int) -> None:
+    """It was refused: a row that another one's place is given reads another number of that row's."""
+    torch.testing.assert_close(*of_pairs(lambda pairs: pairs.diagonal().square().mean(), rows))

@@ -2,6 +2,7 @@
 
 reads rows of its own, writes, is large     nothing is said
 compares rows, chooses among them           separable.py: noted, and refused on all ranks once the step is over
+reads what a model makes of pairs of rows   pairs.py: likewise
 a sum                                       sums.py: refused
 a number may be that of the rows            twice.py, retraced.py: the function is asked of each row twice, in the first step
 """
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import Watched, is_sum
+from partitioner.distributed.run.pairs import dimensions_of_pairs, reads_pairs
 from partitioner.distributed.run.record import Record, has_rows
 from partitioner.distributed.run.retraced import retraced
 from partitioner.distributed.run.separable import separable
@@ -66,11 +68,13 @@ class Judge:
     Attributes:
         sums: the model's own losses that are seen to be no means of rows, where their ops do not tell.
         crossed: results that have rows in another dimension than the first, of which there are as many.
+        paired: results that have something of each pair of rows, and in which dimensions.
     """
 
     batches: Batches
     sums: set[str] = field(default_factory=set)
     crossed: set[int] = field(default_factory=set)
+    paired: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def begin(self, parts: int) -> None:
         """Before the first step: see what the graph of twice the rows tells, where it is not told without."""
@@ -80,10 +84,12 @@ class Judge:
             if own is not None and is_mean(own.record, own.loss, own.by_row, rows, parts) is None and self._larger:
                 found = retraced(self.batches, self._larger, tail, own, parts)
                 self.sums |= {tail.loss.name} if found is not None and differ(*found) else set()
-        shapes = enumerate(_shapes(example))
-        square = {place for place, shape in shapes if shape[:1] == (rows,) and shape.count(rows) > 1} - self._apart
+        square = {place for place, shape in enumerate(_shapes(example)) if shape.count(rows) > 1} - self._apart
         if square and self._larger:
-            self.crossed = {place for place, shape in enumerate(_shapes(self._larger)) if shape[:1] == (rows,)} & square
+            for place, (shape, more) in enumerate(zip(_shapes(example), _shapes(self._larger), strict=False)):
+                pair = dimensions_of_pairs(shape, more, rows) if place in square else None
+                self.paired |= {place: pair} if pair else {}
+                self.crossed |= {place} if place in square and shape[0] == more[0] == rows else set()
 
     @cached_property
     def _larger(self) -> Example | None:
@@ -121,6 +127,8 @@ class Judge:
         watched.separable = separable(record, made.loss, watched.found[0], trained, by_row, rows) and all(
             separable(each.record, each.loss, counts, each.trained, each.by_row, rows) for each in own
         )
+        pairs = ((place, self.paired[place]) for place in self.paired.keys() & {*made.reached})
+        watched.separable &= not any(reads_pairs(record, made.loss, *pair) for pair in pairs)
         means = [is_mean(each.record, each.loss, each.by_row, rows, parts) for each in own]
         means += [not is_sum(tail.loss) and tail.loss.name not in self.sums for tail in self._reached(made)]
         mean = is_mean(record, made.loss, by_row, rows, parts)
@@ -143,7 +151,7 @@ class Judge:
     def _by_row(self, made: Made) -> list[bool]:
         """What of all that a loss may read has a row for each of the microbatch's: results, inputs, and targets."""
         rows, along = self.batches.example.rows, self.batches.example.by_rows
-        other = self._apart | self.crossed
+        other = self._apart | self.crossed | self.paired.keys()
         results = [has_rows(each, rows) and place not in other for place, each in enumerate(made.results)]
         return [*results, *along, *(has_rows(each, rows) for each in made.record.given[len(results) + len(along) :])]
 
