@@ -157,7 +157,7 @@ def partition(
     """
     refuse_mistaken(mistaken, partition)
     flags = Faults("the arguments of partition")
-    for name, value in (("copy", copy), ("check", check), ("tune", tune or False)):
+    for name, value in (("copy", copy), ("check", check), ("tune", False if tune is None else tune)):
         flags.flag(name, value)
     flags.check()
     model = accepted(model._partitioner_programs.original if isinstance(model, Parallel) else model, loaded=weights is None)
@@ -286,7 +286,7 @@ def _prepare(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     elif check and not is_meta(model, call):
         _hold(programs, call)
     else:
-        with state_kept(model), on_examples(model):
+        with state_kept(model, *call.leaves), on_examples(model):
             programs.trace_only(*call.fill(call.tensors))
     if not programs.pieces and programs.provisional is None:
         plan = _provisional(model, programs.machine, spec)  # it has no ops, or none that can be traced

@@ -100,6 +100,8 @@ def test_models_that_are_none(model: Any, says: str, examples: Any) -> None:
         ({"backend": "streams"}, SpecError, "backend 'streams' is for accelerators, the plan is for cpu"),
         ({"spec": {"distributed": {"mesh": {"data": 2}}}}, SpecError, "the section distributed is for the ranks of a job"),
         ({"check": "no", "example_inputs": X}, SpecError, 'check: "no" should be true or false'),
+        ({"tune": (), "example_inputs": X}, SpecError, "tune: a list of 0 should be true or false"),
+        ({"tune": X, "example_inputs": X}, SpecError, "tune: a Tensor should be true or false"),
         ({"tune": "auto", "example_inputs": X}, SpecError, 'tune: "auto" should be true or false'),
         ({"plan": 3}, SpecError, '"3": cannot be read as text: .*str'),
         ({"weights": "x.safetensors", "example_inputs": X}, SpecError, r"built under torch\.device.*this one has values"),

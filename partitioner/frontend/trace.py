@@ -117,7 +117,7 @@ def graphs_of_call(
         hold_against_eager(model, call, method)
     else:
         args, kwargs = call.fill(call.tensors)
-        with suppress(Planned), state_kept(model):
+        with suppress(Planned), state_kept(model, *(call.leaves if runs else ())):
             method(*args, **kwargs)
     if not graphs and method.reasons:
         raise TraceError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import ChainMap, Counter, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import local
@@ -35,6 +35,7 @@ from partitioner.model.classes import (
 )
 from partitioner.model.containers import CONTAINERS, items_of, methods_of_container, refill
 from partitioner.model.functions import bindings, names_in, places, reached, used_globals, users_function, wrapped
+from partitioner.model.modes import hooks_hidden
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
 from partitioner.model.storage import tensor_bytes
@@ -86,11 +87,22 @@ def state_kept(module: nn.Module, *arguments: Any, tensors: bool = True) -> Iter
     kept.look(module, arguments)
     undo = process_undo()
     try:
-        with quiet():
+        with quiet(), hooks_hidden():
             yield changed
     finally:
         undo()
         changed += kept.restore()
+
+
+@contextmanager
+def objects_kept(values: Sequence[Any]) -> Iterator[None]:
+    """Put back what is changed inside of the block in the objects among some arguments; tensors are left to the caller."""
+    kept = _Kept(tensors=True)
+    kept.look(None, tuple(value for value in values if not isinstance(value, torch.Tensor)))
+    try:
+        yield
+    finally:
+        kept.restore()
 
 
 class _Facts(NamedTuple):
@@ -119,8 +131,9 @@ class _Kept:
         self.spoken: set[str] = set()  # names of which the functions that were found speak
         self.silent: dict[str, list[tuple[Path, Any]]] = {}  # methods of which none has spoken yet
 
-    def look(self, root: nn.Module, arguments: tuple[Any, ...]) -> None:
-        small = sum(tensor_bytes(parameter) for parameter in root.parameters() if not parameter.is_meta) <= LARGEST
+    def look(self, root: nn.Module | None, arguments: tuple[Any, ...]) -> None:
+        weights = () if root is None else root.parameters()
+        small = root is not None and sum(tensor_bytes(each) for each in weights if not each.is_meta) <= LARGEST
         waiting: deque[tuple[Path, Any]] = deque([((), root), ((), arguments)])
         while (waiting or self._asked_for(waiting)) and len(self.seen) < MOST:
             path, value = waiting.popleft()

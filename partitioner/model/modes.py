@@ -12,6 +12,7 @@ from functools import cache as cached
 from typing import Protocol
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 Autocast = tuple[tuple[str, bool, str], ...]
 
@@ -88,6 +89,15 @@ class Moded(Protocol):
 def in_mode(mode: Moded | None) -> AbstractContextManager[None]:
     """A block under the modes of an op; ``None`` for those of the call."""
     return nullcontext() if mode is None else under(*mode.flags)
+
+
+def hooks_hidden() -> AbstractContextManager[object]:
+    """A block in which hooks on saved tensors are told of none: what runs in it is no call of the user's."""
+    return saved_tensors_hooks(_same, _same) if has_hooks() else nullcontext()
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def hooks_refused() -> str | None:

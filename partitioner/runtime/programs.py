@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from types import MethodType
@@ -25,7 +26,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 
-from partitioner.errors import TraceError
+from partitioner.errors import PartitionerError, TraceError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan, Tried, state_devices
 from partitioner.model.call import CheckFailed, Planned, end_here
@@ -200,11 +201,19 @@ class Programs:
             del raised
 
     def settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Put state where it belongs, once."""
+        """Put state where it belongs, once. A call on which the model fails places nothing, and does what it does in eager."""
         with self.lock:
-            if self.place is not None:
+            if self.place is None:
+                return
+            try:
                 self.place(args, kwargs)
                 self.place = None
+            except PartitionerError:
+                raise
+            except Exception:  # the model's own; planning has put back what it did
+                with suppress(Exception):
+                    self.plain("forward")(*args, **kwargs)
+                raise
 
     def are_placed(self, plan: Plan) -> None:
         """State lies where a plan wants it."""

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
+from torch._dynamo.exc import UncapturedHigherOrderOpError, UnspecializeRestartAnalysis, Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import (
     BuiltinVariable,
@@ -50,6 +50,10 @@ from partitioner.frontend.capture.here import HERE
 from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
 from partitioner.model.undo import state_undo
+
+# what registers hooks, and where it says that it has
+_INSTALLS = "transformers.utils.output_capturing", "maybe_install_capturing_hooks"
+_INSTALLED = "_output_capturing_hooks_installed"
 
 
 @amends(WrapperUserFunctionVariable, "call_function")
@@ -111,6 +115,21 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
             undo()
             raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     return asked(tx, ask, found)
+
+
+@amends(UserFunctionVariable, "call_function")
+def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Hooks that a model of transformers gets at the first request for what its layers give: it gets them, and tracing begins anew.
+
+    There is a lock around them, and a graph cannot register any, which is an error where one whole graph is needed.
+    """
+    if not HERE.whole or (self.fn.__module__, self.fn.__name__) != _INSTALLS:
+        return plain(self, tx, args, kwargs)
+    model = args[0].realize().value
+    if hasattr(model, _INSTALLED):
+        return plain(self, tx, args, kwargs)
+    self.fn(model)
+    raise UnspecializeRestartAnalysis(restart_reason="hooks of a model that are registered at its first call")
 
 
 @amends(UserFunctionVariable, "__init__")

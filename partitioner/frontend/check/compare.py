@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only
 from partitioner.errors import InputError, PartitionerError
 from partitioner.frontend.check.unlike import unlike
 from partitioner.model.call import Call, on_examples
-from partitioner.model.keep import state_kept
+from partitioner.model.keep import objects_kept, state_kept
 from partitioner.model.modes import threads, uncached
 from partitioner.model.state import lies_on_meta
 
@@ -161,7 +161,8 @@ def _calls(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[S
     with state_kept(module) as changed, _same_numbers():
         for run, tensors in zip(runs, draws, strict=False):
             try:
-                calls.append(_one_call(module, call, run, tensors, gradients=not calls))
+                with objects_kept(call.leaves):  # each run is given what the first was
+                    calls.append(_one_call(module, call, run, tensors, gradients=not calls))
             except Exception:
                 if not calls:
                     raise
