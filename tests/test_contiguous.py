@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from random import Random
 from statistics import mean
 
@@ -14,12 +17,16 @@ from partitioner.planner.assigned import keeps
 from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
+from partitioner.planner.prices import able_seconds
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.gather import guided
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.solve import evenest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _planted_graphs import planted
 
 END = 100.0
 """The load of every processor in the planted placement: all are as full as the fullest, and every task is fastest there."""
@@ -92,6 +99,24 @@ def test_tasks_are_gathered_where_they_are_fast(shape: str) -> None:
 def test_large_problems_are_gathered_too() -> None:
     """A thousand tasks have one try and no moves: tasks were where the order put them, and a load was 14% too large."""
     assert found(staged(0, "tree", 4, 250)[0]) <= 1.01 * END
+
+
+def forwards(each: int, tight: bool) -> Problem:
+    """Three processors of a kind each, all busy from beginning to end, and edges that lead to no earlier one: contiguous."""
+    problem = planted(Random(0), 3, each, tight=tight)
+    homes = able_seconds(problem).argmin(axis=0).tolist()
+    return replace(problem, edges=[edge for edge in problem.edges if homes[edge[0]] <= homes[edge[1]]], contiguous=True)
+
+
+def test_large_makespans_begin_at_even_loads_where_processors_differ() -> None:
+    """Of 750 tasks and more there was one list schedule, and strips, which know nothing of who is fast: twice the optimum."""
+    assert List()(forwards(300, tight=False)).cost <= 1.05 * END
+
+
+def test_nothing_is_looked_for_beside_an_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of nine hundred tasks were annealed for three quarters of a minute beside a load that was the bound."""
+    monkeypatch.setattr("partitioner.planner.throughput.gather.in_parts", lambda *_: pytest.fail("the answer was known"))
+    assert found(replace(forwards(300, tight=True), objective="throughput")) == pytest.approx(END)
 
 
 def test_equal_processors_are_filled_evenly() -> None:

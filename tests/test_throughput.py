@@ -366,6 +366,13 @@ def test_pieces_may_move_if_processors_stay_convex() -> None:
             both = [here if unit in back else home for unit, home in enumerate(gone)]
             assert (state.may_join(piece, there, back) and state.may_join(back, here, piece)) == is_convex(problem, both)
             seen.update((is_convex(problem, gone), is_convex(problem, both)))
+            state.leave(piece, here)
+            left = Convex(units, gone)
+            assert (state.own[here], state.after[here], state.before[here]) == (
+                left.own[here],
+                left.after[here],
+                left.before[here],
+            )
     assert min(seen[True], seen[False]) > 100, seen
 
 

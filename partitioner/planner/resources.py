@@ -105,6 +105,27 @@ def common_gap(lines: Sequence[Busy], ready: float, seconds: float) -> float:
     return start
 
 
+def gap_of_two(one: Busy, other: Busy, ready: float, seconds: float) -> float:
+    """Likewise, of two, which searches ask for ten thousand times."""
+    ends, others = one.ends, other.ends
+    if (not ends or ends[-1] <= ready) and (not others or others[-1] <= ready):
+        return ready
+    starts, beside, start = one.starts, other.starts, ready
+    here, there, count, most = bisect_right(ends, ready), bisect_right(others, ready), len(ends), len(others)
+    while True:
+        while here < count and (ends[here] <= start or starts[here] < start + seconds):
+            if ends[here] > start:
+                start = ends[here]
+            here += 1
+        before = start
+        while there < most and (others[there] <= start or beside[there] < start + seconds):
+            if others[there] > start:
+                start = others[there]
+            there += 1
+        if start == before:
+            return start
+
+
 class Shares:
     """What the lanes of one device have in common, such as its multiprocessors, and which part of it is taken when."""
 

@@ -51,7 +51,7 @@ from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
 from partitioner.model.undo import state_undo
 
-# what registers hooks, and where it says that it has
+# what registers hooks, and what says on a model that it has
 _INSTALLS = "transformers.utils.output_capturing", "maybe_install_capturing_hooks"
 _INSTALLED = "_output_capturing_hooks_installed"
 
@@ -119,7 +119,8 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
 
 @amends(UserFunctionVariable, "call_function")
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Hooks that a model of transformers gets at the first request for what its layers give: it gets them, and tracing begins anew.
+    """Hooks that a model of transformers gets when somebody first asks for what its layers give: it gets them, and tracing begins
+    anew.
 
     There is a lock around them, and a graph cannot register any, which is an error where one whole graph is needed.
     """

@@ -84,7 +84,9 @@ class Quick:
         self.rest = [tail * (1 - 1e-12) - own for tail, own in zip(tails(problem), fastest, strict=True)]
         self.standing = Standing(problem, self.rest) if self.plain and problem.stands else None
         self.merged = len(self.pools) < len(problem.lanes)
-        self.step = max(STEP, (len(problem.channels) + len(problem.lanes)) // 2)  # a mark takes as long as so many tasks do
+        held = self.standing is not None and all(self.standing.held)  # whoever holds the lanes has the channel
+        self.channels = 0 if held else len(problem.channels)
+        self.step = max(STEP, (self.channels + len(problem.lanes)) // 2)  # a mark takes as long as so many tasks do
         self.run = self.pooled if self.merged else self.standing.run if self.standing else self.plainly
 
     def __call__(self, order: list[int], lanes: Sequence[int], near: Timed | None = None) -> Timed:
@@ -135,7 +137,7 @@ class Quick:
     def begun(self) -> State:
         """Nothing is taken yet."""
         free = [[(0.0, lane) for lane in pool] for pool in self.pools] if self.merged else []
-        return State([Busy() for _ in self.problem.lanes], [Busy() for _ in self.problem.channels], {}, free)
+        return State([Busy() for _ in self.problem.lanes], [Busy() for _ in range(self.channels)], {}, free)
 
     def alike(self, order: Sequence[int], lanes: Sequence[int], near: Timed) -> int:
         """How many tasks at the beginning of an order are those of another one, on the same lanes, with the same sends."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.states import State, Times
-from partitioner.planner.resources import Busy, common_gap
+from partitioner.planner.resources import common_gap, gap_of_two
 from partitioner.planner.timing import Ahead
 
 
@@ -39,10 +39,6 @@ class Standing:
         start, end, wait, cause, lanes = times
         problem, busy, arrived = self.problem, state.busy, state.arrived
         home, table, before = problem.lanes, problem.seconds, problem.before
-        lines = [
-            [busy[lane] for lane in held] or [own]  # whoever holds lanes has the channel
-            for held, own in zip(self.held, state.channels, strict=True)
-        ]
         rest, least, handoff, values = self.rest, state.least, self.handoff, len(self.readers)
         for task in order:
             if task < 0:
@@ -51,7 +47,7 @@ class Standing:
                 for reader in self.readers[value]:
                     to = home[lanes[reader]]
                     if to != from_ and only in (0, to + 1) and (value, ~to) not in arrived:
-                        self.passed(value, from_, to, made, arrived, lines)
+                        self.passed(value, from_, to, made, state)
                 continue
             lane = lanes[task]
             here = home[lane]
@@ -62,12 +58,22 @@ class Standing:
                 if there != lane:
                     if value >= 0 and home[there] != here:
                         come = arrived.get((value, ~here))
-                        at = self.passed(value, home[there], here, at, arrived, lines) if come is None else come
+                        at = self.passed(value, home[there], here, at, state) if come is None else come
                     at += hand
                 if at > ready:
                     ready, last = at, source
             seconds = table[here][task]
-            begin = busy[lane].fill(ready, seconds)
+            line = busy[lane]
+            ends = line.ends
+            if not ends or ready > ends[-1]:
+                begin = ready
+                if seconds:
+                    line.starts.append(begin)
+                    ends.append(begin + seconds)
+                else:
+                    line.take(begin, begin)
+            else:
+                begin = line.fill(ready, seconds)
             until = begin + seconds
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
             if until + rest[task] > least:
@@ -94,24 +100,28 @@ class Standing:
         found = dict.fromkeys(home[lanes[reader]] for reader in self.readers[value])
         return [there for there in found if there != here]
 
-    def passed(
-        self, value: int, here: int, there: int, at: float, arrived: dict[tuple[int, int], float], lines: list[list[Busy]]
-    ) -> float:
+    def passed(self, value: int, here: int, there: int, at: float, state: State) -> float:
         """When a value that is made at some time is there; who has part in its passages stands still meanwhile."""
+        arrived, busy, lengths = state.arrived, state.busy, self.lengths[value]
         for channel in self.routes[here * self.places + there]:
             known = arrived.get((value, channel))
             if known is None:
-                length = self.lengths[value][channel]
+                length = lengths[channel]
                 if not length:
                     continue
-                begin, both = at, lines[channel]
-                for line in both:
-                    if line.ends and line.ends[-1] > at:
-                        begin = common_gap(both, at, length)
-                        break
-                known = arrived[value, channel] = begin + length
-                for line in both:
-                    line.take(begin, known)
+                held = self.held[channel]
+                if len(held) == 2:
+                    one, other = busy[held[0]], busy[held[1]]
+                    begin = gap_of_two(one, other, at, length)
+                    known = arrived[value, channel] = begin + length
+                    one.take(begin, known)
+                    other.take(begin, known)
+                else:
+                    lines = [busy[lane] for lane in held] or [state.channels[channel]]  # whoever holds lanes has the channel
+                    begin = common_gap(lines, at, length)
+                    known = arrived[value, channel] = begin + length
+                    for line in lines:
+                        line.take(begin, known)
             if known > at:
                 at = known
         arrived[value, ~there] = at

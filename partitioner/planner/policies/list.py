@@ -28,7 +28,7 @@ from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
 from partitioner.planner.latency.starts import starts
 from partitioner.planner.latency.strips import in_strips
-from partitioner.planner.latency.tries import lumpy, several, tries_for
+from partitioner.planner.latency.tries import lumpy, several, tries_for, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 
 
@@ -65,7 +65,8 @@ class List:
             return placed(problem, "list", even, bound=bound)
         bound = makespan_bound(ruled)
         late = perf_counter() + until - monotonic()
-        if tries == 1 and (self.tries == 1 or not lumpy(ruled)):
+        parts = ruled.contiguous and uneven(ruled)
+        if tries == 1 and (self.tries == 1 or not (lumpy(ruled) or parts)):
             known = [*several(ruled, Homes(ruled), 1), *in_strips(ruled, 1, bound, late)]
             known.sort(key=lambda each: each.seconds)
         else:

@@ -39,9 +39,32 @@ class Convex:
 
     def between(self, processor: int, coming: Iterable[int] = (), going: Collection[int] = ()) -> int:
         """The forward tasks on paths that leave a processor's units and come back, once some have come and gone, as bits."""
-        state = self._bits(self.units[processor].difference(going)) if going else self._state(processor)
+        state = self._left(processor, going) if going else self._state(processor)
         own, after, before = (old | new for old, new in zip(state, self._bits(coming), strict=True)) if coming else state
         return after & before & ~own
+
+    def _left(self, processor: int, going: Iterable[int]) -> tuple[int, int, int]:
+        """The bits of a processor once some units have gone."""
+        reach, going = self.reach, tuple(going)
+        assert reach is not None
+        own, after, before = self._state(processor)
+        for unit in going:
+            own &= ~reach.own[unit]
+        single = all(not reach.own[unit] & (reach.own[unit] - 1) for unit in going if reach.own[unit])
+        late = single and all(reach.before[unit] & own for unit in going if reach.own[unit])
+        soon = single and all(reach.after[unit] & own for unit in going if reach.own[unit])
+        if not (late and soon):  # else those that are left lead to all that the single tasks did, and come from all of it
+            rest = self.units[processor].difference(going)
+            after = after if late else self._union(reach.after, rest)
+            before = before if soon else self._union(reach.before, rest)
+        return own, after, before
+
+    @staticmethod
+    def _union(side: Sequence[int], units: Iterable[int]) -> int:
+        found = 0
+        for unit in units:
+            found |= side[unit]
+        return found
 
     def may_leave(self, units: Iterable[int], here: int) -> bool:
         """Whether none of some units is on a path between two others of their processor."""
@@ -70,6 +93,7 @@ class Convex:
 
     def leave(self, units: Iterable[int], here: int) -> None:
         """Note that units have gone."""
-        self.units[here].difference_update(units)
+        units = tuple(units)
         if self.reach is not None:
-            self._count(here)
+            self.own[here], self.after[here], self.before[here] = self._left(here, units)
+        self.units[here].difference_update(units)
