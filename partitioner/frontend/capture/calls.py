@@ -119,8 +119,7 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
 
 @amends(UserFunctionVariable, "call_function")
 def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Hooks that a model of transformers gets when somebody first asks for what its layers give: it gets them, and tracing begins
-    anew.
+    """Hooks that transformers registers once somebody asks for what layers give are registered, and tracing begins anew.
 
     There is a lock around them, and a graph cannot register any, which is an error where one whole graph is needed.
     """
