@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from partitioner import plan
 from partitioner.ir.problem import Channel, Kind, Problem, Processor
 from partitioner.planner.latency.quick import Quick
-from partitioner.planner.resources import Busy, common_gap
+from partitioner.planner.resources import Busy, common_gap, gap_of_two
 from partitioner.planner.timing import timed
 
 
@@ -50,3 +52,20 @@ def test_a_gap_behind_many_short_ones_is_found() -> None:
     link.take(41.5, 42.0)
     lane.take(0.0, 0.1)
     assert common_gap([link, lane], 0.0, 1.0) == 39.5
+
+
+@pytest.mark.parametrize("taken", [3, 20, 3_000])
+def test_a_gap_of_two_is_a_common_gap(taken: int) -> None:
+    """Searches ask for it by a way of its own; behind thousands of intervals both give up at one place."""
+    draws = Random(taken)
+    for _ in range(200 if taken < 100 else 5):
+        lines = Busy(), Busy()
+        for line in lines:
+            end = 0.0
+            for _ in range(taken):
+                begin = end + draws.randrange(3) / 2
+                end = begin + draws.randrange(1, 4) / 2
+                line.take(begin, end)
+        for ready in (0.0, taken / 4, 2.0 * taken):
+            seconds = draws.randrange(1, 8) / 4
+            assert gap_of_two(*lines, ready, seconds) == common_gap(lines, ready, seconds)

@@ -112,6 +112,7 @@ def gap_of_two(one: Busy, other: Busy, ready: float, seconds: float) -> float:
         return ready
     starts, beside, start = one.starts, other.starts, ready
     here, there, count, most = bisect_right(ends, ready), bisect_right(others, ready), len(ends), len(others)
+    enough = here + there + MOST_IN_COMMON
     while True:
         while here < count and (ends[here] <= start or starts[here] < start + seconds):
             if ends[here] > start:
@@ -122,6 +123,8 @@ def gap_of_two(one: Busy, other: Busy, ready: float, seconds: float) -> float:
             if others[there] > start:
                 start = others[there]
             there += 1
+        if here + there > enough:
+            return common_gap([one, other], ready, seconds)
         if start == before:
             return start
 

@@ -63,17 +63,7 @@ class Standing:
                 if at > ready:
                     ready, last = at, source
             seconds = table[here][task]
-            line = busy[lane]
-            ends = line.ends
-            if not ends or ready > ends[-1]:
-                begin = ready
-                if seconds:
-                    line.starts.append(begin)
-                    ends.append(begin + seconds)
-                else:
-                    line.take(begin, begin)
-            else:
-                begin = line.fill(ready, seconds)
+            begin = busy[lane].fill(ready, seconds)
             until = begin + seconds
             start[task], end[task], wait[task], cause[task] = begin, until, ready, last
             if until + rest[task] > least:
