@@ -13,6 +13,7 @@ from hostile import PROGRAMS, Program, portrait
 from hostile.judge import EQUAL, REFUSED, Variant, judge
 from hostile.portrait import Picture
 from hostile.program import Run, Steps, Towers, kept_in, rand
+from lanes import OLD_TORCH
 from pretend import TWO, World, spec
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -88,6 +89,7 @@ def test_what_planning_does_is_put_back(name: str, example: bool, fullgraph: boo
     assert verdict.kind == EQUAL, f"{verdict.kind}: {verdict.detail}"
 
 
+@pytest.mark.xfail(OLD_TORCH, reason="torch 2.11 does not get to the end of transformers' wrapper: docs/limits.md", strict=True)
 def test_hidden_states_that_are_asked_for_later(world: World) -> None:
     """At the first request transformers registers hooks, under a lock, which no graph can do: it was refused."""
     verdict = judge(PROGRAMS["language.hidden_states_now_and_then"], Variant(False, True), over_two(True, None))
