@@ -86,10 +86,11 @@ class Judge:
                 self.sums |= {tail.loss.name} if found is not None and differ(*found) else set()
         square = {place for place, shape in enumerate(_shapes(example)) if shape.count(rows) > 1} - self._apart
         if square and self._larger:
-            for place, (shape, more) in enumerate(zip(_shapes(example), _shapes(self._larger), strict=False)):
-                pair = dimensions_of_pairs(shape, more, rows) if place in square else None
-                self.paired |= {place: pair} if pair else {}
-                self.crossed |= {place} if place in square and shape[0] == more[0] == rows else set()
+            both = enumerate(zip(_shapes(example), _shapes(self._larger), strict=False))
+            shapes = {place: pair for place, pair in both if place in square}
+            pairs = {place: dimensions_of_pairs(*shapes[place], rows) for place in shapes}
+            self.paired = {place: dimensions for place, dimensions in pairs.items() if dimensions is not None}
+            self.crossed = {place for place, (shape, more) in shapes.items() if shape[:1] == more[:1] == (rows,)}
 
     @cached_property
     def _larger(self) -> Example | None:
