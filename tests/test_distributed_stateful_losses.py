@@ -1,4 +1,4 @@
-"""Loss functions that are called once more, and are right although they then give another loss, or none."""
+"""Loss functions that are called once more: they see nothing of it, and what they give of other rows may be no evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ Loss_ = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
 def mse(x: Tensor, t: dict[str, Tensor]) -> Tensor:
-    """With a number that may be that of the rows."""
     return functional.mse_loss(x, t["v"]) * ROWS
 
 
@@ -39,7 +38,7 @@ class Annealed:
 
 
 class Normalized(nn.Module):
-    """Takes a mean of all losses so far for one."""
+    """Takes a mean of all losses so far for one, which microbatches move otherwise than a batch does."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class Normalized(nn.Module):
             self.mean.mul_(0.9).add_(0.1 * found.detach())
         else:
             self.mean = 0.9 * self.mean + 0.1 * found.item()
-        return found * (1 / self.mean)  # as what it is divided by, it would be refused: each microbatch has another
+        return found * (1 / self.mean)
 
 
 def of_mixture(x: Tensor, t: dict[str, Tensor]) -> Tensor:
@@ -81,8 +80,6 @@ RIGHT: dict[str, Callable[[], Loss_]] = {
     "warmed up": lambda: Annealed(lambda calls: min(1.0, calls / 100)),
     "twice as much each time": lambda: Annealed(lambda calls: 2.0**calls),
     "another after the first": lambda: Annealed(lambda calls: 1.0 if calls < 2 else 0.5),
-    "normalized by an item": lambda: Normalized("item"),
-    "normalized in place": lambda: Normalized("in place"),
     "with dropout": lambda: lambda x, t: mse(functional.dropout(x, 0.5), t),
     "with noise": lambda: lambda x, t: mse(x + torch.randn_like(x), t),
     "with random weights": lambda: of_mixture,
@@ -93,27 +90,42 @@ RIGHT: dict[str, Callable[[], Loss_]] = {
     "of ones that it has": lambda: lambda x, t: functional.mse_loss(x, torch.ones(ROWS, COLUMNS).double()) * ROWS,
     "of nothing": lambda: lambda x, t: (squares(x, t["v"]) * (t["v"] > 9)).sum() / (t["v"] > 9).sum().clamp(min=1) * ROWS,
     "of an empty selection": lambda: lambda x, t: x[t["v"] > 9].mean() * ROWS,
-    "behind a norm": lambda: lambda x, t: mse(normal(x), t),
-    "as many sums as there are parts": lambda: lambda x, t: COUNT * squares(x, t["v"]).sum(),
-    "as many sums, negated": lambda: lambda x, t: -COUNT * (x.log_softmax(1) * t["v"]).sum(),
     "halves": lambda: lambda x, t: (squares(x.bfloat16(), t["v"].bfloat16()).sum() / len(x)).float(),
     "logged": lambda: lambda x, t: (mse(x, t), print(mse(x, t).item(), end=""))[0],
 }
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_who_cannot_be_asked_twice_is_taken(name: str) -> None:
-    """Each has a number that may be that of the rows, and so is asked of each row twice."""
+def test_who_cannot_be_asked_is_taken(name: str) -> None:
     job(RIGHT[name](), COUNT, ROWS)
 
 
-def test_who_is_asked_is_called_once_more_if_it_is_right() -> None:
-    calls = Annealed(lambda _: 1.0), Annealed(lambda _: 0.3)
-    for each in calls:
+WRONG: dict[str, Callable[[], Loss_]] = {
+    "normalized by an item": lambda: Normalized("item"),
+    "normalized in place": lambda: Normalized("in place"),
+    "behind a norm": lambda: lambda x, t: mse(normal(x), t),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_who_makes_another_loss_of_all_rows_is_refused_although_it_has_a_state(name: str) -> None:
+    with pytest.raises(InputError, match="no mean over rows: of two microbatches it is "):
+        job(WRONG[name](), COUNT, ROWS)
+
+
+def test_who_is_asked_sees_nothing_of_it() -> None:
+    """A loss that counted its calls saw one more than there were microbatches, and one that kept a list had one item more."""
+    calls, held, drawing = Annealed(lambda _: 1.0), Normalized("item"), Annealed(lambda _: float(torch.rand(())))
+    for each in (calls, drawing):
         job(each, COUNT, ROWS)
-    job(unasked := Annealed(lambda _: 1.0), COUNT, 5)
-    job(drawing := Annealed(lambda _: float(torch.rand(()))), COUNT, ROWS)
-    assert [each.calls for each in (*calls, unasked, drawing)] == [COUNT + 1, COUNT + 1, COUNT, COUNT]
+    assert [each.calls for each in (calls, drawing)] == [COUNT, COUNT]
+    with pytest.raises(InputError):
+        job(held, COUNT, ROWS)
+    batches, results = batches_of(COUNT, ROWS)
+    known = Normalized("item")
+    for number in range(2):
+        known(results[number], batches.targets[number])
+    assert held.mean == known.mean
 
 
 def test_numbers_that_are_in_no_way_to_the_loss_do_not_count() -> None:

@@ -61,13 +61,6 @@ class Batches:
             raise InputError("the stages have no batch: call batches.fill(inputs, target) before each step of the schedule")
         return self.example.arguments(self.tensors[number])
 
-    def read(self, number: int) -> tuple[list[torch.Tensor], bool]:
-        """The tensors that a loss may read of one microbatch beside results, and whether they are all of it that has rows."""
-        leaves = tree_leaves(self.targets[number], is_leaf=partial(_is_by_row, rows=self.example.rows))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = (leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
-        return [*self.tensors[number], *tensors], not any(_is_by_row(leaf, self.example.rows) for leaf in others)
-
     def fill(self, inputs: Any, target: Any) -> None:
         """Divide a batch.
 
@@ -92,7 +85,7 @@ class Batches:
             ]
             for number in range(self.count)
         ]
-        by_row = partial(_is_by_row, rows=rows)
+        by_row = partial(is_by_row, rows=rows)
         self.targets = [
             tree_map(lambda leaf, number=number: self._rows(leaf, number, rows), target, is_leaf=by_row)
             for number in range(self.count)
@@ -116,8 +109,8 @@ class Batches:
 
     def _refuse_target(self, target: Any, rows: int) -> None:
         """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
-        for leaf in tree_leaves(target, is_leaf=lambda each: type(each) is list or _is_by_row(each, rows)):
-            if _is_by_row(leaf, rows):
+        for leaf in tree_leaves(target, is_leaf=lambda each: type(each) is list or is_by_row(each, rows)):
+            if is_by_row(leaf, rows):
                 continue
             if type(leaf) is list:
                 self._refuse_list(leaf, rows)
@@ -175,13 +168,13 @@ class Batches:
 
     def _rows(self, leaf: Any, number: int, rows: int) -> Any:
         """The rows of one microbatch, of what has a row for each of the batch's; anything else as it is."""
-        if not _is_by_row(leaf, rows):
+        if not is_by_row(leaf, rows):
             return leaf
         each = rows // self.count
         return leaf[number * each : (number + 1) * each]
 
 
-def _is_by_row(value: Any, rows: int) -> bool:
+def is_by_row(value: Any, rows: int) -> bool:
     """Whether a value has a row for each of a batch's: a tensor, an array, or a list with an item for each.
 
     Such items are texts, numbers, or what else one row is told by: a dict of its boxes. They are not, where each tensor in the

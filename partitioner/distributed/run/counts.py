@@ -60,18 +60,14 @@ class Watched(TorchFunctionMode):
 
     Attributes:
         found: by microbatch, of each loss.
-        own: how many of these a model makes itself.
         sums: losses that are sums over what they are of.
-        separable: whether what a row adds to the first microbatch's loss is the same, whatever the others are.
     """
 
     def __init__(self, parts: int) -> None:
         super().__init__()
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
-        self.own = 0
         self.sums: list[torch.Tensor] = []
-        self.separable = True
         self._by_place: dict[Any, int] = {}
         self._uncompiled = ExitStack()
 
@@ -140,11 +136,6 @@ def held_in(example: Example) -> dict[str, torch.Tensor]:
     }
 
 
-def is_sum(loss: torch.fx.Node) -> bool:
-    """Whether a function of losses is asked for a sum."""
-    return "sum" in (*loss.args, *loss.kwargs.values())
-
-
 def counts_in(
     losses: Iterable[tuple[torch.fx.Node, Sequence[torch.fx.Node]]], inputs: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
@@ -173,35 +164,44 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
     Raises:
         InputError: on every rank; says which numbers differ.
     """
-    rows = [torch.stack([each.double().to(ranks.device) for each in row[:MOST]]) for row in watched.found if row]
-    ends = torch.full((2, MOST + 1), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, minus the smallest
-    ends[0, MOST] = float(not watched.separable)
-    if rows and len({len(row) for row in rows}) == 1:
-        counts = torch.stack(rows)
-        ends[:, : counts.shape[1]] = torch.stack([counts.amax(0), (-counts).amax(0)])
+    ends = torch.full((2, MOST), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, minus the smallest
+    if (found := _ends(watched.found)) is not None:
+        ends[:, : found.shape[1]] = found.to(ranks.device)
     for axis in ranks.wide("pipeline", "data"):
         if axis == "pipeline":
             dist.broadcast(ends, group=ranks.mesh.get_group(axis), group_src=last)
         else:
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=ranks.mesh.get_group(axis))
-    if ends[0, MOST] > 0:
-        raise InputError(
-            f"the loss compares rows, chooses among them or weighs them by all, and each of {watched.parts} microbatches and "
-            "copies has rows of its own: the mean of their losses is not the loss of the batch. With microbatches: 1, and "
-            "without a data axis, it is. If it is a sum over rows that is divided by another, give that one: "
-            "parallelize(..., count_fn=lambda target: target[1].sum()); if each is to be looked at by itself, say so: "
-            "count_fn=lambda *_, **__: 1"
-        )
-    most, least = ends[0], -ends[1]
-    uneven = torch.isfinite(most) & torch.isfinite(least) & (most - least > least.abs() * 1e-6)
+    uneven = _uneven(ends)
     if bool(uneven.any()):
         place = int(uneven.int().argmax())
+        least, most = (-ends[1, place]).item(), ends[0, place].item()
         raise InputError(
-            f"a loss is divided by {least[place]:g} in one microbatch or copy and by {most[place]:g} in another, as where "
+            f"a loss is divided by {least:g} in one microbatch or copy and by {most:g} in another, as where "
             "targets are ignored, masked or weigh less, and the mean of such means is not that of the batch. Say what "
             "counts: parallelize(..., count_fn=lambda target: (target != -100).sum()), of a microbatch's target or, where "
             "loss_fn takes none, of the model's arguments; count_fn=lambda *_, **__: 1 takes the mean of means"
         )
+
+
+def alike(found: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Whether microbatches' losses are means of as many, as far as that is seen."""
+    ends = _ends(found)
+    return ends is None or not bool(_uneven(ends).any())
+
+
+def _ends(found: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
+    """The largest count of each loss, and minus the smallest; ``None`` where microbatches do not have the same losses."""
+    rows = [torch.stack([each.double() for each in row[:MOST]]) for row in found if row]
+    if not rows or len({len(row) for row in rows}) > 1:
+        return None
+    counts = torch.stack(rows)
+    return torch.stack([counts.amax(0), (-counts).amax(0)])
+
+
+def _uneven(ends: torch.Tensor) -> torch.Tensor:
+    most, least = ends[0], -ends[1]
+    return torch.isfinite(most) & torch.isfinite(least) & (most - least > least.abs() * 1e-6)
 
 
 def _telling(node: torch.fx.Node) -> torch.fx.Node | None:

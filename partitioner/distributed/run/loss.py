@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,10 +13,10 @@ from partitioner.distributed.ranks import Ranks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.called import fits, parameters_of
-from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
-from partitioner.distributed.run.judge import Judge, Made
-from partitioner.distributed.run.record import MUCH, Record
+from partitioner.distributed.run.counts import Watched, alike, counts_in, held_in, losses_in
+from partitioner.distributed.run.joined import Part
 from partitioner.distributed.run.weights import weighted, weights_of
+from partitioner.distributed.run.whole import Told, Whole, refuse_no_mean
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -54,7 +53,6 @@ class Loss:
         reached: places of the results of which losses were made since it was emptied.
         weights: of the microbatches of this step, if there is ``count``.
         watched: sees what the losses of this step are means of, if that is wanted.
-        judged: how often it was asked whether it is a mean over rows.
     """
 
     function: Callable[..., torch.Tensor]
@@ -65,7 +63,6 @@ class Loss:
     reached: set[int] = field(default_factory=set)
     weights: torch.Tensor | None = None
     watched: Watched | None = None
-    judged: int = 0
 
     @cached_property
     def takes_target(self) -> bool:
@@ -118,8 +115,8 @@ class Loss:
             self.weights = weights_of([self._count(number) for number in range(self.batches.count)], ranks, watched=looked_at)
         parts = self.batches.count * ranks.sizes["data"]
         self.watched = Watched(parts) if watched and self.count is None else None
-        if self.watched is not None and parts > 1 and last and not self.judged:
-            self._judge.begin(parts)
+        if self.watched is not None and parts > 1 and last:
+            self._whole.begin()
 
     def _count(self, number: int) -> Any:
         assert self.count is not None
@@ -145,27 +142,33 @@ class Loss:
         return counts_in(losses, {name: each.to(self.batches.device) for name, each in held.items()} | {**self.batches(number)})
 
     @cached_property
-    def _judge(self) -> Judge:
-        return Judge(self.batches)
+    def _whole(self) -> Whole:
+        return Whole(self.batches, self.function, self._given)
 
     def _given(self, results: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], target: Any) -> tuple[Any, ...]:
         """What the user's function is called with."""
         output = self.batches.example.output(results, inputs)
         return (output, target) if self.takes_target else (output,)
 
-    def _called(self, results: Sequence[torch.Tensor], number: int) -> tuple[Any, Record | None]:
-        """What the user's function gives and, of the first that is watched, the ops that it has called."""
+    def _called(self, results: Sequence[torch.Tensor], number: int) -> Any:
+        """What the user's function gives."""
         given = self._given(results, self.batches(number), self.batches.targets[number])
         if self.watched is None:
-            return self.function(*given), None
-        record = None
-        if not self.watched.found and self.watched.parts > 1:
-            others, by_row = self.batches.read(number)
-            record = Record([*results, *others], by_row=by_row)
+            return self.function(*given)
         self.watched.found.append(self._own_counts(number))
-        self.watched.own = len(self.watched.found[-1])
-        with record or nullcontext(), self.watched:
-            return self.function(*given), record
+        with self.watched:
+            return self.function(*given)
+
+    def _see_what_it_is(self, part: Part, loss: torch.Tensor) -> None:
+        """See whether the mean of microbatches' losses is that of the batch.
+
+        Raises:
+            InputError: it is not.
+        """
+        assert self.watched is not None
+        if any(loss is each for each in self.watched.sums):
+            refuse_no_mean(Told(1.0, 1.0, 2.0), self.watched.parts)
+        self._whole(part, self.watched.parts, alike=alike(self.watched.found))
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -192,9 +195,10 @@ class Loss:
         """
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
-        place = int(number)
+        place, asks = int(number), self.watched is not None and self.watched.parts > 1
+        kept = self._whole.kept(flat) if asks else []
         try:
-            found, record = self._called(flat, place)
+            found = self._called(flat, place)
         except (AttributeError, TypeError) as error:
             if not self.takes_target or self.batches.targets[place] is not None:
                 raise
@@ -211,10 +215,7 @@ class Loss:
             )
         made = between(found, flat)
         self._see_what_is_reached(made)
-        if record is not None and (self.judged < 2 or record.read <= MUCH):
-            self.judged += 1
-            assert self.watched is not None
-            seen = Made(self.function, self._given, place, flat, found, record, made.reached, self.watched.own > 0)
-            self._judge(seen, self.watched, ask=self.judged == 1)
+        if asks:
+            self._see_what_it_is(Part(place, kept, made.reached), found)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)

@@ -3,22 +3,26 @@
     forward    images, texts -> towers -> projections  |  a / a.norm()   a @ b.T   cross_entropy   -> loss
                                                        ^ any numbers, with a row for each of the batch's
 
-What a property of these ops is does not need the values that the weights make, which may lie on other ranks.
+What these ops make of two microbatches, and of both as one in the graph of twice the rows, does not need the values that the
+weights make, which may lie on other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
-from partitioner.distributed.run.counts import fixed_by
-from partitioner.distributed.run.record import MOST, Record, has_rows
+from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.counts import MEANS, fixed_by
+from partitioner.distributed.run.doubled import Doubled, doubled
 from partitioner.distributed.traced.example import Example
 from partitioner.model.modes import in_mode
 from partitioner.model.node import call_node, fill, made_of
+
+MOST = 2**24
+"""Elements beyond which nobody asks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,16 @@ class Tail:
     nodes: tuple[torch.fx.Node, ...]
     drawn: tuple[torch.fx.Node, ...]
     given: tuple[torch.fx.Node, ...]
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its last op is asked for a sum."""
+        return "sum" in (*self.loss.args, *self.loss.kwargs.values())
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether its last op is known to give the mean of the targets that count."""
+        return self.loss.target in MEANS and not self.is_sum
 
 
 def tails_of(example: Example) -> list[Tail]:
@@ -85,72 +99,87 @@ def _like(node: torch.fx.Node) -> torch.Tensor:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Again:
-    """A loss that can be computed again.
+Values = dict[torch.fx.Node, torch.Tensor]
+
+
+def asked_of(tail: Tail, batches: Batches, larger: Example) -> tuple[float, float, float] | None:
+    """What one of the model's own losses is of two microbatches, and of both, whatever its last weights might give.
 
     Args:
-        record: of its ops.
-        loss: what they gave.
-        trained: which of the tensors given to them are results of weights, with rows.
-        by_row: which have rows.
-        values: what stood for the nodes that these ops read.
-    """
-
-    record: Record
-    loss: torch.Tensor
-    trained: tuple[bool, ...]
-    by_row: tuple[bool, ...]
-    values: Mapping[str, torch.Tensor]
-
-
-def again(
-    example: Example,
-    tail: Tail,
-    inputs: Mapping[str, torch.Tensor],
-    device: torch.device,
-    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> Again | None:
-    """One of the model's own losses, of whatever its last weights might give.
-
-    Args:
-        example: a microbatch, as it was traced.
         tail: of the loss.
-        inputs: of the graph, of a microbatch.
-        device: where they are.
-        known: what stands for some of the nodes; any numbers stand for the others.
+        batches: which know the model, and the first microbatch, whose inputs are those of both.
+        larger: the model's graph of twice the rows.
 
     Returns:
-        ``None`` where that is much, or some op does not take such numbers.
+        ``None`` where nothing can be said: that is much, numbers are drawn, or some op does not take such numbers.
     """
-    graph, drawing = example.traced.graph, torch.Generator().manual_seed(0)
+    example = batches.example
     if sum(_like(node).numel() for node in tail.drawn) > MOST:
         return None
-
-    def some(node: torch.fx.Node) -> torch.Tensor:
-        if node.name in known:
-            return known[node.name].detach().clone()
-        return torch.randn(_like(node).shape, generator=drawing).to(device, _like(node).dtype)
-
-    values = {node: some(node).requires_grad_() for node in tail.drawn}
-    values |= {node: inputs[node.name].clone() for node in tail.given if node.name in inputs}  # they may be written
-    given = [*values.values()]
-    values |= {node: some(node).abs() for node in tail.given if node not in values}
-    read = {node.name: each for node, each in values.items()}
-    apart = torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
+    apart = torch.random.fork_rng([] if batches.device.type == "cpu" else [batches.device], device_type=batches.device.type)
     try:
-        with torch.no_grad(), apart, Record(given) as record:
-            for node in tail.nodes:
-                with in_mode(graph.by_name[node.name].mode):
-                    values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+        with torch.no_grad(), torch._C._DisableAutocast(), apart:
+            behind = _same_tail(example, tail, larger)
+            one, other, both = _inputs(tail, behind, batches)
+            first, second, whole = _value(example, tail, one), _value(example, tail, other), _value(larger, behind, both)
+            return (first, second, whole) if first == _value(example, tail, one) else None
     except Exception:  # an op takes what it is given by its values
         return None
-    named = (*tail.drawn, *(node for node in tail.given if node.name in inputs))
-    by_row = tuple(_has_rows(each, example.rows) and of_batch(example, node) for each, node in zip(given, named, strict=True))
-    trained = tuple(has and place < len(tail.drawn) for place, has in enumerate(by_row))
-    return Again(record, values[tail.loss], trained, by_row, read)
 
 
-def _has_rows(value: torch.Tensor, rows: int) -> bool:
-    """Also of a batch and its sequences in one dimension."""
-    return has_rows(value, rows) or (value.dim() in (1, 2) and len(value) % rows == 0)
+def _same_tail(example: Example, tail: Tail, larger: Example) -> Tail:
+    place = example.traced.graph.outputs.index(tail.loss.name)
+    (behind,) = [each for each in tails_of(larger) if each.loss.name == larger.traced.graph.outputs[place]]
+    return behind
+
+
+def _inputs(tail: Tail, behind: Tail, batches: Batches) -> tuple[Values, Values, Values]:
+    """What the ops read of two microbatches, and of both.
+
+    Raises:
+        ValueError: nobody knows where the rows of something are.
+    """
+    example, inputs = batches.example, batches(0)
+    one, other, both = Values(), Values(), Values()
+    drawing = torch.Generator().manual_seed(0)
+    for node, more in zip((*tail.drawn, *tail.given), (*behind.drawn, *behind.given), strict=True):
+        if node.name in inputs:
+            value, along = inputs[node.name], 0 if example.by_rows[example.places[node.name]] else None
+            one[node] = other[node] = value
+            both[more] = value if along is None else torch.cat([value, value])
+            continue
+        both[more] = _some(more, drawing, batches.device)
+        along = _along(example, node, more)
+        one[node], other[node] = (both[more], both[more]) if along is None else both[more].chunk(2, along)
+    return one, other, both
+
+
+def _some(node: torch.fx.Node, drawing: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Any numbers; of a weight, or of what the model holds, positive ones."""
+    like = _like(node)
+    dtype = torch.float64 if like.is_floating_point() else like.dtype
+    found = torch.randn(like.shape, generator=drawing, dtype=torch.float64).to(device, dtype)
+    return found.abs() if node.op == "placeholder" else found
+
+
+def _along(example: Example, node: torch.fx.Node, more: torch.fx.Node) -> int | None:
+    """In which dimension a value has rows, if it has any."""
+    sizes = enumerate(zip(_like(node).shape, _like(more).shape, strict=True))
+    growing = [(place, *pair) for place, pair in sizes if pair[0] != pair[1]]
+    if not growing and not of_batch(example, node):
+        return None
+    ((place, *pair),) = growing
+    if pair != [example.rows, 2 * example.rows]:
+        raise ValueError("rows are not a dimension of their own")
+    return place
+
+
+def _value(example: Example, tail: Tail, given: Mapping[torch.fx.Node, torch.Tensor]) -> float:
+    """What the ops make of it."""
+    graph = example.traced.graph
+    values = {node: doubled(each.clone()) for node, each in given.items()}  # they may be written
+    with Doubled():  # type: ignore[no-untyped-call]
+        for node in tail.nodes:
+            with in_mode(graph.by_name[node.name].mode):
+                values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
+    return float(values[tail.loss])

@@ -1,0 +1,168 @@
+"""Two microbatches as one: what a loss function would be called with.
+
+results   4, 6  and  4, 6    ->   8, 6      behind each other, in the dimension in which they have rows
+              4, 4  and  4, 4    ->   8, 8      numbers of pairs of rows: any stand for those of pairs from both
+          a loss             ->   a loss    their mean or, of sums, their sum
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from partitioner.distributed.run.batches import Batches, is_by_row
+from partitioner.distributed.run.doubled import doubled
+from partitioner.distributed.run.within import of_batch
+from partitioner.distributed.traced.example import Example
+
+LARGE = 2**20
+"""Elements of a result that no loss is made of, beyond which only its shape is told."""
+
+Call = tuple[list[torch.Tensor], Mapping[str, torch.Tensor], Any]
+"""A model's results, the graph's inputs and a target."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a user's function was called with.
+
+    Args:
+        number: of the microbatch.
+        results: the model's, as they were before the call.
+        reached: places of the results that the loss is made of.
+    """
+
+    number: int
+    results: Sequence[torch.Tensor]
+    reached: Collection[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Joins microbatches.
+
+    Args:
+        batches: which know the model, and the microbatches.
+        larger: gives the model's graph of twice the rows, if it has one.
+        sums: the model's results that are sums over rows.
+    """
+
+    batches: Batches
+    larger: Callable[[], Example | None]
+    sums: Collection[str]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the results, in the graph."""
+        return tuple(self.batches.example.traced.graph.outputs)
+
+    @cached_property
+    def tells_numbers(self) -> bool:
+        """Whether the model gives numbers of Python's, one of which may be that of the rows."""
+        return any(value for name, value in self.batches.example.leaves if not name and type(value) in (int, float))
+
+    @cached_property
+    def unknown(self) -> bool:
+        """Whether the model gives something of which nobody knows what it would be of both."""
+        return any(along is None and not self._is_loss(place) for place, along in enumerate(self._rows))
+
+    def turned(self, part: Part) -> Part:
+        """A microbatch whose results are those of other rows."""
+        return Part(part.number, [self._turned(place, each) for place, each in enumerate(part.results)], part.reached)
+
+    def of(self, part: Part) -> Call:
+        """What the function is called with; all of it may be written to."""
+        inputs = {name: _copied(each) for name, each in self.batches(part.number).items()}
+        results = [self._light(part, place) for place in range(len(part.results))]
+        return results, inputs, tree_map(_copied, self.batches.targets[part.number])
+
+    def both(self, one: Part, other: Part, filling: float) -> Call:
+        """What it would be called with; ``filling`` stands where nobody knows that."""
+        example = self.batches.example
+        (results, inputs, target), (others, more, next_target) = self.of(one), self.of(other)
+        along = {name: example.by_rows[example.places[name]] for name in inputs}
+        return (
+            [self._both(place, *pair, filling) for place, pair in enumerate(zip(results, others, strict=True))],
+            {name: torch.cat([each, more[name]]) if along[name] else each for name, each in inputs.items()},
+            tree_map(
+                lambda leaf, last: _joined(leaf, last, example.rows),
+                target,
+                next_target,
+                is_leaf=lambda leaf: is_by_row(leaf, example.rows),
+            ),
+        )
+
+    @cached_property
+    def _rows(self) -> list[tuple[int, ...] | None]:
+        """In which dimensions each result has rows: none, one, or two if it has something of each pair of rows; ``None`` where
+        it is made of the batch, and nobody knows how."""
+        graph, example = self.batches.example.traced.graph, self.batches.example
+        apart = [not of_batch(example, graph.nodes[name]) for name in graph.outputs]
+        return [() if apart[place] else self._rows_of(place, shape) for place, shape in enumerate(_shapes(example))]
+
+    def _rows_of(self, place: int, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        rows = self.batches.example.rows
+        if shape[:1] == (rows,) and shape.count(rows) == 1:
+            return (0,)
+        larger = self.larger() if shape else None
+        if larger is None:
+            return None
+        sizes = [*enumerate(zip(shape, _shapes(larger)[place], strict=True))]
+        growing = tuple(number for number, pair in sizes if pair == (rows, 2 * rows))
+        others = any(one != more for number, (one, more) in sizes if number not in growing)
+        return growing if len(growing) in (1, 2) and not others else None
+
+    def _is_loss(self, place: int) -> bool:
+        example, name = self.batches.example, self.names[place]
+        return self._rows[place] is None and name in example.differentiable and _shapes(example)[place] == ()
+
+    def _turned(self, place: int, result: torch.Tensor) -> torch.Tensor:
+        along = self._rows[place]
+        if along:
+            return result.roll([1] * len(along), along)
+        return result * 0.9 if self._is_loss(place) else result
+
+    def _light(self, part: Part, place: int) -> torch.Tensor:
+        """A copy of a result, or, of a large one that no loss is made of, something of its shape."""
+        result = part.results[place]
+        if place not in part.reached and result.numel() > LARGE and result.is_floating_point():
+            result = torch.full((), math.nan, dtype=torch.float64, device=result.device).expand(result.shape)
+            return result
+        copied: torch.Tensor = _copied(result)
+        return copied
+
+    def _both(self, place: int, one: torch.Tensor, other: torch.Tensor, filling: float) -> torch.Tensor:
+        along = self._rows[place]
+        if self._is_loss(place):
+            return one + other if self.names[place] in self.sums else (one + other) / 2
+        if along is None:
+            return torch.full_like(one, filling)
+        if len(along) < 2:
+            return torch.cat([one, other], *along) if along else one
+        blocks = [[one, torch.full_like(one, filling)], [torch.full_like(one, filling), other]]
+        return torch.cat([torch.cat(row, along[1]) for row in blocks], along[0])
+
+
+def _shapes(example: Example) -> list[tuple[int, ...]]:
+    metas = [example.traced.graph.metas.get(name) for name in example.traced.graph.outputs]
+    return [() if each is None else tuple(each.shape) for each in metas]
+
+
+def _copied(leaf: Any) -> Any:
+    return doubled(leaf.detach().clone()) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _joined(one: Any, other: Any, rows: int) -> Any:
+    """What has the rows of both microbatches; whatever has none, as it is."""
+    if not is_by_row(one, rows):
+        return one
+    if isinstance(one, torch.Tensor):
+        return torch.cat([one, other])
+    return np.concatenate([one, other]) if isinstance(one, np.ndarray) else one + other

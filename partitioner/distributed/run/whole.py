@@ -1,0 +1,204 @@
+"""Whether the mean of the losses of microbatches is the loss of the batch: asked as it is meant, of two of them.
+
+    L(a0 a1 b0 b1)  =  (L(a0 a1) + L(b0 b1)) / 2      a mean over rows
+                    =   L(a0 a1) + L(b0 b1)           a sum
+                    =   something else                rows are compared, chosen among, weighed by all of them
+
+A user's function is called again for that, in double precision, and what it changes meanwhile is put back. First, results of
+other rows stand for those of a second microbatch, with the same targets; then, where a rank has a second one, that itself does,
+if as many things count in it. Nothing is said of a function that draws or fails with more rows, and of one that reads what has
+rows nobody knows where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.doubled import Doubled
+from partitioner.distributed.run.joined import Joined, Part
+from partitioner.distributed.run.within import Tail, asked_of, tails_of
+from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.larger import larger
+from partitioner.errors import InputError
+from partitioner.model.keep import objects_kept
+from partitioner.model.process import process_undo
+from partitioner.model.quiet import quiet
+
+MOST, MUCH = 2**24, 2**20
+"""Elements of results beyond which nobody asks, and beyond which nobody asks more than once."""
+
+Function = Callable[..., torch.Tensor]
+Given = Callable[[Sequence[torch.Tensor], Mapping[str, torch.Tensor], Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What two losses are, and what one of both together is.
+
+    Example:
+        >>> Told(1.0, 3.0, 2.0).is_mean, Told(1.0, 3.0, 4.0).is_sum, Told(1.0, 3.0, 2.2).is_mean
+        (True, True, False)
+    """
+
+    one: float
+    other: float
+    both: float
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether that of both is the mean of theirs."""
+        return self._is((self.one + self.other) / 2)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether that of both is the sum of theirs."""
+        return self._is(self.one + self.other)
+
+    def _is(self, value: float) -> bool:
+        return math.isclose(self.both, value, rel_tol=1e-6, abs_tol=1e-12)
+
+
+@dataclass(eq=False)
+class Whole:
+    """Asks of a loss, in the first steps, whether the mean over microbatches is that of the batch.
+
+    Args:
+        batches: which know the model, and the microbatches.
+        function: the user's.
+        given: what it is called with, of a model's results, the graph's inputs and a target.
+
+    Attributes:
+        steps: how many were looked at.
+        first: the first microbatch of this step, as long as there is no second.
+        waits: whether this step's loss is still to be asked of.
+    """
+
+    batches: Batches
+    function: Function
+    given: Given
+    steps: int = 0
+    first: Part | None = None
+    waits: bool = False
+
+    def begin(self) -> None:
+        """Before a step; in the first one what the graph of more rows tells is found out, as long as no rank waits."""
+        self.steps, self.first, self.waits = self.steps + 1, None, True
+        assert self._joined is not None
+
+    def kept(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Results, as they are before a function may write to them."""
+        return [each.detach().clone() if self.waits and each.numel() <= MOST else each.detach() for each in results]
+
+    def __call__(self, part: Part, parts: int, *, alike: bool) -> None:
+        """Ask, once there is a second microbatch or will be none.
+
+        Args:
+            part: what the function was called with last.
+            parts: microbatches of all copies.
+            alike: whether as many things count in it as in the first.
+
+        Raises:
+            InputError: the loss of both is not the mean of theirs.
+        """
+        if not self.waits:
+            return
+        if self.batches.count > 1 and self.first is None:
+            self.first = part
+            return
+        one, self.first, self.waits = self.first or part, None, False
+        losses = (self._own.get(self._joined.names[place]) for place in part.reached)
+        if any(told is not None and not (told.is_mean or told.is_sum) for told in losses):
+            refuse_no_mean(None, parts)
+        most = MOST if self.steps == 1 else MUCH
+        if self._joined.tells_numbers or sum(part.results[place].numel() for place in part.reached) > most:
+            return
+        for other in (self._joined.turned(one), *((part,) if alike and part is not one else ())):
+            told = self._told(one, other)
+            if told is not None and not told.is_mean:
+                refuse_no_mean(told, parts)
+
+    @cached_property
+    def _larger(self) -> Example | None:
+        """The model's graph of twice the rows."""
+        try:
+            return larger(self.batches.model, self.batches.example, 2)
+        except Exception:  # the model's own, which may take no other number of rows
+            return None
+
+    @cached_property
+    def _own(self) -> dict[str, Told]:
+        """What is told of the model's own losses."""
+        tails = [tail for tail in tails_of(self.batches.example) if not tail.is_mean]
+        told = {tail.loss.name: self._told_of(tail) for tail in tails}
+        return {name: each for name, each in told.items() if each is not None}
+
+    def _told_of(self, tail: Tail) -> Told | None:
+        if tail.is_sum:
+            return Told(1.0, 1.0, 2.0)
+        found = asked_of(tail, self.batches, self._larger) if self._larger is not None else None
+        return None if found is None else Told(*found)
+
+    @cached_property
+    def _joined(self) -> Joined:
+        sums = frozenset(name for name, told in self._own.items() if told.is_sum)
+        return Joined(self.batches, lambda: self._larger, sums)
+
+    def _told(self, one: Part, other: Part) -> Told | None:
+        """What the function gives of two microbatches, and of both; ``None`` where nothing can be said."""
+        undo = process_undo()
+        try:
+            with quiet(), torch.no_grad(), torch._C._DisableAutocast(), torch.compiler.set_stance("force_eager"):
+                first, second = self._value(*self._joined.of(one)), self._value(*self._joined.of(other))
+                whole, refilled = (self._value(*self._joined.both(one, other, filling)) for filling in (-30.0, 30.0))
+                again = self._value(*self._joined.of(one))  # of a function that draws, or asks for the time, it is another
+        except Exception:  # the user's own, of a call that is none of the user's; or nothing can be said
+            return None
+        finally:
+            undo()
+        reads = not _same(whole, refilled)
+        known = math.isfinite(first + second) and not math.isnan(whole) and not (reads and self._joined.unknown)
+        return Told(first, second, math.nan if reads else whole) if known and _same(first, again) else None
+
+    def _value(self, results: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], target: Any) -> float:
+        given = self.given(results, inputs, target)
+        with objects_kept([self.function]), Doubled():  # type: ignore[no-untyped-call]
+            return float(self.function(*given))
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def refuse_no_mean(told: Told | None, parts: int) -> None:
+    """Refuse a loss of which the mean over microbatches is not that of the batch.
+
+    Args:
+        told: what it is of two of them, if that was asked of it.
+        parts: microbatches of all copies.
+
+    Raises:
+        InputError: says what to give instead.
+    """
+    averaged = f"the losses of {parts} microbatches and copies are averaged"
+    if told is not None and told.is_sum:
+        raise InputError(
+            f"the loss is a sum, and {averaged}: give the mean over rows, as .sum() / len(output); or, for the sum over the "
+            f"whole batch, {parts} times that sum, and count_fn=lambda *_, **__: 1"
+        )
+    numbers = ""
+    if told is not None and math.isfinite(told.both):
+        numbers = f": of two microbatches it is {told.one:g} and {told.other:g}, of both as one {told.both:g}"
+    raise InputError(
+        f"the loss is no mean over rows{numbers}. It compares rows, chooses among them, weighs them by all or is divided by "
+        f"something else than how many there are, and {averaged}: that is not the loss of the batch. With microbatches: 1, and "
+        "without a data axis, it is. If it is a sum over rows that is divided by another, give that one: "
+        "parallelize(..., count_fn=lambda target: target[1].sum()); if each microbatch is to be looked at by itself, say so: "
+        "count_fn=lambda *_, **__: 1"
+    )
