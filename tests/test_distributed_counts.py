@@ -14,7 +14,6 @@ from torch.nn import functional
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
 from partitioner.distributed.run.weights import weights_of
-from partitioner.distributed.run.whole import Told
 from partitioner.distributed.run.within import asked_of, tails_of
 from partitioner.distributed.traced.example import Example, example_in
 from partitioner.distributed.traced.larger import larger
@@ -142,6 +141,7 @@ OWN: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
     "mean": (lambda a, b, scale: functional.mse_loss(a, b.view(len(a), 6).tanh()) * scale, "mean"),
     "rows": (lambda a, b, _: a.square().sum(1).sqrt().mean() + b.view(len(a), 2, 3).amax((1, 2)).mean(), "mean"),
     "by rows": (lambda a, b, _: a.square().sum() / len(a), "mean"),
+    "of those that are numbers": (lambda a, b, _: a.square().nanmean() + b.mean(), "mean"),
     "drawn": (lambda a, b, _: functional.dropout(a, 0.5).square().mean(), "unknown"),
 }
 
@@ -153,8 +153,7 @@ def told_of(model: nn.Module) -> str:
     more = larger(model, batches.example, 2)
     (tail,) = tails_of(batches.example)
     assert more is not None
-    found = asked_of(tail, batches, more)
-    told = None if found is None else Told(*found)
+    told = asked_of(tail, batches, more)
     return "unknown" if told is None else "mean" if told.is_mean else "sum" if told.is_sum else "neither"
 
 

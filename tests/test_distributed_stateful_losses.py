@@ -123,7 +123,7 @@ def test_who_is_asked_sees_nothing_of_it() -> None:
         job(held, COUNT, ROWS)
     batches, results = batches_of(COUNT, ROWS)
     known = Normalized("item")
-    for number in range(2):
+    for number in range(COUNT):
         known(results[number], batches.targets[number])
     assert held.mean == known.mean
 

@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.overrides import TorchFunctionMode
 
 from partitioner.distributed.ranks import Ranks
+from partitioner.distributed.run.mean import Told, refuse_no_mean
 from partitioner.distributed.tensor.losses import cross_entropy_of_part
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
@@ -61,6 +62,7 @@ class Watched(TorchFunctionMode):
     Attributes:
         found: by microbatch, of each loss.
         sums: losses that are sums over what they are of.
+        told: of a loss that is no mean over microbatches, what it is of two of them.
     """
 
     def __init__(self, parts: int) -> None:
@@ -68,6 +70,7 @@ class Watched(TorchFunctionMode):
         self.parts = parts
         self.found: list[list[torch.Tensor]] = []
         self.sums: list[torch.Tensor] = []
+        self.told: Told | None = None
         self._by_place: dict[Any, int] = {}
         self._uncompiled = ExitStack()
 
@@ -162,8 +165,9 @@ def refuse_other_mean(watched: Watched, ranks: Ranks, last: int) -> None:
         last: the place along the pipeline axis of the rank that has the last stage.
 
     Raises:
-        InputError: on every rank; says which numbers differ.
+        InputError: on every rank; says which numbers differ, or what the loss is instead.
     """
+    refuse_no_mean(watched.told, watched.parts, ranks, last)
     ends = torch.full((2, MOST), -torch.inf, dtype=torch.float64, device=ranks.device)  # the largest, minus the smallest
     if (found := _ends(watched.found)) is not None:
         ends[:, : found.shape[1]] = found.to(ranks.device)

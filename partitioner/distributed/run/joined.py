@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,15 @@ class Part:
     """What a user's function was called with.
 
     Args:
-        number: of the microbatch.
         results: the model's, as they were before the call.
+        inputs: of the graph.
+        target: if the function takes one.
         reached: places of the results that the loss is made of.
     """
 
-    number: int
     results: Sequence[torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
+    target: Any
     reached: Collection[int]
 
 
@@ -75,29 +77,50 @@ class Joined:
 
     def turned(self, part: Part) -> Part:
         """A microbatch whose results are those of other rows."""
-        return Part(part.number, [self._turned(place, each) for place, each in enumerate(part.results)], part.reached)
+        return replace(part, results=[self._turned(place, each) for place, each in enumerate(part.results)])
+
+    def halves(self, part: Part) -> tuple[Part, Part]:
+        """Of a microbatch of four rows what has the first two twice, and what has the last two."""
+        rows = self.batches.example.rows
+        first, second = torch.arange(rows).repeat_interleave(2).chunk(2)
+        return self._taken(part, first), self._taken(part, second)
 
     def of(self, part: Part) -> Call:
         """What the function is called with; all of it may be written to."""
-        inputs = {name: _copied(each) for name, each in self.batches(part.number).items()}
-        results = [self._light(part, place) for place in range(len(part.results))]
-        return results, inputs, tree_map(_copied, self.batches.targets[part.number])
+        inputs = {name: _copied(each) for name, each in part.inputs.items()}
+        return [self._light(part, place) for place in range(len(part.results))], inputs, tree_map(_copied, part.target)
 
     def both(self, one: Part, other: Part, filling: float) -> Call:
         """What it would be called with; ``filling`` stands where nobody knows that."""
-        example = self.batches.example
         (results, inputs, target), (others, more, next_target) = self.of(one), self.of(other)
-        along = {name: example.by_rows[example.places[name]] for name in inputs}
         return (
             [self._both(place, *pair, filling) for place, pair in enumerate(zip(results, others, strict=True))],
-            {name: torch.cat([each, more[name]]) if along[name] else each for name, each in inputs.items()},
-            tree_map(
-                lambda leaf, last: _joined(leaf, last, example.rows),
-                target,
-                next_target,
-                is_leaf=lambda leaf: is_by_row(leaf, example.rows),
-            ),
+            {name: torch.cat([each, more[name]]) if self._has_rows(name) else each for name, each in inputs.items()},
+            self._by_row(_joined, target, next_target),
         )
+
+    def _taken(self, part: Part, rows: torch.Tensor) -> Part:
+        """Some rows of a microbatch."""
+
+        def result(place: int, each: torch.Tensor) -> torch.Tensor:
+            for along in self._rows[place] or ():
+                each = each.index_select(along, rows.to(each.device))
+            return each
+
+        results = [result(place, each) for place, each in enumerate(part.results)]
+        inputs = {name: _rows_of(each, rows) if self._has_rows(name) else each for name, each in part.inputs.items()}
+        return replace(
+            part, results=results, inputs=inputs, target=self._by_row(lambda leaf: _rows_of(leaf, rows), part.target)
+        )
+
+    def _has_rows(self, name: str) -> bool:
+        example = self.batches.example
+        return example.by_rows[example.places[name]]
+
+    def _by_row(self, function: Callable[..., Any], *targets: Any) -> Any:
+        """Targets of which a function makes what has rows; whatever has none, as it is."""
+        has_rows = partial(is_by_row, rows=self.batches.example.rows)
+        return tree_map(lambda *leaves: function(*leaves) if has_rows(leaves[0]) else leaves[0], *targets, is_leaf=has_rows)
 
     @cached_property
     def _rows(self) -> list[tuple[int, ...] | None]:
@@ -159,10 +182,13 @@ def _copied(leaf: Any) -> Any:
     return doubled(leaf.detach().clone()) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _joined(one: Any, other: Any, rows: int) -> Any:
-    """What has the rows of both microbatches; whatever has none, as it is."""
-    if not is_by_row(one, rows):
-        return one
+def _joined(one: Any, other: Any) -> Any:
     if isinstance(one, torch.Tensor):
         return torch.cat([one, other])
     return np.concatenate([one, other]) if isinstance(one, np.ndarray) else one + other
+
+
+def _rows_of(value: Any, rows: torch.Tensor) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(value[row] for row in rows.tolist())
+    return value[rows.to(value.device) if isinstance(value, torch.Tensor) else rows.numpy()]

@@ -13,10 +13,11 @@ from partitioner.distributed.ranks import Ranks
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.between import Between, between
 from partitioner.distributed.run.called import fits, parameters_of
-from partitioner.distributed.run.counts import Watched, alike, counts_in, held_in, losses_in
+from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
 from partitioner.distributed.run.joined import Part
+from partitioner.distributed.run.mean import A_SUM
 from partitioner.distributed.run.weights import weighted, weights_of
-from partitioner.distributed.run.whole import Told, Whole, refuse_no_mean
+from partitioner.distributed.run.whole import Whole
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -160,15 +161,10 @@ class Loss:
             return self.function(*given)
 
     def _see_what_it_is(self, part: Part, loss: torch.Tensor) -> None:
-        """See whether the mean of microbatches' losses is that of the batch.
-
-        Raises:
-            InputError: it is not.
-        """
+        """See whether the mean of microbatches' losses is that of the batch; said when the step is over, on all ranks."""
         assert self.watched is not None
-        if any(loss is each for each in self.watched.sums):
-            refuse_no_mean(Told(1.0, 1.0, 2.0), self.watched.parts)
-        self._whole(part, self.watched.parts, alike=alike(self.watched.found))
+        told = A_SUM if any(loss is each for each in self.watched.sums) else self._whole(part, self.watched.found)
+        self.watched.told = self.watched.told or told
 
     def _see_what_is_reached(self, made: Between) -> None:
         """Note which results a loss is made of. Parameters that it does not get from the model are refused: no other rank would
@@ -191,7 +187,7 @@ class Loss:
         """The part of one microbatch in the loss.
 
         Raises:
-            InputError: it is no scalar, has no gradient, or is seen to be a sum.
+            InputError: it is no scalar, or has no gradient.
         """
         given = (results,) if isinstance(results, torch.Tensor) else results
         flat = tuple(map(no_view, given))  # which a loss may keep: torch's last stage detaches its own within a backward
@@ -216,6 +212,6 @@ class Loss:
         made = between(found, flat)
         self._see_what_is_reached(made)
         if asks:
-            self._see_what_it_is(Part(place, kept, made.reached), found)
+            self._see_what_it_is(Part(kept, self.batches(place), self.batches.targets[place], made.reached), found)
         part = found / self.batches.count if self.weights is None else weighted(found, self.weights[place])
         return part if self.scaler is None else self.scaler.scale(part)

@@ -4,16 +4,16 @@
                     =   L(a0 a1) + L(b0 b1)           a sum
                     =   something else                rows are compared, chosen among, weighed by all of them
 
-A user's function is called again for that, in double precision, and what it changes meanwhile is put back. First, results of
-other rows stand for those of a second microbatch, with the same targets; then, where a rank has a second one, that itself does,
-if as many things count in it. Nothing is said of a function that draws or fails with more rows, and of one that reads what has
-rows nobody knows where.
+A user's function is called again for that, in double precision, and what it changes meanwhile is put back. As many things have
+to count in both: results of other rows stand for those of a second microbatch, with the same targets; then it does itself, if as
+many count in it; and, where nothing is counted, the first half of the rows is one, and the second half the other, each of them
+twice. Nothing is said of a function that draws or fails with more rows, and of one that reads what has rows nobody knows where.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,13 @@ from typing import Any
 import torch
 
 from partitioner.distributed.run.batches import Batches
+from partitioner.distributed.run.counts import alike
 from partitioner.distributed.run.doubled import Doubled
 from partitioner.distributed.run.joined import Joined, Part
+from partitioner.distributed.run.mean import A_SUM, NO_MEAN, Told
 from partitioner.distributed.run.within import Tail, asked_of, tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
-from partitioner.errors import InputError
 from partitioner.model.keep import objects_kept
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
@@ -36,33 +37,6 @@ MOST, MUCH = 2**24, 2**20
 
 Function = Callable[..., torch.Tensor]
 Given = Callable[[Sequence[torch.Tensor], Mapping[str, torch.Tensor], Any], tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class Told:
-    """What two losses are, and what one of both together is.
-
-    Example:
-        >>> Told(1.0, 3.0, 2.0).is_mean, Told(1.0, 3.0, 4.0).is_sum, Told(1.0, 3.0, 2.2).is_mean
-        (True, True, False)
-    """
-
-    one: float
-    other: float
-    both: float
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether that of both is the mean of theirs."""
-        return self._is((self.one + self.other) / 2)
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether that of both is the sum of theirs."""
-        return self._is(self.one + self.other)
-
-    def _is(self, value: float) -> bool:
-        return math.isclose(self.both, value, rel_tol=1e-6, abs_tol=1e-12)
 
 
 @dataclass(eq=False)
@@ -96,33 +70,36 @@ class Whole:
         """Results, as they are before a function may write to them."""
         return [each.detach().clone() if self.waits and each.numel() <= MOST else each.detach() for each in results]
 
-    def __call__(self, part: Part, parts: int, *, alike: bool) -> None:
+    def __call__(self, part: Part, counts: Sequence[Sequence[torch.Tensor]]) -> Told | None:
         """Ask, once there is a second microbatch or will be none.
 
         Args:
             part: what the function was called with last.
-            parts: microbatches of all copies.
-            alike: whether as many things count in it as in the first.
+            counts: by microbatch, what losses are seen to be means of.
 
-        Raises:
-            InputError: the loss of both is not the mean of theirs.
+        Returns:
+            What it is of both, if that is not the mean of theirs.
         """
-        if not self.waits:
-            return
-        if self.batches.count > 1 and self.first is None:
+        if not self.waits or (self.batches.count > 1 and self.first is None):
             self.first = part
-            return
+            return None
         one, self.first, self.waits = self.first or part, None, False
         losses = (self._own.get(self._joined.names[place]) for place in part.reached)
         if any(told is not None and not (told.is_mean or told.is_sum) for told in losses):
-            refuse_no_mean(None, parts)
+            return NO_MEAN
         most = MOST if self.steps == 1 else MUCH
         if self._joined.tells_numbers or sum(part.results[place].numel() for place in part.reached) > most:
-            return
-        for other in (self._joined.turned(one), *((part,) if alike and part is not one else ())):
-            told = self._told(one, other)
-            if told is not None and not told.is_mean:
-                refuse_no_mean(told, parts)
+            return None
+        asked = (self._told(*pair) for pair in self._pairs(one, part, counts))
+        return next((told for told in asked if told is not None and not told.is_mean), None)
+
+    def _pairs(self, one: Part, other: Part, counts: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[Part, Part]]:
+        """What may stand for two microbatches in which as many things count."""
+        yield one, self._joined.turned(one)
+        if other is not one and alike(counts):
+            yield one, other
+        if not any(counts):
+            yield self._joined.halves(one)
 
     @cached_property
     def _larger(self) -> Example | None:
@@ -141,9 +118,8 @@ class Whole:
 
     def _told_of(self, tail: Tail) -> Told | None:
         if tail.is_sum:
-            return Told(1.0, 1.0, 2.0)
-        found = asked_of(tail, self.batches, self._larger) if self._larger is not None else None
-        return None if found is None else Told(*found)
+            return A_SUM
+        return asked_of(tail, self.batches, self._larger) if self._larger is not None else None
 
     @cached_property
     def _joined(self) -> Joined:
@@ -174,31 +150,3 @@ class Whole:
 
 def _same(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
-
-
-def refuse_no_mean(told: Told | None, parts: int) -> None:
-    """Refuse a loss of which the mean over microbatches is not that of the batch.
-
-    Args:
-        told: what it is of two of them, if that was asked of it.
-        parts: microbatches of all copies.
-
-    Raises:
-        InputError: says what to give instead.
-    """
-    averaged = f"the losses of {parts} microbatches and copies are averaged"
-    if told is not None and told.is_sum:
-        raise InputError(
-            f"the loss is a sum, and {averaged}: give the mean over rows, as .sum() / len(output); or, for the sum over the "
-            f"whole batch, {parts} times that sum, and count_fn=lambda *_, **__: 1"
-        )
-    numbers = ""
-    if told is not None and math.isfinite(told.both):
-        numbers = f": of two microbatches it is {told.one:g} and {told.other:g}, of both as one {told.both:g}"
-    raise InputError(
-        f"the loss is no mean over rows{numbers}. It compares rows, chooses among them, weighs them by all or is divided by "
-        f"something else than how many there are, and {averaged}: that is not the loss of the batch. With microbatches: 1, and "
-        "without a data axis, it is. If it is a sum over rows that is divided by another, give that one: "
-        "parallelize(..., count_fn=lambda target: target[1].sum()); if each microbatch is to be looked at by itself, say so: "
-        "count_fn=lambda *_, **__: 1"
-    )

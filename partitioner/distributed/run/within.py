@@ -9,14 +9,15 @@ weights make, which may lie on other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import MEANS, fixed_by
+from partitioner.distributed.run.counts import MEANS, fixed_by, held_in, losses_in
 from partitioner.distributed.run.doubled import Doubled, doubled
+from partitioner.distributed.run.mean import Told
 from partitioner.distributed.traced.example import Example
 from partitioner.model.modes import in_mode
 from partitioner.model.node import call_node, fill, made_of
@@ -102,29 +103,37 @@ def _like(node: torch.fx.Node) -> torch.Tensor:
 Values = dict[torch.fx.Node, torch.Tensor]
 
 
-def asked_of(tail: Tail, batches: Batches, larger: Example) -> tuple[float, float, float] | None:
+def asked_of(tail: Tail, batches: Batches, larger: Example) -> Told | None:
     """What one of the model's own losses is of two microbatches, and of both, whatever its last weights might give.
 
     Args:
         tail: of the loss.
-        batches: which know the model, and the first microbatch, whose inputs are those of both.
+        batches: which know the model, and the first microbatch, of which rows are taken for both.
         larger: the model's graph of twice the rows.
 
     Returns:
         ``None`` where nothing can be said: that is much, numbers are drawn, or some op does not take such numbers.
     """
-    example = batches.example
     if sum(_like(node).numel() for node in tail.drawn) > MOST:
         return None
+    rows = torch.arange(batches.example.rows)
+    same, halves = (rows, rows), rows.repeat_interleave(2).chunk(2)
+    counted = bool(losses_in(batches.example, held_in(batches.example)))  # what differs in these is refused as that
     apart = torch.random.fork_rng([] if batches.device.type == "cpu" else [batches.device], device_type=batches.device.type)
     try:
         with torch.no_grad(), torch._C._DisableAutocast(), apart:
-            behind = _same_tail(example, tail, larger)
-            one, other, both = _inputs(tail, behind, batches)
-            first, second, whole = _value(example, tail, one), _value(example, tail, other), _value(larger, behind, both)
-            return (first, second, whole) if first == _value(example, tail, one) else None
+            behind = _same_tail(batches.example, tail, larger)
+            found = [_told(tail, behind, batches, larger, pair) for pair in ((same,) if counted else (same, halves))]
     except Exception:  # an op takes what it is given by its values
         return None
+    return next((told for told in found if told is not None and not told.is_mean), found[0])
+
+
+def _told(tail: Tail, behind: Tail, batches: Batches, larger: Example, rows: Sequence[torch.Tensor]) -> Told | None:
+    one, other, both = _inputs(tail, behind, batches, rows)
+    first, second = (_value(batches.example, tail, each) for each in (one, other))
+    whole, again = _value(larger, behind, both), _value(batches.example, tail, one)
+    return Told(first, second, whole) if first == again else None
 
 
 def _same_tail(example: Example, tail: Tail, larger: Example) -> Tail:
@@ -133,8 +142,8 @@ def _same_tail(example: Example, tail: Tail, larger: Example) -> Tail:
     return behind
 
 
-def _inputs(tail: Tail, behind: Tail, batches: Batches) -> tuple[Values, Values, Values]:
-    """What the ops read of two microbatches, and of both.
+def _inputs(tail: Tail, behind: Tail, batches: Batches, rows: Sequence[torch.Tensor]) -> tuple[Values, Values, Values]:
+    """What the ops read of two microbatches, whose inputs are some rows of the first one's, and of both.
 
     Raises:
         ValueError: nobody knows where the rows of something are.
@@ -144,9 +153,10 @@ def _inputs(tail: Tail, behind: Tail, batches: Batches) -> tuple[Values, Values,
     drawing = torch.Generator().manual_seed(0)
     for node, more in zip((*tail.drawn, *tail.given), (*behind.drawn, *behind.given), strict=True):
         if node.name in inputs:
-            value, along = inputs[node.name], 0 if example.by_rows[example.places[node.name]] else None
-            one[node] = other[node] = value
-            both[more] = value if along is None else torch.cat([value, value])
+            one[node] = other[node] = both[more] = value = inputs[node.name]
+            if example.by_rows[example.places[node.name]]:
+                one[node], other[node] = (value[each.to(value.device)] for each in rows)
+                both[more] = torch.cat([one[node], other[node]])
             continue
         both[more] = _some(more, drawing, batches.device)
         along = _along(example, node, more)
