@@ -5,9 +5,9 @@
                     =   something else                rows are compared, chosen among, weighed by all of them
 
 A user's function is called again for that, in double precision, and what it changes meanwhile is put back. As many things have
-to count in both: results of other rows stand for those of a second microbatch, with the same targets; then it does itself, if as
-many count in it; and, where nothing is counted, the first half of the rows is one, and the second half the other, each of them
-twice. Nothing is said of a function that draws or fails with more rows, and of one that reads what has rows nobody knows where.
+to count in both. So results of other rows stand for those of a second microbatch, with the same targets; then that one itself
+does, if as many count in it; and, where nothing is counted, the halves of the rows do, each of them twice. Nothing is said of a
+function that draws or fails with more rows, and of one that reads what has rows nobody knows where.
 """
 
 from __future__ import annotations
