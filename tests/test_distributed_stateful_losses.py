@@ -176,6 +176,12 @@ def test_what_is_compiled_is_asked_and_stays_so() -> None:
     assert backend.frame_count == 1
 
 
+def test_a_cond_in_a_loss_can_be_called_afterwards() -> None:
+    """A mode of dispatch around its first call had `torch.cond` fail in that process from then on."""
+    job(lambda x, t: torch.cond(t["w"].sum() > 0, lambda x: x.square().mean(), lambda x: x.mean(), (x,)), COUNT, ROWS)
+    assert torch.equal(torch.cond(torch.ones(3).sum() > 9, torch.sin, torch.cos, (torch.ones(3),)), torch.ones(3).cos())
+
+
 class Telling(nn.Module):
     """Gives more than rows: a sum over them, how many there are, and weights of which there are as many."""
 

@@ -64,7 +64,7 @@ class Whole:
     def begin(self) -> None:
         """Before a step; in the first one what the graph of more rows tells is found out, as long as no rank waits."""
         self.steps, self.first, self.waits = self.steps + 1, None, True
-        assert self._joined is not None
+        _ = self._joined.unknown
 
     def kept(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Results, as they are before a function may write to them."""
@@ -80,7 +80,9 @@ class Whole:
         Returns:
             What it is of both, if that is not the mean of theirs.
         """
-        if not self.waits or (self.batches.count > 1 and self.first is None):
+        if not self.waits:
+            return None
+        if self.batches.count > 1 and self.first is None:
             self.first = part
             return None
         one, self.first, self.waits = self.first or part, None, False
