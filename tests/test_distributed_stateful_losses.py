@@ -59,6 +59,7 @@ def of_mixture(x: Tensor, t: dict[str, Tensor]) -> Tensor:
 
 
 def penalized(x: Tensor, t: dict[str, Tensor]) -> Tensor:
+    """The more rows a mean is of, the smaller its gradient by each."""
     found = mse(x, t)
     (gradient,) = torch.autograd.grad(found, x, create_graph=True)
     return found + (gradient.square().sum(1) * ROWS).mean()
@@ -83,7 +84,6 @@ RIGHT: dict[str, Callable[[], Loss_]] = {
     "with dropout": lambda: lambda x, t: mse(functional.dropout(x, 0.5), t),
     "with noise": lambda: lambda x, t: mse(x + torch.randn_like(x), t),
     "with random weights": lambda: of_mixture,
-    "with a penalty of gradients": lambda: penalized,
     "which writes its target": lambda: written,
     "for four rows": lambda: for_four,
     "of labels that it has": lambda: lambda x, t: functional.cross_entropy(x, labels) * ROWS,
@@ -103,6 +103,7 @@ def test_who_cannot_be_asked_is_taken(name: str) -> None:
 WRONG: dict[str, Callable[[], Loss_]] = {
     "normalized by an item": lambda: Normalized("item"),
     "normalized in place": lambda: Normalized("in place"),
+    "with a penalty of gradients": lambda: penalized,
     "behind a norm": lambda: lambda x, t: mse(normal(x), t),
 }
 

@@ -70,10 +70,9 @@ class Joined:
         """Whether the model gives numbers of Python's, one of which may be that of the rows."""
         return any(value for name, value in self.batches.example.leaves if not name and type(value) in (int, float))
 
-    @cached_property
-    def unknown(self) -> bool:
-        """Whether the model gives something of which nobody knows what it would be of both."""
-        return any(along is None and not self._is_loss(place) for place, along in enumerate(self._rows))
+    def prepare(self) -> None:
+        """Find out where the rows of results are; the model may be traced for it."""
+        _ = self._rows
 
     def turned(self, part: Part) -> Part:
         """A microbatch whose results are those of other rows."""
@@ -90,11 +89,17 @@ class Joined:
         inputs = {name: _copied(each) for name, each in part.inputs.items()}
         return [self._light(part, place) for place in range(len(part.results))], inputs, tree_map(_copied, part.target)
 
-    def both(self, one: Part, other: Part, filling: float) -> Call:
-        """What it would be called with; ``filling`` stands where nobody knows that."""
+    def both(self, one: Part, other: Part, pairs: float, unknown: float) -> Call:
+        """What it would be called with.
+
+        Args:
+            one, other: the microbatches.
+            pairs: stands for what is of a row of each.
+            unknown: stands for results of which nobody knows where their rows are.
+        """
         (results, inputs, target), (others, more, next_target) = self.of(one), self.of(other)
         return (
-            [self._both(place, *pair, filling) for place, pair in enumerate(zip(results, others, strict=True))],
+            [self._both(place, *pair, pairs, unknown) for place, pair in enumerate(zip(results, others, strict=True))],
             {name: torch.cat([each, more[name]]) if self._has_rows(name) else each for name, each in inputs.items()},
             self._by_row(_joined, target, next_target),
         )
@@ -153,23 +158,23 @@ class Joined:
         return result * 0.9 if self._is_loss(place) else result
 
     def _light(self, part: Part, place: int) -> torch.Tensor:
-        """A copy of a result, or, of a large one that no loss is made of, something of its shape."""
+        """A copy of a result, with a gradient if that has one; of a large one that no loss is made of, its shape alone."""
         result = part.results[place]
         if place not in part.reached and result.numel() > LARGE and result.is_floating_point():
-            result = torch.full((), math.nan, dtype=torch.float64, device=result.device).expand(result.shape)
-            return result
+            return torch.full((), math.nan, dtype=torch.float64, device=result.device).expand(result.shape)
         copied: torch.Tensor = _copied(result)
-        return copied
+        learns = self.names[place] in self.batches.example.differentiable
+        return copied.requires_grad_().clone() if learns else copied  # no leaf, which nobody may write to
 
-    def _both(self, place: int, one: torch.Tensor, other: torch.Tensor, filling: float) -> torch.Tensor:
+    def _both(self, place: int, one: torch.Tensor, other: torch.Tensor, pairs: float, unknown: float) -> torch.Tensor:
         along = self._rows[place]
         if self._is_loss(place):
             return one + other if self.names[place] in self.sums else (one + other) / 2
         if along is None:
-            return torch.full_like(one, filling)
+            return torch.full_like(one, unknown)
         if len(along) < 2:
             return torch.cat([one, other], *along) if along else one
-        blocks = [[one, torch.full_like(one, filling)], [torch.full_like(one, filling), other]]
+        blocks = [[one, torch.full_like(one, pairs)], [torch.full_like(one, pairs), other]]
         return torch.cat([torch.cat(row, along[1]) for row in blocks], along[0])
 
 

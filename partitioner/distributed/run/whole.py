@@ -35,6 +35,9 @@ from partitioner.model.quiet import quiet
 MOST, MUCH = 2**24, 2**20
 """Elements of results beyond which nobody asks, and beyond which nobody asks more than once."""
 
+LARGE = 30.0
+"""Far from what a model gives, and no infinity to an exponential function."""
+
 Function = Callable[..., torch.Tensor]
 Given = Callable[[Sequence[torch.Tensor], Mapping[str, torch.Tensor], Any], tuple[Any, ...]]
 
@@ -64,7 +67,7 @@ class Whole:
     def begin(self) -> None:
         """Before a step; in the first one what the graph of more rows tells is found out, as long as no rank waits."""
         self.steps, self.first, self.waits = self.steps + 1, None, True
-        _ = self._joined.unknown
+        self._joined.prepare()
 
     def kept(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Results, as they are before a function may write to them."""
@@ -132,17 +135,20 @@ class Whole:
         """What the function gives of two microbatches, and of both; ``None`` where nothing can be said."""
         undo = process_undo()
         try:
-            with quiet(), torch.no_grad(), torch._C._DisableAutocast(), torch.compiler.set_stance("force_eager"):
+            with quiet(), torch.enable_grad(), torch._C._DisableAutocast(), torch.compiler.set_stance("force_eager"):
                 first, second = self._value(*self._joined.of(one)), self._value(*self._joined.of(other))
-                whole, refilled = (self._value(*self._joined.both(one, other, filling)) for filling in (-30.0, 30.0))
+                both = ((-LARGE, -LARGE), (LARGE, -LARGE), (-LARGE, LARGE))
+                whole, refilled, unknown = (self._value(*self._joined.both(one, other, *each)) for each in both)
                 again = self._value(*self._joined.of(one))  # of a function that draws, or asks for the time, it is another
         except Exception:  # the user's own, of a call that is none of the user's; or nothing can be said
             return None
         finally:
             undo()
-        reads = not _same(whole, refilled)
-        known = math.isfinite(first + second) and not math.isnan(whole) and not (reads and self._joined.unknown)
-        return Told(first, second, math.nan if reads else whole) if known and _same(first, again) else None
+        if not (math.isfinite(first + second) and _same(first, again)) or math.isnan(whole):
+            return None
+        if not _same(whole, refilled):
+            return NO_MEAN
+        return Told(first, second, whole) if _same(whole, unknown) else None
 
     def _value(self, results: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], target: Any) -> float:
         given = self.given(results, inputs, target)
