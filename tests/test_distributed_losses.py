@@ -450,3 +450,25 @@ def test_a_loss_of_all_pairs_of_rows_is_refused(loss: Callable[[Tensor], Tensor]
 def test_a_loss_of_each_row_with_itself_is_taken(rows: int) -> None:
     """It was refused: a row that another one's place is given reads another number of that row's."""
     torch.testing.assert_close(*of_pairs(lambda pairs: pairs.diagonal().square().mean(), rows))
+
+
+class Both(Similarities):
+    """Gives its rows, too, each in three parts behind each other."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), self.left(x).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("rows", [2, COLUMNS])
+def test_a_loss_of_pairs_and_of_what_has_rows_nobody_knows_where_is_refused(rows: int) -> None:
+    """Nothing was said of a loss of similarities where a model also gave results of which a batch's rows were not known.
+
+    It asks for what requires a gradient, as results of a model do.
+    """
+    model, x = Both().double(), torch.randn(2 * rows, COLUMNS).double()
+    batches = Batches(model, example_in(model, x, None, 2), 2, torch.device("cpu"))
+    batches.fill(x, None)
+    results: list[Any] = [model(*batches.call(number)[0]) for number in range(2)]
+    job_of(lambda given: given[1].square().mean(), batches, results)
+    with pytest.raises(InputError, match="the loss is no mean over rows"):
+        job_of(lambda given: sum(each.square().mean() for each in given if each.requires_grad), batches, results)
