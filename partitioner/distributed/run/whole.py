@@ -35,8 +35,8 @@ from partitioner.model.quiet import quiet
 MOST, MUCH = 2**24, 2**20
 """Elements of results beyond which nobody asks, and beyond which nobody asks more than once."""
 
-LARGE = 30.0
-"""Far from what a model gives, and no infinity to an exponential function."""
+LOW, HIGH = -30.0, 17.0
+"""Far from what a model gives, no infinities to an exponential function, and of different squares."""
 
 Function = Callable[..., torch.Tensor]
 Given = Callable[[Sequence[torch.Tensor], Mapping[str, torch.Tensor], Any], tuple[Any, ...]]
@@ -137,7 +137,7 @@ class Whole:
         try:
             with quiet(), torch.enable_grad(), torch._C._DisableAutocast(), torch.compiler.set_stance("force_eager"):
                 first, second = self._value(*self._joined.of(one)), self._value(*self._joined.of(other))
-                both = ((-LARGE, -LARGE), (LARGE, -LARGE), (-LARGE, LARGE))
+                both = ((LOW, LOW), (HIGH, LOW), (LOW, HIGH))
                 whole, refilled, unknown = (self._value(*self._joined.both(one, other, *each)) for each in both)
                 again = self._value(*self._joined.of(one))  # of a function that draws, or asks for the time, it is another
         except Exception:  # the user's own, of a call that is none of the user's; or nothing can be said
