@@ -6,6 +6,8 @@ What is right is not written down, but asked: whether the mean of a loss over mi
 from __future__ import annotations
 
 import functools
+import re
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from torch.nn import functional
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.counts import refuse_other_mean
 from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.run.mixing import mixing, warn_of_mixing
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import InputError
 
@@ -472,3 +475,45 @@ def test_a_loss_of_pairs_and_of_what_has_rows_nobody_knows_where_is_refused(rows
     job_of(lambda given: given[1].square().mean(), batches, results)
     with pytest.raises(InputError, match="the loss is no mean over rows"):
         job_of(lambda given: sum(each.square().mean() for each in given if each.requires_grad), batches, results)
+
+
+class Meeting(nn.Module):
+    """A model in which rows may meet before its last weight."""
+
+    def __init__(self, meet: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self.last, self.norm, self.meet = nn.Embedding(9, 5), nn.Linear(5, 5), nn.BatchNorm1d(5), meet
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.last(self.meet(self.table(ids))))
+
+
+MEET: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "centred": (lambda x: x - x.mean(0), "mean"),
+    "over all": (lambda x: x / x.square().sum().sqrt(), "sum"),
+    "attention among rows": (lambda x: (x @ x.T).softmax(-1) @ x, "matmul"),
+    "one row for all": (lambda x: x + x[0], "getitem"),
+    "centred rows": (lambda x: x - x.mean(1, keepdim=True), ""),
+    "in parts": (lambda x: x.view(-1, 5).softmax(-1), ""),
+    "chosen": (lambda x: torch.where(x > 0, x, x[x > 0].new_zeros(())), ""),
+    "counted": (lambda x: x * torch.histc(x.argmax(1).float(), 5, 0, 4).clamp(max=1.0), ""),
+}
+
+
+@pytest.mark.parametrize("name", MEET)
+def test_a_model_in_which_rows_meet_is_told_of(name: str) -> None:
+    """A mean over rows within a model was another one in each microbatch, without a word."""
+    meet, op = MEET[name]
+    model, ids = Meeting(meet), torch.arange(8)
+    example = example_in(model, ids, None, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_mixing(model, example, 1)
+        assert not caught
+        warn_of_mixing(model, example, 2)
+    found = mixing(model, example)
+    assert (found.target if found is not None else "") == op
+    assert [
+        bool(re.search(r"Meeting takes rows of a batch together \(.*test_distributed_losses.py:", str(each.message)))
+        for each in caught
+    ] == [True] * bool(op)

@@ -30,12 +30,13 @@ from partitioner.distributed.pipeline.rerun import run_of
 from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.predicted.outlook import distributed_in, settled, without_backward
-from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told
 from partitioner.distributed.run.alike import alike_along
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.called import refuse_no_loss
 from partitioner.distributed.run.forward import Forward, merging_of
 from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.run.mixing import warn_of_mixing
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of
@@ -223,6 +224,8 @@ def stages(
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: example_in(model, example_inputs, None, count))
         merging = () if training else together(lambda: merging_of(model, example, asked.microbatches))
+    if here() == 0:
+        warn_of_mixing(model, example, asked.microbatches * (asked.mesh.data if training else 1))
     agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)

@@ -1,0 +1,115 @@
+"""Ops of a model that take rows of a batch together: of a microbatch's they do not make what they make of the batch's.
+
+    x.mean(0)     8, 64  ->  64
+    x @ x.T       8, 64  ->  8, 8
+
+That is seen where a graph of twice the rows has no more numbers behind such an op, or more in two dimensions. What is made of
+indices alone, as how many tokens an expert has, is no such number. Batch norm is none of these ops: what it does of each
+microbatch is documented. The model's own losses, and pairs that it returns, are judged by the loss (`whole.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from partitioner.distributed.run.within import tails_of
+from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.larger import larger
+from partitioner.ir.graph import Op
+
+
+def warn_of_mixing(model: nn.Module, example: Example, parts: int) -> None:
+    """Warn of a model of which microbatches, or copies, make something else than one process does of the batch.
+
+    Args:
+        model: what was traced.
+        example: a call with a microbatch. It is traced once more if some op looks like it; no op runs.
+        parts: microbatches of all copies.
+    """
+    found = mixing(model, example) if parts > 1 else None
+    if found is not None:
+        where = found.where or found.name
+        warnings.warn(
+            f"{type(model).__name__} takes rows of a batch together ({where}), and each of {parts} microbatches and copies has "
+            "rows of its own: what they compute is not what one process computes of the whole batch. With microbatches: 1, "
+            "and without a data axis, it is",
+            stacklevel=2,
+        )
+
+
+def mixing(model: nn.Module, example: Example) -> Op | None:
+    """The first op in which rows meet, if there is one.
+
+    Example:
+        >>> import torch
+        >>> from partitioner.distributed.traced.example import example_in
+        >>> class Centred(nn.Module):
+        ...     def forward(self, x):
+        ...         return x - x.mean(0)
+        >>> x = torch.randn(8, 3, requires_grad=True)
+        >>> mixing(Centred(), example_in(Centred(), x, None, 1)).name
+        'mean'
+    """
+    own = {node for tail in tails_of(example) for node in tail.nodes}
+    graph = example.traced.graph
+    numbers = _numbers(example)
+    asked = [op for op in graph.ops if graph.nodes[op.name] not in own and _may_mix(example, op, numbers)]
+    if not asked:
+        return None
+    try:
+        more = larger(model, example, 2)
+    except Exception:  # the model's own, which may take no other number of rows
+        return None
+    return next((op for op in asked if more is not None and _mixes(example, more, op)), None)
+
+
+def _numbers(example: Example) -> set[str]:
+    """The values that are made of the batch's numbers or of weights, and not of indices, lengths or masks alone."""
+    found = {name for name in example.places if _made(example, name)}
+    for op in example.traced.graph.ops:
+        if (op.state or not found.isdisjoint(op.inputs)) and _made(example, op.name):
+            found.add(op.name)
+    return found
+
+
+def _may_mix(example: Example, op: Op, numbers: Collection[str]) -> bool:
+    """Whether an op may take rows together, as far as its sizes tell: what it makes of them has none, or has them twice."""
+    rows, like = example.rows, example.traced.graph.nodes[op.name].meta.get("example_value")
+    if any(isinstance(size, torch.SymInt) for size in getattr(like, "shape", ())):  # as many as a mask has, of any rows
+        return False
+    made, given = _made(example, op.name), [shape for name in op.inputs if name in numbers for shape in _made(example, name)]
+    if rows < 2 or not made or not any(_has(rows, shape) for shape in given):
+        return False
+    often = max(shape.count(rows) for shape in given)
+    return not any(_has(rows, shape) for shape in made) or any(shape.count(rows) > often for shape in made)
+
+
+def _mixes(example: Example, more: Example, op: Op) -> bool:
+    """Whether it does, in a graph of twice the rows."""
+    if op.name not in more.traced.graph.by_name:
+        return False
+    made, given = _growing(example, more, op.name), [_growing(example, more, name) for name in op.inputs]
+    returned = any(_growing(example, more, name) > 1 for name in example.traced.graph.outputs)
+    return any(given) and (made == 0 or (made > max(given) and not returned))
+
+
+def _growing(example: Example, more: Example, name: str) -> int:
+    """In how many dimensions a value has more, of twice the rows."""
+    pairs = [*zip(_made(example, name), _made(more, name), strict=True)]
+    return max((sum(one != other for one, other in zip(*pair, strict=True)) for pair in pairs), default=0)
+
+
+def _has(rows: int, shape: tuple[int, ...]) -> bool:
+    return any(size and size % rows == 0 for size in shape)
+
+
+def _made(example: Example, name: str) -> list[tuple[int, ...]]:
+    """The shapes of an op's results, or of an input, that are floating-point numbers."""
+    graph = example.traced.graph
+    op, meta = graph.by_name.get(name), graph.metas.get(name)
+    metas = op.outputs if op is not None else () if meta is None else (meta,)
+    return [tuple(each.shape) for each in metas if each.dtype.is_floating_point]
