@@ -28,8 +28,7 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
         problem: what to place.
         order: all tasks; it respects every edge.
         feasible: where tasks may go; it is told where they went.
-        later: by task and processor, what is added to a task's end before ends are compared: the optimistic costs of what
-            follows it. Empty: nothing.
+        later: by task and processor, what is added to a task's end before ends are compared, as what it wastes. Empty: nothing.
 
     Raises:
         PlacementError: a task fits nowhere any more.

@@ -80,7 +80,7 @@ class Cuts:
         parts = {at: [each for each in self.units[at] if each not in moved] for at in touched}
         for each, at in moved.items():
             parts[at].append(each)
-        return {} if any(map(self._between, parts.values())) else moved
+        return {} if any(map(self.reach.between, parts.values())) else moved
 
     def _end(self, part: list[int], over: int, here: int, used: Sequence[float]) -> tuple[list[int], int]:
         """Of what is left of a part that is too full, an end without which it is not, and where that goes; none: too little."""
@@ -112,11 +112,4 @@ class Cuts:
 
     def _between(self, part: Iterable[int]) -> list[int]:
         """The units that lie between those of a part and are not among them."""
-        own = after = before = 0
-        owns, afters, befores = self.reach.own, self.reach.after, self.reach.before
-        for each in part:
-            own |= owns[each]
-            after |= afters[each]
-            before |= befores[each]
-        lacking = after & before & ~own
-        return list(dict.fromkeys(self.unit_of[task] for task in bits(lacking))) if lacking else []
+        return list(dict.fromkeys(self.unit_of[task] for task in bits(self.reach.between(part))))

@@ -1,7 +1,7 @@
 """Local search from several schedules: all get some moves, the better half of them more, until one is left.
 
     by mean rank            118.6  ->  112.0  ->  out
-    looking ahead           123.0  ->  116.9  ->  out
+    in strips               123.0  ->  116.9  ->  out
     sparing processors      109.9  ->  106.4  ->  104.1  ->  103.0
     sparing, by least rank  108.4  ->  107.7  ->  104.9  ->  out
 

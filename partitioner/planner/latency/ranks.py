@@ -4,23 +4,18 @@
         \\- c 3 -/
 
 Source: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
-TPDS 13(3), 2002; the table of optimistic costs is that of Arabnejad and Barbosa, "List scheduling algorithm for heterogeneous
-systems by an optimistic cost table", IEEE TPDS 25(3), 2014.
+TPDS 13(3), 2002.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from operator import add
 
 import numpy as np
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.prices import able_seconds, lane_counts
-
-LARGEST_TABLE = 4_000_000
-"""Pairs of an edge and two processors that `optimistic` looks at; more take seconds."""
 
 
 def mean_seconds(problem: Problem) -> list[float]:
@@ -97,23 +92,6 @@ def transit(problem: Problem, turned: bool = False) -> Callable[[int, list[float
         return found
 
     return any_way
-
-
-def optimistic(problem: Problem) -> list[list[float]] | None:
-    """For each task and processor the longest way from its end to the end of all, if every other task is where it suits best.
-
-    Returns:
-        The table, by task; ``None`` where it would take long.
-    """
-    if len(problem.edges) * len(problem.processors) ** 2 > LARGEST_TABLE:
-        return None
-    own = able_seconds(problem).T.tolist()
-    passed, table = transit(problem, turned=True), [[0.0] * len(problem.processors) for _ in own]
-    for task in range(len(own) - 1, -1, -1):
-        begun = list(map(add, table[task], own[task]))
-        for source, value in problem.before[task]:
-            table[source] = list(map(max, table[source], passed(value, begun)))
-    return table
 
 
 def awaited(problem: Problem, homes: Sequence[int], order: Sequence[int]) -> list[float]:

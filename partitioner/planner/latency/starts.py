@@ -100,7 +100,9 @@ def starts(
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
             late = monotonic() + BEAMED * (until - perf_counter())
-            even, _ = soon_balanced(load, *evenest(load, homes, tries, problem.contiguous, late), HIDDEN, late)
+            often = max(tries, 1 + problem.crowded)  # placed one by one, what comes last goes where there is room
+            placed = evenest(load, homes, often, problem.contiguous, late, parts=False)
+            even, _ = soon_balanced(load, *placed, HIDDEN, late)
             known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
     joins = problem.travels and not problem.contiguous and not again and len(problem.tasks) <= MOST_BEAMED
     if joins and perf_counter() + soon < until:

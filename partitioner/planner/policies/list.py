@@ -10,8 +10,7 @@ improved by as many local moves as milliseconds allow. Large graphs get fewer tr
 counted and not timed, so that an answer is the same on every machine.
 
 Sources: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
-TPDS 13(3), 2002 (upward rank, insertion); Arabnejad and Barbosa, IEEE TPDS 25(3), 2014 (optimistic costs); Li and Willis, EJOR
-56, 1992 (forwards and backwards in turns).
+TPDS 13(3), 2002 (upward rank, insertion); Li and Willis, EJOR 56, 1992 (forwards and backwards in turns).
 """
 
 from __future__ import annotations

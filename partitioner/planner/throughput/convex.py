@@ -23,24 +23,16 @@ class Convex:
         for unit, home in enumerate(homes):
             self.units[home].add(unit)
         if self.reach is not None:
-            for processor in range(count):
-                self._count(processor)
-
-    def _count(self, processor: int) -> None:
-        self.own[processor], self.after[processor], self.before[processor] = self._bits(self.units[processor])
-
-    def _bits(self, units: Iterable[int]) -> tuple[int, int, int]:
-        """The forward tasks of some units, those that follow them and those that come before them."""
-        own = after = before = 0
-        assert self.reach is not None
-        for unit in units:
-            own, after, before = own | self.reach.own[unit], after | self.reach.after[unit], before | self.reach.before[unit]
-        return own, after, before
+            for processor, units_there in enumerate(self.units):
+                self.own[processor], self.after[processor], self.before[processor] = self.reach.of(units_there)
 
     def between(self, processor: int, coming: Iterable[int] = (), going: Collection[int] = ()) -> int:
         """The forward tasks on paths that leave a processor's units and come back, once some have come and gone, as bits."""
-        state = self._left(processor, going) if going else self._state(processor)
-        own, after, before = (old | new for old, new in zip(state, self._bits(coming), strict=True)) if coming else state
+        state: Sequence[int] = self._left(processor, going) if going else self._state(processor)
+        if coming:
+            assert self.reach is not None
+            state = [old | new for old, new in zip(state, self.reach.of(coming), strict=True)]
+        own, after, before = state
         return after & before & ~own
 
     def _left(self, processor: int, going: Iterable[int]) -> tuple[int, int, int]:
@@ -54,17 +46,9 @@ class Convex:
         late = single and all(reach.before[unit] & own for unit in going if reach.own[unit])
         soon = single and all(reach.after[unit] & own for unit in going if reach.own[unit])
         if not (late and soon):  # else those that are left lead to all that the single tasks did, and come from all of it
-            rest = self.units[processor].difference(going)
-            after = after if late else self._union(reach.after, rest)
-            before = before if soon else self._union(reach.before, rest)
+            _, led, leads = reach.of(self.units[processor].difference(going))
+            after, before = after if late else led, before if soon else leads
         return own, after, before
-
-    @staticmethod
-    def _union(side: Sequence[int], units: Iterable[int]) -> int:
-        found = 0
-        for unit in units:
-            found |= side[unit]
-        return found
 
     def may_leave(self, units: Iterable[int], here: int) -> bool:
         """Whether none of some units is on a path between two others of their processor."""

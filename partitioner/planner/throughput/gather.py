@@ -45,7 +45,9 @@ NEARLY = 2e-4
 """What a load may be above the bound, relatively, for nothing else to be looked for."""
 
 
-def gathered(park: Park, bound: float, until: float = inf, few: int = FEW_IDEALS) -> tuple[float, list[int]]:
+def gathered(
+    park: Park, bound: float, until: float = inf, few: int = FEW_IDEALS, parts: bool = True
+) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, near a placement that need not be contiguous.
 
     Either that is mended, and its parts may even lead to each other, as those of stages cannot; or stages are cut along the
@@ -56,6 +58,7 @@ def gathered(park: Park, bound: float, until: float = inf, few: int = FEW_IDEALS
         bound: seconds that no answer can beat, where to begin to look.
         until: moment, by the monotonic clock, at which to stop; infinite: the answer is the same on every machine.
         few: down-closed sets of units up to which parts are not worth their second: the best stages are found (`staging.py`).
+        parts: whether convex clusters are placed, too, if there are more (`parts.py`).
 
     Raises:
         PlacementError: no placement or no stages were found.
@@ -73,17 +76,35 @@ def gathered(park: Park, bound: float, until: float = inf, few: int = FEW_IDEALS
         if load <= bound * (1 + NEARLY):
             return found[0]
     whole = park_of(blocks(park.units))
-    parts = whole.units.of_tasks(loose)
-    order = guided(whole.units, parts)
-    if sum(parts[one] != parts[other] for one, other in pairwise(order)) < MOST_RUNS * len(problem.processors):
+    order = _gathering(whole.units, loose)
+    if not order and problem.crowded and not park.apart:
+        order = _gathering(whole.units, _regardless(park, bound, moment(until, 4)))
+    if order:
         line = along(whole, order, bound, min(found, default=(inf,))[0], moment(until, 3))
         found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
-    if (problem.crowded or not park.apart) and ideals(whole.units, few) is None:
+    if parts and (problem.crowded or not park.apart) and ideals(whole.units, few) is None:
         parts_of = in_parts(closed, rules, bound, until)
         found += [] if parts_of is None else [parts_of]
     if not found:
         raise PlacementError("No contiguous parts were found near a placement that is not contiguous.")
     return min(found)
+
+
+def _gathering(units: Units, tasks: Sequence[int]) -> list[int]:
+    """An order in which most of a processor stands together; empty where little does."""
+    near = units.of_tasks(tasks)
+    order = guided(units, near)
+    runs = sum(near[one] != near[other] for one, other in pairwise(order))
+    return order if runs < MOST_RUNS * len(units.problem.processors) else []
+
+
+def _regardless(park: Park, bound: float, until: float) -> list[int]:
+    """The processor of each task, in clusters, whatever memory there is: cuts of an order keep it.
+
+    Placed one by one under tight memory, neighbours go to any of several equal processors.
+    """
+    free = replace(park.units.problem, memory=(), contiguous=False)
+    return clustered(park_of(units_of(free, contiguous=False)), Homes(free), bound, until)[1]
 
 
 def guided(units: Units, homes: Sequence[int]) -> list[int]:

@@ -119,7 +119,7 @@ def _matched(park: Park, label: Sequence[tuple[int, int]], largest: float) -> li
             near = [each for each in moved[unit] if mate[each] < 0 and label[each] == label[unit]]
             near = [each for each in near if least[each] + least[unit] <= most]
             for each in sorted(near, key=lambda each: (-moved[unit][each] / max(1e-300, least[each] ** 0.5), each)):
-                if reach is None or reach.convex((unit, each)):
+                if reach is None or not reach.between((unit, each)):
                     mate[each] = unit
                     break
     return mate

@@ -135,6 +135,15 @@ class Loads:
         for slot, each, byte in charges(new, after):
             found[slot] += each * count + byte * size
 
+    def beyond(self, moves: Mapping[int, int]) -> float:
+        """By how many bytes more than now processors would hold more than they have."""
+        more: defaultdict[int, float] = defaultdict(float)
+        for unit, there in moves.items():
+            more[there] += self.memory[unit]
+            more[self.home[unit]] -= self.memory[unit]
+        over = ((self.used[each] - self.park.units.problem.caps[each], held) for each, held in more.items())
+        return sum(max(0.0, each + held) - max(0.0, each) for each, held in over)
+
     def move(self, unit: int, there: int, deltas: Mapping[int, float] | None = None) -> None:
         """Put a unit on a processor; ``deltas`` if they are known."""
         for slot, change in (self.deltas(unit, there) if deltas is None else deltas).items():

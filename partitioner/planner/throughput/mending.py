@@ -12,7 +12,6 @@ of Operational Research 130(3), 2001.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from math import inf
@@ -70,7 +69,7 @@ class _Mending:
         self.loads, self.state = Loads(park, homes), Convex(park.units, homes)
         self.between = [self.state.between(each) for each in range(len(self.state.units))]
         paid = sum(each * self.loads.load(number) for number, each in enumerate(price))
-        self.mean = float(park.units.memory.sum()) / max(1, park.units.count)
+        self.per_byte = park.units.count / max(1e-300, float(park.units.memory.sum()))  # bytes count as mean units'
         self.one = paid / max(1, park.units.count)  # what a unit pays on average
 
     def step(self, broken: Sequence[int], largest: int, least: float) -> bool:
@@ -90,7 +89,7 @@ class _Mending:
                 moves = dict.fromkeys(units, there)
                 deltas = self.loads.joint_deltas(moves)
                 paid = sum(self.price[slot // 3] * each for slot, each in deltas.items())
-                paid += self.one * (self._over(moves) - fewer)
+                paid += self.one * (self.loads.beyond(moves) * self.per_byte - fewer)
                 if paid < best:
                     best, chosen, found = paid, moves, deltas
         self._make(chosen, found)
@@ -113,15 +112,6 @@ class _Mending:
         held = sum(self.loads.memory[each] for each in units) if self.firm else 0.0
         fits = not held or self.loads.used[there] + held <= self.units.problem.caps[there]
         return fits and all(there in self.units.able_sets[each] for each in units)
-
-    def _over(self, moves: Mapping[int, int]) -> float:
-        """By how many mean units' bytes memory is exceeded more after some moves, all processors together."""
-        more: defaultdict[int, float] = defaultdict(float)
-        for unit, there in moves.items():
-            more[there] += self.loads.memory[unit]
-            more[self.loads.home[unit]] -= self.loads.memory[unit]
-        over = ((self.loads.used[each] - self.units.problem.caps[each], held) for each, held in more.items())
-        return sum(max(0.0, each + held) - max(0.0, each) for each, held in over) / self.mean if self.mean > 0.0 else 0.0
 
     def _fewer(self, processor: int, coming: Sequence[int] = (), going: Sequence[int] = ()) -> int:
         """How many fewer tasks lie between those of a processor once units have come or gone."""

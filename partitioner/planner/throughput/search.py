@@ -12,7 +12,6 @@ become worse first; a low one sees across. So each round has another power than 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import exp, inf
@@ -196,14 +195,7 @@ class Annealing:
 
     def _fee(self, moves: Mapping[int, int]) -> float:
         """What moves cost beside loads: the price of the bytes by which memory is exceeded more after them."""
-        if not self.crowded:
-            return 0.0
-        more: defaultdict[int, float] = defaultdict(float)
-        for unit, there in moves.items():
-            more[there] += self.loads.memory[unit]
-            more[self.loads.home[unit]] -= self.loads.memory[unit]
-        over = ((self.loads.used[each] - self.caps[each], held) for each, held in more.items())
-        return self.price.now * sum(max(0.0, each + held) - max(0.0, each) for each, held in over)
+        return self.price.now * self.loads.beyond(moves) if self.crowded else 0.0
 
     @property
     def _full(self) -> bool:

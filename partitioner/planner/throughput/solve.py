@@ -99,12 +99,14 @@ def balanced(
     return units.spread_over(search.best), min(bound, search.least)
 
 
-def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool, until: float = inf) -> tuple[list[int], float]:
+def evenest(
+    problem: Problem, homes: Homes, tries: int, in_line: bool, until: float = inf, parts: bool = True
+) -> tuple[list[int], float]:
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
     little travels, but in one call each processor would wait for the one before it. Where both matter, for contiguous parts on
-    processors that differ, tasks are placed one by one and then gathered.
+    processors that differ, tasks are placed one by one and then gathered, with clusters of them, too, if ``parts``.
 
     Returns:
         The processor of each task, and seconds that no placement's largest load can be below.
@@ -128,7 +130,7 @@ def evenest(problem: Problem, homes: Homes, tries: int, in_line: bool, until: fl
         if park.waste and not park.apart and not problem.contiguous and not large:
             makes.insert(0, partial(clustered, park, homes, bound, until))
         if problem.contiguous and park.waste and not large:
-            makes, enough = [partial(gathered, park, bound, until), *makes], enough + 1
+            makes, enough = [partial(gathered, park, bound, until, parts=parts), *makes], enough + 1
     for number, make in enumerate(makes, start=1):
         try:
             found.append(make())

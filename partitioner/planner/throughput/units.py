@@ -45,12 +45,20 @@ class Reach:
     after: Sequence[int]
     before: Sequence[int]
 
-    def convex(self, units: Iterable[int]) -> bool:
-        """Whether no path leaves the units and comes back."""
+    def of(self, units: Iterable[int]) -> tuple[int, int, int]:
+        """Of some units together: their own, those that they lead to and those that lead to them."""
         own = after = before = 0
+        owns, afters, befores = self.own, self.after, self.before
         for unit in units:
-            own, after, before = own | self.own[unit], after | self.after[unit], before | self.before[unit]
-        return not after & before & ~own
+            own |= owns[unit]
+            after |= afters[unit]
+            before |= befores[unit]
+        return own, after, before
+
+    def between(self, units: Iterable[int]) -> int:
+        """Those on paths that leave the units and come back."""
+        own, after, before = self.of(units)
+        return after & before & ~own
 
     def joined(self, joint: Sequence[int]) -> Reach:
         """Of coarser units: ``joint[unit]`` is the one that a unit is part of."""
@@ -245,4 +253,4 @@ class Units:
         sets: defaultdict[int, list[int]] = defaultdict(list)
         for unit, home in enumerate(homes):
             sets[home].append(unit)
-        return all(self.reach.convex(units) for units in sets.values())
+        return not any(map(self.reach.between, sets.values()))
