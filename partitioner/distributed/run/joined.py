@@ -1,8 +1,9 @@
 """Two microbatches as one: what a loss function would be called with.
 
-results   4, 6  and  4, 6    ->   8, 6      behind each other, in the dimension in which they have rows
-              4, 4  and  4, 4    ->   8, 8      numbers of pairs of rows: any stand for those of pairs from both
-          a loss             ->   a loss    their mean or, of sums, their sum
+results   4, 6   and 4, 6     ->   8, 6      behind each other, in the dimension in which they have rows
+          12, 6  and 12, 6    ->   24, 6     three of each row, behind each other or among those of the other rows
+          4, 4   and 4, 4     ->   8, 8      numbers of pairs of rows: any stand for those of pairs from both
+          a loss              ->   a loss    their mean or, of sums, their sum
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +47,18 @@ class Part:
     reached: Collection[int]
 
 
+class Rows(NamedTuple):
+    """Where a result has rows.
+
+    Args:
+        dimensions: none, one, or two if it has something of each pair of rows.
+        several: whether rows stand in that dimension together with something else, as a batch of sequences laid out flat.
+    """
+
+    dimensions: tuple[int, ...]
+    several: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Joined:
     """Joins microbatches.
@@ -54,11 +67,13 @@ class Joined:
         batches: which know the model, and the microbatches.
         larger: gives the model's graph of twice the rows, if it has one.
         sums: the model's results that are sums over rows.
+        inner: whether, where rows stand together with something else, they are the inner dimension, and not the outer one.
     """
 
     batches: Batches
     larger: Callable[[], Example | None]
     sums: Collection[str]
+    inner: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -70,9 +85,10 @@ class Joined:
         """Whether the model gives numbers of Python's, one of which may be that of the rows."""
         return any(value for name, value in self.batches.example.leaves if not name and type(value) in (int, float))
 
-    def prepare(self) -> None:
-        """Find out where the rows of results are; the model may be traced for it."""
-        _ = self._rows
+    @cached_property
+    def several(self) -> bool:
+        """Whether there are two ways in which rows may stand; the model may be traced to find that out."""
+        return any(rows is not None and rows.several for rows in self._rows)
 
     def turned(self, part: Part) -> Part:
         """A microbatch whose results are those of other rows."""
@@ -107,12 +123,12 @@ class Joined:
     def _taken(self, part: Part, rows: torch.Tensor) -> Part:
         """Some rows of a microbatch."""
 
-        def result(place: int, each: torch.Tensor) -> torch.Tensor:
-            for along in self._rows[place] or ():
+        def taken(dimensions: Sequence[int], each: torch.Tensor) -> torch.Tensor:
+            for along in dimensions:
                 each = each.index_select(along, rows.to(each.device))
             return each
 
-        results = [result(place, each) for place, each in enumerate(part.results)]
+        results = [self._by_rows(place, taken, each) for place, each in enumerate(part.results)]
         inputs = {name: _rows_of(each, rows) if self._has_rows(name) else each for name, each in part.inputs.items()}
         return replace(
             part, results=results, inputs=inputs, target=self._by_row(lambda leaf: _rows_of(leaf, rows), part.target)
@@ -127,35 +143,44 @@ class Joined:
         has_rows = partial(is_by_row, rows=self.batches.example.rows)
         return tree_map(lambda *leaves: function(*leaves) if has_rows(leaves[0]) else leaves[0], *targets, is_leaf=has_rows)
 
+    def _by_rows(self, place: int, function: Callable[..., torch.Tensor], *results: torch.Tensor) -> torch.Tensor:
+        """What a function makes of results, told the dimensions in which they have rows, and nothing else."""
+        dimensions, several = self._rows[place] or Rows(())
+        if not several:
+            return function(dimensions, *results)
+        (at,), sizes = dimensions, (-1, self.batches.example.rows) if self.inner else (self.batches.example.rows, -1)
+        return function((at + self.inner,), *(torch.unflatten(each, at, sizes) for each in results)).flatten(at, at + 1)
+
     @cached_property
-    def _rows(self) -> list[tuple[int, ...] | None]:
-        """In which dimensions each result has rows: none, one, or two if it has something of each pair of rows; ``None`` where
-        it is made of the batch, and nobody knows how."""
+    def _rows(self) -> list[Rows | None]:
+        """Where each result has rows; ``None`` where it is made of the batch, and nobody knows how."""
         graph, example = self.batches.example.traced.graph, self.batches.example
         apart = [not of_batch(example, graph.nodes[name]) for name in graph.outputs]
-        return [() if apart[place] else self._rows_of(place, shape) for place, shape in enumerate(_shapes(example))]
+        return [Rows(()) if apart[place] else self._rows_of(place, shape) for place, shape in enumerate(_shapes(example))]
 
-    def _rows_of(self, place: int, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _rows_of(self, place: int, shape: tuple[int, ...]) -> Rows | None:
         rows = self.batches.example.rows
         if shape[:1] == (rows,) and shape.count(rows) == 1:
-            return (0,)
+            return Rows((0,))
         larger = self.larger() if shape else None
         if larger is None:
             return None
-        sizes = [*enumerate(zip(shape, _shapes(larger)[place], strict=True))]
-        growing = tuple(number for number, pair in sizes if pair == (rows, 2 * rows))
-        others = any(one != more for number, (one, more) in sizes if number not in growing)
-        return growing if len(growing) in (1, 2) and not others else None
+        pairs = [*zip(shape, _shapes(larger)[place], strict=True)]
+        growing = tuple(number for number, (one, more) in enumerate(pairs) if one != more)
+        several = any(pairs[number][0] != rows for number in growing)
+        doubled = all(pairs[number][1] == 2 * pairs[number][0] for number in growing)
+        return Rows(growing, several) if doubled and len(growing) in ((1,) if several else (1, 2)) else None
 
     def _is_loss(self, place: int) -> bool:
         example, name = self.batches.example, self.names[place]
         return self._rows[place] is None and name in example.differentiable and _shapes(example)[place] == ()
 
     def _turned(self, place: int, result: torch.Tensor) -> torch.Tensor:
-        along = self._rows[place]
-        if along:
-            return result.roll([1] * len(along), along)
-        return result * 0.9 if self._is_loss(place) else result
+        """Other rows, of another mean, whose numbers are still such that a logarithm takes them."""
+        if self._rows[place] == Rows(()):
+            return result
+        turned = self._by_rows(place, lambda along, each: each.roll([1] * len(along), along) if along else each, result)
+        return turned * 0.9 if turned.is_floating_point() else turned
 
     def _light(self, part: Part, place: int) -> torch.Tensor:
         """A copy of a result, with a gradient if that has one; of a large one that no loss is made of, its shape alone."""
@@ -167,15 +192,18 @@ class Joined:
         return copied.requires_grad_().clone() if learns else copied  # no leaf, which nobody may write to
 
     def _both(self, place: int, one: torch.Tensor, other: torch.Tensor, pairs: float, unknown: float) -> torch.Tensor:
-        along = self._rows[place]
         if self._is_loss(place):
             return one + other if self.names[place] in self.sums else (one + other) / 2
-        if along is None:
+        if self._rows[place] is None:
             return torch.full_like(one, unknown)
-        if len(along) < 2:
-            return torch.cat([one, other], *along) if along else one
-        blocks = [[one, torch.full_like(one, pairs)], [torch.full_like(one, pairs), other]]
-        return torch.cat([torch.cat(row, along[1]) for row in blocks], along[0])
+
+        def both(dimensions: Sequence[int], one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            if len(dimensions) < 2:
+                return torch.cat([one, other], *dimensions) if dimensions else one
+            blocks = [[one, torch.full_like(one, pairs)], [torch.full_like(one, pairs), other]]
+            return torch.cat([torch.cat(row, dimensions[1]) for row in blocks], dimensions[0])
+
+        return self._by_rows(place, both, one, other)
 
 
 def _shapes(example: Example) -> list[tuple[int, ...]]:

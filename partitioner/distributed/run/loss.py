@@ -163,7 +163,7 @@ class Loss:
     def _see_what_it_is(self, part: Part, loss: torch.Tensor) -> None:
         """See whether the mean of microbatches' losses is that of the batch; said when the step is over, on all ranks."""
         assert self.watched is not None
-        told = A_SUM if any(loss is each for each in self.watched.sums) else self._whole(part, self.watched.found)
+        told = A_SUM if any(loss is each for each in self.watched.sums) else self._whole(part)
         self.watched.told = self.watched.told or told
 
     def _see_what_is_reached(self, made: Between) -> None:

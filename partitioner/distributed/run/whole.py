@@ -5,23 +5,23 @@
                     =   something else                rows are compared, chosen among, weighed by all of them
 
 A user's function is called again for that, in double precision, and what it changes meanwhile is put back. As many things have
-to count in both. So results of other rows stand for those of a second microbatch, with the same targets; then that one itself
-does, if as many count in it; and, where nothing is counted, the halves of the rows do, each of them twice. Nothing is said of a
-function that draws or fails with more rows, and of one that reads what has rows nobody knows where.
+to count in both: results of other rows stand for those of a second microbatch, with the same targets; so do the halves of its
+rows, each of them twice; and the second microbatch itself. Nothing is said of a function that draws or fails with more rows,
+and of one that reads what has rows nobody knows where.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import alike
+from partitioner.distributed.run.counts import Watched, alike
 from partitioner.distributed.run.doubled import Doubled
 from partitioner.distributed.run.joined import Joined, Part
 from partitioner.distributed.run.mean import A_SUM, NO_MEAN, Told
@@ -67,18 +67,17 @@ class Whole:
     def begin(self) -> None:
         """Before a step; in the first one what the graph of more rows tells is found out, as long as no rank waits."""
         self.steps, self.first, self.waits = self.steps + 1, None, True
-        self._joined.prepare()
+        _ = self._layouts
 
     def kept(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Results, as they are before a function may write to them."""
         return [each.detach().clone() if self.waits and each.numel() <= MOST else each.detach() for each in results]
 
-    def __call__(self, part: Part, counts: Sequence[Sequence[torch.Tensor]]) -> Told | None:
+    def __call__(self, part: Part) -> Told | None:
         """Ask, once there is a second microbatch or will be none.
 
         Args:
             part: what the function was called with last.
-            counts: by microbatch, what losses are seen to be means of.
 
         Returns:
             What it is of both, if that is not the mean of theirs.
@@ -89,22 +88,21 @@ class Whole:
             self.first = part
             return None
         one, self.first, self.waits = self.first or part, None, False
-        losses = (self._own.get(self._joined.names[place]) for place in part.reached)
+        joined = self._layouts[0]
+        losses = (self._own.get(joined.names[place]) for place in part.reached)
         if any(told is not None and not (told.is_mean or told.is_sum) for told in losses):
             return NO_MEAN
         most = MOST if self.steps == 1 else MUCH
-        if self._joined.tells_numbers or sum(part.results[place].numel() for place in part.reached) > most:
+        if joined.tells_numbers or sum(part.results[place].numel() for place in part.reached) > most:
             return None
-        asked = (self._told(*pair) for pair in self._pairs(one, part, counts))
-        return next((told for told in asked if told is not None and not told.is_mean), None)
+        found = [self._in_layout(layout, one, part) for layout in self._layouts]
+        return None if None in found else found[0]
 
-    def _pairs(self, one: Part, other: Part, counts: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[Part, Part]]:
-        """What may stand for two microbatches in which as many things count."""
-        yield one, self._joined.turned(one)
-        if other is not one and alike(counts):
-            yield one, other
-        if not any(counts):
-            yield self._joined.halves(one)
+    def _in_layout(self, layout: Joined, one: Part, other: Part) -> Told | None:
+        """What the function gives of what may stand for two microbatches, if that is no mean."""
+        pairs = [(one, layout.turned(one)), layout.halves(one), *([(one, other)] if other is not one else [])]
+        asked = (self._told(layout, *pair) for pair in pairs)
+        return next((told for told in asked if told is not None and not told.is_mean), None)
 
     @cached_property
     def _larger(self) -> Example | None:
@@ -127,19 +125,24 @@ class Whole:
         return asked_of(tail, self.batches, self._larger) if self._larger is not None else None
 
     @cached_property
-    def _joined(self) -> Joined:
+    def _layouts(self) -> list[Joined]:
+        """The ways in which microbatches' results may have to be put together, one of which is right."""
         sums = frozenset(name for name, told in self._own.items() if told.is_sum)
-        return Joined(self.batches, lambda: self._larger, sums)
+        joined = Joined(self.batches, lambda: self._larger, sums)
+        return [joined, replace(joined, inner=True)] if joined.several else [joined]
 
-    def _told(self, one: Part, other: Part) -> Told | None:
+    def _told(self, joined: Joined, one: Part, other: Part) -> Told | None:
         """What the function gives of two microbatches, and of both; ``None`` where nothing can be said."""
-        undo = process_undo()
+        watched, undo = Watched(2), process_undo()
+        ask = partial(self._value, watched)
         try:
-            with quiet(), torch.enable_grad(), torch._C._DisableAutocast(), torch.compiler.set_stance("force_eager"):
-                first, second = self._value(*self._joined.of(one)), self._value(*self._joined.of(other))
+            with quiet(), torch.enable_grad(), torch._C._DisableAutocast():
+                first, second = ask(*joined.of(one)), ask(*joined.of(other))
+                if not alike(watched.found):  # what differs in these is refused as that
+                    return None
                 both = ((LOW, LOW), (HIGH, LOW), (LOW, HIGH))
-                whole, refilled, unknown = (self._value(*self._joined.both(one, other, *each)) for each in both)
-                again = self._value(*self._joined.of(one))  # of a function that draws, or asks for the time, it is another
+                whole, refilled, unknown = (ask(*joined.both(one, other, *each)) for each in both)
+                again = ask(*joined.of(one))  # of a function that draws, or asks for the time, it is another
         except Exception:  # the user's own, of a call that is none of the user's; or nothing can be said
             return None
         finally:
@@ -150,10 +153,12 @@ class Whole:
             return NO_MEAN
         return Told(first, second, whole) if _same(whole, unknown) else None
 
-    def _value(self, results: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], target: Any) -> float:
-        given = self.given(results, inputs, target)
-        with objects_kept([self.function]), Doubled():  # type: ignore[no-untyped-call]
-            return float(self.function(*given))
+    def _value(self, watched: Watched, *call: Any) -> float:
+        """What the function gives; ``watched`` is told of how many things that is the mean."""
+        given = self.given(*call)
+        watched.found.append([])
+        with objects_kept([self.function]), Doubled(), watched:  # type: ignore[no-untyped-call]
+            return self.function(*given).item()
 
 
 def _same(one: float, other: float) -> bool:
