@@ -32,12 +32,13 @@ from partitioner.model.keep import objects_kept
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
 
-MOST, MUCH = 2**24, 2**20
+MOST, MUCH = 2**22, 2**18
 """Elements of results beyond which nobody asks, and beyond which nobody asks more than once."""
 
 LOW, HIGH = -30.0, 17.0
 """Far from what a model gives, no infinities to an exponential function, and of different squares."""
 
+Pair = Callable[[], tuple[Part, Part]]
 Function = Callable[..., torch.Tensor]
 Given = Callable[[Sequence[torch.Tensor], Mapping[str, torch.Tensor], Any], tuple[Any, ...]]
 
@@ -100,8 +101,8 @@ class Whole:
 
     def _in_layout(self, layout: Joined, one: Part, other: Part) -> Told | None:
         """What the function gives of what may stand for two microbatches, if that is no mean."""
-        pairs = [(one, layout.turned(one)), layout.halves(one), *([(one, other)] if other is not one else [])]
-        asked = (self._told(layout, *pair) for pair in pairs)
+        pairs: list[Pair] = [lambda: (one, layout.turned(one)), lambda: layout.halves(one), lambda: (one, other)]
+        asked = (self._told(layout, pair) for pair in (pairs[:2] if other is one else pairs))
         return next((told for told in asked if told is not None and not told.is_mean), None)
 
     @cached_property
@@ -131,12 +132,13 @@ class Whole:
         joined = Joined(self.batches, lambda: self._larger, sums)
         return [joined, replace(joined, inner=True)] if joined.several else [joined]
 
-    def _told(self, joined: Joined, one: Part, other: Part) -> Told | None:
+    def _told(self, joined: Joined, pair: Pair) -> Told | None:
         """What the function gives of two microbatches, and of both; ``None`` where nothing can be said."""
         watched, undo = Watched(2), process_undo()
         ask = partial(self._value, watched)
         try:
             with quiet(), torch.enable_grad(), torch._C._DisableAutocast():
+                one, other = pair()
                 first, second = ask(*joined.of(one)), ask(*joined.of(other))
                 if not alike(watched.found):  # what differs in these is refused as that
                     return None

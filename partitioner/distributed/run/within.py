@@ -22,7 +22,7 @@ from partitioner.distributed.traced.example import Example
 from partitioner.model.modes import in_mode
 from partitioner.model.node import call_node, fill, made_of
 
-MOST = 2**24
+MOST = 2**22
 """Elements beyond which nobody asks."""
 
 
