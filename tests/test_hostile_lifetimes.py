@@ -6,8 +6,10 @@ nothing has changed.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import typing
+import weakref
 from typing import Any
 
 import pytest
@@ -224,3 +226,25 @@ def test_methods_that_tend_a_model_on_several_devices(example: bool, monkeypatch
         assert module.taught().shape == (2, 4)
         with pytest.raises(TraceError, match=r"Tended.shown cannot be one graph"):
             module.shown()
+
+
+def test_a_result_goes_when_the_caller_lets_it_go() -> None:
+    """Errors that torch catches while it traces kept frames of ours, with what these had, until Python looked for circles.
+
+    With the result its history lived on: a weight's ``data`` became larger, and the next backward found the old size.
+    """
+
+    class Decides(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.right(x)
+            return self.left(x).relu(), y + 1 if x.shape[0] == 5 and y.sum() > 0 else y
+
+    parallel = partition(Decides(), ["cpu:0", "cpu:1"], example_inputs=(rand(),))
+    gc.collect()
+    gc.disable()
+    try:
+        for rows in (3, 5, 5, 4):
+            result = weakref.ref(parallel(rand(rows, 4))[0])
+            assert result() is None
+    finally:
+        gc.enable()

@@ -5,6 +5,8 @@ Each test tells what went wrong. Devices are pretended (see `pretend`), and what
 
 from __future__ import annotations
 
+import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +19,7 @@ from hostile.program import Program, Run, Steps, Two, kept_in, rand
 from lanes import assert_same
 from pretend import MIXED, TWO, World, put, spec, spread
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from partitioner import TraceError, partition
@@ -93,6 +96,62 @@ def test_a_written_argument_keeps_its_history(world: World) -> None:
     assert_same(*found)
 
 
+def test_a_first_call_without_values_is_the_models_error(world: World) -> None:
+    """What lies on the meta device was to be moved to the weights for the plan, and torch said that it cannot be."""
+    model = Two()
+    parallel = partition(model, spec=spec(TWO), copy=True)
+    for rows in (3, 5):
+        with pytest.raises(RuntimeError, match="Tensor on device cpu is not on the expected device meta"):
+            parallel(torch.empty(rows, 4, device="meta"))
+        assert_same(parallel(rand(rows, 4)), model(rand(rows, 4)))
+
+
+LOGGER = logging.getLogger("once")
+
+
+def test_what_is_logged_once(world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers gives loggers a ``warning_once``, and a GPT-2 that computes its loss calls it: that was refused."""
+    once = functools.cache(lambda self, text: self.warning(text))
+    monkeypatch.setattr(logging.Logger, "warning_once", once, raising=False)
+
+    class Says(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            LOGGER.warning_once("no kind of loss is known")  # type: ignore[attr-defined]
+            return super().forward(x)
+
+    model = Says()
+    parallel = partition(model, spec=spec(TWO), copy=True)
+    for rows in (3, 5):
+        assert_same(parallel(rand(rows, 4)), model(rand(rows, 4)))
+    assert [record.message for record in caplog.records if record.name == "once"] == ["no kind of loss is known"]
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "view": lambda x: x.view(-1),
+    "split": lambda x: x.split(2),
+    "expand": lambda x: x[:1].expand(5, 4),
+    "detach": lambda x: x.detach(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_of_an_argument_that_are_results_without_gradients(view: Callable[[Tensor], Any], world: World) -> None:
+    """Under `torch.no_grad()` a view of what wants a gradient wants one, too; that of an argument which was moved did not."""
+
+    class Views(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
+            return self.left(x), self.right(x), view(x)
+
+    model = Views()
+    parallel = spread(model, (rand(),), TWO, copy=True)
+    for rows in (3, 5):
+        with torch.no_grad():
+            pairs = zip(tree_leaves(model(x := rand(rows, 4, grad=True))), tree_leaves(parallel(x)), strict=True)
+        for mine, theirs in pairs:
+            assert theirs.requires_grad == mine.requires_grad
+            assert_same(mine.detach(), theirs.detach())
+
+
 @pytest.mark.parametrize("left, right", [("cpu", "lazy:0"), ("lazy:0", "cpu")])
 def test_memory_of_the_host_is_read_before_the_call_ends(left: str, right: str, world: World) -> None:
     """A branch on the CPU took the argument as it is, and the GPU's copy of it was still under way when the call was over.
@@ -132,6 +191,21 @@ def test_random_integers_want_no_gradient() -> None:
         result.sum().backward()
         found.append((drawn, result.detach(), x.grad, [parameter.grad for parameter in module.parameters()]))
     assert_same(*found)
+
+
+@pytest.mark.parametrize("between", [torch.linspace, torch.logspace])
+def test_steps_between_tensors_want_no_gradient(between: Callable[..., Tensor]) -> None:
+    """Likewise: a model that asked for numbers between two that it computes was refused once its tasks were compiled."""
+
+    class Steps(Two):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return between(self.left(x).sum(), self.right(x).sum(), 5), self.right(x)
+
+    model = Steps()
+    parallel = partition(model, ["cpu:0", "cpu:1"], example_inputs=(rand(),), copy=True, compile_tasks="torchscript")
+    found = parallel(rand(grad=True))
+    assert not found[0].requires_grad
+    assert_same(model(rand()), found)
 
 
 # -- state that forward replaces -----------------------------------------------------------------------------------------------

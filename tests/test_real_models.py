@@ -60,7 +60,6 @@ DECIDES = "Python decides on the value of a tensor"
 NUMPY = "Attempted to trace numpy function"
 
 REFUSED = {
-    "transformers/ctrl": "This VariableTracker does not implement python_type()",  # torch cannot trace `tensor *= np.float64`
     "transformers/longformer": DECIDES,  # is there any global attention?
     "transformers/nllb_moe": DECIDES,  # a loop over the experts that have tokens
     "transformers/switch_transformers": DECIDES,  # likewise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import random
 import re
 import weakref
@@ -551,9 +552,14 @@ def test_what_fakes_do_not_take_is_no_fault_of_the_models(op: Callable[[Tensor],
     assert not model.total.any()
 
 
+LOGGER = logging.getLogger("models")
 SCALE, GENERATOR = torch.ones(6, requires_grad=True), torch.Generator()
 BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"does not look into pack_padded_sequence": lambda x: nn.utils.rnn.pack_padded_sequence(x[..., None], [4] * 6),
+    r"it makes an object of a library of C\+\+": lambda x: torch._C._DisableTorchDispatch(),
+    r"an op gives what is no tensor": lambda x: torch.random.fork_rng(devices=[]).__enter__(),
+    r"it logs": lambda x: LOGGER.info("called"),
+    r"torch's tracer takes no sparse Tensor": lambda x: x.to_sparse(),
     r"it makes a torch\.Generator": lambda x: torch.Generator(),
     r"an op is given a Generator, which no graph can hold": lambda x: torch.rand(4, generator=GENERATOR),
     r"Tensor\.numpy\(\) gives values to Python": lambda x: x.detach().numpy(),

@@ -279,7 +279,7 @@ SWITCHING = frozenset(
 )
 """Of torch, but they change more than values, or make constants of what they are given."""
 
-BESIDE_AUTOGRAD = frozenset(["randint_like"])
+BESIDE_AUTOGRAD = frozenset(["linspace", "logspace", "randint_like"])
 """Of torch, and Python calls them outside of autograd, for ATen's own op wants gradients that it has no derivative for."""
 
 

@@ -41,6 +41,9 @@ def brought(value: Any, device: str) -> Any:
         return move(value, device)
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # where it would lose its version
         there = _in_its_layout(value, device)
+    if value.requires_grad and not (there.requires_grad or torch.is_grad_enabled()):
+        with torch._C.DisableTorchFunctionSubclass():
+            (there if there._base is None else there._base).requires_grad_()  # and so do its views, under no_grad, too
     if not there.is_inference():
         set_version(there, version_of(value))  # which forward may ask for
     return there

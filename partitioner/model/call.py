@@ -43,8 +43,9 @@ class Call:
         return args, kwargs
 
     def on(self, device: str) -> Call:
-        """The same call with its tensors on a device, each once."""
-        moved = {id(leaf): leaf.to(device) for leaf in self.leaves if isinstance(leaf, torch.Tensor)}
+        """The same call with its tensors on a device, each once. What has no values cannot be moved, and stays where it is."""
+        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta)
+        moved = {id(leaf): leaf.to(device) for leaf in tensors}
         return Call(self.spec, tuple(moved.get(id(leaf), leaf) for leaf in self.leaves))
 
     def names(self, forward: Callable[..., Any]) -> list[str]:

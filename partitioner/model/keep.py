@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 import torch
 from torch import nn
 from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 
 from partitioner.model.classes import (
     data_of,
@@ -61,7 +62,7 @@ _BETWEEN = frozenset("threading _thread queue _queue concurrent multiprocessing 
 
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
-_CLOSED_ATTRIBUTES = (*_CODE, torch.jit.ScriptModule, CustomOpDef)
+_CLOSED_ATTRIBUTES = (*_CODE, torch.jit.ScriptModule, CustomOpDef, OpOverload, OpOverloadPacket)
 
 _OF_GLOBALS = (
     *(*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),

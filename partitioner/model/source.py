@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from sysconfig import get_path
 from types import FrameType
 
 import torch
@@ -28,6 +29,11 @@ def is_installed(file: str) -> bool:
         (True, False)
     """
     return not _PACKAGES.isdisjoint(Path(file).parts)
+
+
+def is_pythons(file: str) -> bool:
+    """Whether a source file is of Python's own library."""
+    return not is_installed(file) and Path(file).is_relative_to(get_path("stdlib"))
 
 
 def model_line(frame: FrameType | None) -> str:

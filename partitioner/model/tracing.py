@@ -46,8 +46,8 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
                 return own(*args, **kwargs)
             return getattr(kind, name)(self, *args, **kwargs) if held is None else held.__get__(self, kind)(*args, **kwargs)
         programs = self._partitioner_programs
-        result = programs(name, args, kwargs) if name == "forward" else programs.called(self, name, args, kwargs)
-        return self if result is programs.original else result  # as in `model = model.frozen()`
+        found = [programs(name, args, kwargs) if name == "forward" else programs.called(self, name, args, kwargs)]
+        return self if found[0] is programs.original else found.pop()  # as in `model = model.frozen()`; frames may be kept
 
     call.__code__ = call.__code__.replace()
     return call

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .program import Run, Steps, program, rand, two
+from .program import Run, Steps, Two, program, rand, two
 
 
 class Clipped(torch.autograd.Function):
@@ -122,3 +122,40 @@ def _attention(self: nn.Module, x: Tensor) -> Tensor:
 def attention_of_a_chosen_kernel(run: Run) -> Steps:
     yield run.learn(rand())
     yield run.learn(rand(6, 4))
+
+
+class HoldsOps(Two):
+    """ATen's own ops, as a library keeps them that chooses its kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op, self.packet, self.table = (
+            torch.ops.aten._safe_softmax.default,
+            torch.ops.aten.relu,
+            {"a": torch.ops.aten.sin.default},
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.op(self.left(x), -1) + self.packet(self.right(x)) + self.table["a"](x)
+
+
+@program(HoldsOps)
+def ops_that_the_model_holds(run: Run) -> Steps:
+    """What the dispatcher keeps on such an op counted for an attribute of the model's, and the model was refused."""
+    yield run.learn(rand(grad=True))
+    yield run(rand(5, 4))
+
+
+def _diverges(self: nn.Module, x: Tensor) -> Tensor:
+    left, right = (torch.distributions.StudentT(layer(x).exp(), validate_args=False) for layer in (self.left, self.right))
+    try:
+        return torch.distributions.kl_divergence(left, right)
+    except NotImplementedError:
+        return left.scale * self.left(x) + self.right(x)
+
+
+@program(two(_diverges))
+def divergence_that_nobody_has_written(run: Run) -> Steps:
+    """Torch keeps `NotImplemented` in a table for it, and an item that is that was taken for an operator that says so."""
+    yield run.learn(rand(grad=True))
+    yield run(rand(5, 4))

@@ -242,3 +242,22 @@ def fused_optimizer_with_closure(run: Run) -> Steps:
         return loss
 
     yield optimizer.step(closure) if run.training else closure()
+
+
+class Table(Two):
+    """Its table is a `Buffer`, which it moves to where it is called, as some models do: mostly that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other = nn.Buffer(torch.ones(4)), nn.Buffer(torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+        self.table, self.other = self.table.to(dtype=x.dtype), self.other.to(x.dtype)
+        return self.left(x) * self.table + self.right(x) * self.other, isinstance(self.table, nn.Buffer)
+
+
+@program(Table)
+def buffer_that_moves_nowhere(run: Run) -> Steps:
+    """What an op gave back was known for a `Buffer`, but not whether it is saved. As one graph it was refused."""
+    yield run.learn(rand(grad=True)), list(run.module.state_dict())
+    yield run.module.double()(rand(dtype=torch.float64)), list(run.module.state_dict())

@@ -23,6 +23,7 @@ from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
     GetAttrVariable,
+    TensorVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
 )
@@ -57,6 +58,9 @@ def _ask(in_vain: Callable[..., bool], plain: Callable[..., Any], self: Any, tx:
     given = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
     try:
         found = plain(self, tx, *arguments, **options)
+        if type(found) is GetAttrVariable and found.name == "persistent" and isinstance(found.obj, TensorVariable):
+            held = vars(found.obj.proxy.node.meta["example_value"])  # a Buffer that an op gave back, as `.to` may
+            return ConstantVariable.create(held["persistent"]) if "persistent" in held else found
         if type(found) is GetAttrVariable and _has_none(found.obj, found.name):
             kind = found.obj.python_type().__name__
             text = ConstantVariable.create(f"{kind!r} object has no attribute {found.name!r}")

@@ -196,19 +196,19 @@ class Compiled(Owner):
         before = set_eval_frame(None)
         try:
             set_eval_frame(callback)
-            result = self.entry(self.root, *args, **kwargs)
+            try:
+                return self.entry(self.root, *args, **kwargs)  # no variable: an error that torch caught may keep the frame
+            finally:
+                set_eval_frame(before)
         except BaseException as error:
-            set_eval_frame(before)
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
             self.pending = {}
             if not isinstance(error, Untraceable):
                 raise
             untraceable = error.error
-        else:
-            set_eval_frame(before)
+        finally:
             if self.pending:
                 self._note_reasons()
-            return result
         call = partial(self.entry, self.root, *args, **kwargs)
         raise refusal(self.root, call, untraceable, self.once)  # with its own cause, and no other
 

@@ -13,8 +13,6 @@ import bisect
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property
-from pathlib import Path
-from sysconfig import get_path
 from types import FunctionType, MethodDescriptorType
 from typing import Any, cast
 
@@ -31,7 +29,7 @@ from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.model.library import IN_PYTHON, OF_TORCH, least, most
-from partitioner.model.source import is_installed
+from partitioner.model.source import is_pythons
 
 _MODULES = frozenset(
     """ast base64 binascii cmath colorsys fnmatch html json shlex statistics string textwrap typing unicodedata
@@ -111,7 +109,7 @@ def _is_python_s(module: str) -> bool:
     if module not in _MODULES or module not in sys.modules:
         return False
     file = getattr(sys.modules[module], "__file__", None)
-    return file is None or (not is_installed(file) and Path(file).is_relative_to(get_path("stdlib")))
+    return file is None or is_pythons(file)
 
 
 def _folded(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:

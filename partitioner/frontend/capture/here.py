@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import utils
 
 from partitioner.frontend.capture.amended import amends
-from partitioner.model.source import is_user_code
+from partitioner.model.source import is_pythons, is_user_code
 
 Condition = Callable[[dict[str, Any]], bool]
 """On ``L``, a frame's local variables, and ``G``, its globals; or on neither."""
@@ -93,6 +93,8 @@ _WORDS = {
     r"^step_unsupported$": "what follows cannot be traced, nor gone on with in the middle of it",
     r"distributions/constraints\.py": "a distribution looks at the values of its arguments, unless given validate_args=False",
     r"found no exception handler": "what is called there raises an error",
+    r"support (sparse Tensor|strided NestedTensor)": r"torch's tracer takes no \1",
+    r"quantized nyi in meta tensors": "torch's tracer takes no quantized tensor",
     r"with fake tensors: .*: got (.*)": r"on tensors without values: \1",
     r"`(Tensor\.numpy\(\))` was called": r"\1 gives values to Python",
     r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
@@ -101,12 +103,23 @@ _WORDS = {
     r"^Attempted to use `torch\.nn\.Parameter\(\)`": "it makes a parameter, or a layer that has one",
     r"Opaque objects cannot be created|Generator\.__new__": "it makes a torch.Generator, or an object that no op takes",
     r"marked that (?:the function )?`([\w.]+)`": r"torch's tracer does not look into \1",
+    r"non-Tensor output whose value is dependent": "an op looks at the values of what it is given",
+    r"ops that return a non-Tensor": "an op gives what is no tensor",
+    r"^logging\.Logger method": "it logs",
+    r"perator `?([\w.]+?)(?:\.default)?`? does not have a (?:Fake|meta)": r"\1 says nothing of its result without values",
+    r"how to trace .*pybind11_(?:object|type)": "it makes an object of a library of C++",
+    r"how to trace the builtin `(?:<unknown module>\.)?([\w.]+?)\.?`": r"torch's tracer does not look into \1",
     r"(?s)Missing `as_proxy\(\)`.*UserDefined\w+Variable\((\w+)\)": r"an op is given a \1, which no graph can hold",
     r"Missing `as_proxy\(\)`": "an op is given an object that no graph can hold",
     r"^(.+)\n *Explanation: (?:Dynamo does not support this|(?:This is |This is c|C)(?:urrently )?not supported)": r"\1",
     r"(?m)^ *(?:Explanation|Developer debug context): (.+)": r"\1",
 }
 """What torch's tracer says, and what it means for the model; the first that is found counts."""
+
+_JARGON = re.compile(
+    r"Variable(?:Tracker)?\b|[Ss]ourceless|bytecode|proxy|SymNode|[Gg]raph break|\bHOP\b|\b(?:tp|sq|mp|nb)_\w+"
+)
+"""What only those who write the tracer have names for."""
 
 
 def explain(error: BaseException) -> str:
@@ -121,13 +134,16 @@ def reason_of(module: torch.fx.GraphModule) -> str:
 
 
 def _placed(text: str, stack: Iterable[Any]) -> str:
+    """A text with the innermost line of the user's, or where there is none, as in a function of Python's, with that."""
     frames = [frame for frame in stack if is_user_code(frame.filename)]
-    return f"{text} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    own = [frame for frame in frames if not is_pythons(frame.filename)] or frames
+    return f"{text} (at {own[-1].filename}:{own[-1].lineno})" if own else text
 
 
 def _plainly(text: str) -> str:
     """What torch says, in one line: in words of the model's where they are known, or else its explanation where it has one."""
-    for pattern, words in _WORDS.items():
-        if found := re.search(pattern, text):
-            return found.expand(words)
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    known = (found.expand(words) for pattern, words in _WORDS.items() if (found := re.search(pattern, text)))
+    said = next(known, "") or next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return (
+        "it does what torch's tracer does not know" if _JARGON.search(said) else re.sub(r"\bDynamo\b", "torch's tracer", said)
+    )

@@ -137,7 +137,8 @@ def _operate(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
         found = _identity(arguments[0], arguments[1], self.fn is operator.is_)
         return plain(self, *arguments) if found is None else found
     found = plain(self, *arguments)
-    if found.is_constant_match(NotImplemented) and getattr(self.fn, "__module__", None) == operator.add.__module__:
+    operates = getattr(self.fn, "__module__", None) == operator.add.__module__ and self.fn is not operator.getitem
+    if operates and found.is_constant_match(NotImplemented):
         raise Unsupported(f"operator.{self.fn.__name__} of what the tracer does not know")
     return found
 
