@@ -167,6 +167,22 @@ def test_of_a_loss_within_a_model_the_ops_behind_its_weights_are_asked(name: str
     assert told_of(Towers(loss)) == told
 
 
+@pytest.mark.parametrize(
+    ("loss", "known"),
+    [
+        (lambda a, b, _: functional.cross_entropy(a.float().view(-1, 3), torch.arange(2 * len(a)) % 3), True),
+        (lambda a, b, _: functional.cross_entropy(a @ b.view(len(a), 6).T, torch.arange(len(a))), False),
+        (lambda a, b, _: functional.cross_entropy(a - a.mean(0), torch.arange(len(a))), False),
+        (lambda a, b, _: functional.cross_entropy(a, torch.arange(len(a)), reduction="sum"), False),
+    ],
+    ids=["laid out", "pairs", "centred", "a sum"],
+)
+def test_a_cross_entropy_is_a_mean_of_what_nothing_else_is_made_of(loss: Callable[..., Tensor], known: bool) -> None:
+    """One of all pairs of rows was taken for such, and was not asked."""
+    (tail,) = tails_of(example_in(Towers(loss), INPUTS, None, 1))
+    assert tail.is_mean == known
+
+
 class Weighed(Towers):
     """Weighs its losses by numbers that it learns, of which there are as many as rows."""
 

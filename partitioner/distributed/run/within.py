@@ -20,7 +20,10 @@ from partitioner.distributed.run.doubled import Doubled, doubled
 from partitioner.distributed.run.mean import Told
 from partitioner.distributed.traced.example import Example
 from partitioner.model.modes import in_mode
-from partitioner.model.node import call_node, fill, made_of
+from partitioner.model.node import call_node, fill, made_of, target_name
+
+LAYING = frozenset("contiguous flatten float getitem permute reshape squeeze to transpose unsqueeze view".split())
+"""What lays results out, and computes nothing."""
 
 MOST = 2**22
 """Elements beyond which nobody asks."""
@@ -49,8 +52,13 @@ class Tail:
 
     @property
     def is_mean(self) -> bool:
-        """Whether its last op is known to give the mean of the targets that count."""
-        return self.loss.target in MEANS and not self.is_sum
+        """Whether it is known to be the mean over the targets that count: what the last weights make is laid out otherwise, and
+        no more, before the last op."""
+        read, laid = {*self.drawn}, True
+        for node in (each for each in self.nodes if each is not self.loss and not read.isdisjoint(each.all_input_nodes)):
+            read.add(node)
+            laid &= target_name(node) in LAYING
+        return laid and self.loss.target in MEANS and not self.is_sum
 
 
 def tails_of(example: Example) -> list[Tail]:
