@@ -117,7 +117,7 @@ class Joined:
         return (
             [self._both(place, *pair, pairs, unknown) for place, pair in enumerate(zip(results, others, strict=True))],
             {name: torch.cat([each, more[name]]) if self._has_rows(name) else each for name, each in inputs.items()},
-            self._by_row(_joined, target, next_target),
+            self._in_target(_joined, target, next_target),
         )
 
     def _taken(self, part: Part, rows: torch.Tensor) -> Part:
@@ -129,17 +129,16 @@ class Joined:
             return each
 
         results = [self._by_rows(place, taken, each) for place, each in enumerate(part.results)]
-        inputs = {name: _rows_of(each, rows) if self._has_rows(name) else each for name, each in part.inputs.items()}
-        return replace(
-            part, results=results, inputs=inputs, target=self._by_row(lambda leaf: _rows_of(leaf, rows), part.target)
-        )
+        inputs = {name: _chosen(each, rows) if self._has_rows(name) else each for name, each in part.inputs.items()}
+        target = self._in_target(lambda leaf: _chosen(leaf, rows), part.target)
+        return replace(part, results=results, inputs=inputs, target=target)
 
     def _has_rows(self, name: str) -> bool:
         example = self.batches.example
         return example.by_rows[example.places[name]]
 
-    def _by_row(self, function: Callable[..., Any], *targets: Any) -> Any:
-        """Targets of which a function makes what has rows; whatever has none, as it is."""
+    def _in_target(self, function: Callable[..., Any], *targets: Any) -> Any:
+        """What a function makes of all in targets that has rows; whatever has none, as it is."""
         has_rows = partial(is_by_row, rows=self.batches.example.rows)
         return tree_map(lambda *leaves: function(*leaves) if has_rows(leaves[0]) else leaves[0], *targets, is_leaf=has_rows)
 
@@ -221,7 +220,7 @@ def _joined(one: Any, other: Any) -> Any:
     return np.concatenate([one, other]) if isinstance(one, np.ndarray) else one + other
 
 
-def _rows_of(value: Any, rows: torch.Tensor) -> Any:
+def _chosen(value: Any, rows: torch.Tensor) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(value[row] for row in rows.tolist())
     return value[rows.to(value.device) if isinstance(value, torch.Tensor) else rows.numpy()]
