@@ -150,7 +150,7 @@ def told_of(model: nn.Module) -> str:
     """What is said of the loss that a model computes itself."""
     batches = Batches(model, example_in(model, INPUTS, None, 1), 1, torch.device("cpu"))
     batches.fill(INPUTS, None)
-    more = larger(model, batches.example, 2)
+    more = larger(model, batches.example)
     (tail,) = tails_of(batches.example)
     assert more is not None
     told = asked_of(tail, batches, more)

@@ -30,7 +30,7 @@ from partitioner.distributed.pipeline.rerun import run_of
 from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.predicted.outlook import distributed_in, settled, without_backward
-from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, here, join, together, told
+from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
 from partitioner.distributed.run.alike import alike_along
 from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.called import refuse_no_loss
@@ -224,8 +224,7 @@ def stages(
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: example_in(model, example_inputs, None, count))
         merging = () if training else together(lambda: merging_of(model, example, asked.microbatches))
-    if here() == 0:
-        warn_of_mixing(model, example, asked.microbatches * (asked.mesh.data if training else 1))
+    warn_of_mixing(model, example, asked.microbatches * (asked.mesh.data if training else 1))
     agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)

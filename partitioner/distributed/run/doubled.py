@@ -26,7 +26,7 @@ class Doubled(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload) or "c10d" in func.namespace:
             raise TypeError(f"{func} is of no number of rows, or talks to other ranks")
-        if any(is_single(leaf) for leaf in tree_leaves([*mutated_arguments(func, args, kwargs)])):
+        if any(_is_single(leaf) for leaf in tree_leaves([*mutated_arguments(func, args, kwargs)])):
             raise TypeError(f"{func} writes to what was there before")
         named = zip((each.name for each in func._schema.arguments), args, strict=False)
         args = [False if name == "half_to_float" else doubled(value) for name, value in named]  # which double cannot be
@@ -38,7 +38,7 @@ def doubled(value: Any) -> Any:
     return tree_map(_doubled, value)
 
 
-def is_single(leaf: Any) -> bool:
+def _is_single(leaf: Any) -> bool:
     """Whether a leaf is a tensor of less than double precision."""
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype is not torch.float64
 
@@ -46,4 +46,4 @@ def is_single(leaf: Any) -> bool:
 def _doubled(leaf: Any) -> Any:
     if isinstance(leaf, torch.dtype):
         return torch.float64 if leaf.is_floating_point else leaf
-    return leaf.double() if is_single(leaf) else leaf
+    return leaf.double() if _is_single(leaf) else leaf

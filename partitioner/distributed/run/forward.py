@@ -24,6 +24,7 @@ from partitioner.distributed.run.step import UNCOPIED
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import whole_results
+from partitioner.distributed.traced.rows import growing
 from partitioner.errors import InputError
 
 
@@ -97,7 +98,7 @@ def _along(example: Example, whole: Sequence[Any], count: int) -> dict[str, int]
     for (name, value), wanted in zip(example.leaves, whole, strict=True):
         meta = graph.metas[name] if name in graph.outputs else None
         if meta is not None:
-            longer = [place for place, pair in enumerate(zip(meta.shape, wanted.shape, strict=True)) if pair[0] != pair[1]]
+            longer = growing(meta.shape, wanted.shape)
             if [meta.shape[each] for each in longer] != [rows] or wanted.shape[longer[0]] != rows * count:
                 raise InputError(
                     f"the model returns {name}, of shape {meta.shape} for {rows} of a batch's {rows * count} rows and "

@@ -22,6 +22,7 @@ from partitioner.distributed.run.batches import Batches, is_by_row
 from partitioner.distributed.run.doubled import doubled
 from partitioner.distributed.run.within import of_batch
 from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.rows import growing
 
 LARGE = 2**20
 """Elements of a result that no loss is made of, beyond which only its shape is told."""
@@ -155,24 +156,24 @@ class Joined:
         """Where each result has rows; ``None`` where it is made of the batch, and nobody knows how."""
         graph, example = self.batches.example.traced.graph, self.batches.example
         apart = [not of_batch(example, graph.nodes[name]) for name in graph.outputs]
-        return [Rows(()) if apart[place] else self._rows_of(place, shape) for place, shape in enumerate(_shapes(example))]
+        return [Rows(()) if alone else self._rows_of(place) for place, alone in enumerate(apart)]
 
-    def _rows_of(self, place: int, shape: tuple[int, ...]) -> Rows | None:
-        rows = self.batches.example.rows
+    def _rows_of(self, place: int) -> Rows | None:
+        rows, shape = self.batches.example.rows, _shape(self.batches.example, place)
         if shape[:1] == (rows,) and shape.count(rows) == 1:
             return Rows((0,))
         larger = self.larger() if shape else None
         if larger is None:
             return None
-        pairs = [*zip(shape, _shapes(larger)[place], strict=True)]
-        growing = tuple(number for number, (one, more) in enumerate(pairs) if one != more)
-        several = any(pairs[number][0] != rows for number in growing)
-        doubled = all(pairs[number][1] == 2 * pairs[number][0] for number in growing)
-        return Rows(growing, several) if doubled and len(growing) in ((1,) if several else (1, 2)) else None
+        more = _shape(larger, place)
+        longer = growing(shape, more)
+        several = any(shape[each] != rows for each in longer)
+        twice = all(more[each] == 2 * shape[each] for each in longer)
+        return Rows(longer, several) if twice and len(longer) in ((1,) if several else (1, 2)) else None
 
     def _is_loss(self, place: int) -> bool:
         example, name = self.batches.example, self.names[place]
-        return self._rows[place] is None and name in example.differentiable and _shapes(example)[place] == ()
+        return self._rows[place] is None and name in example.differentiable and _shape(example, place) == ()
 
     def _turned(self, place: int, result: torch.Tensor) -> torch.Tensor:
         """Other rows, of another mean, whose numbers are still such that a logarithm takes them."""
@@ -205,9 +206,11 @@ class Joined:
         return self._by_rows(place, both, one, other)
 
 
-def _shapes(example: Example) -> list[tuple[int, ...]]:
-    metas = [example.traced.graph.metas.get(name) for name in example.traced.graph.outputs]
-    return [() if each is None else tuple(each.shape) for each in metas]
+def _shape(example: Example, place: int) -> tuple[int, ...]:
+    """Of a result."""
+    graph = example.traced.graph
+    meta = graph.metas.get(graph.outputs[place])
+    return () if meta is None else tuple(meta.shape)
 
 
 def _copied(leaf: Any) -> Any:

@@ -16,21 +16,23 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from partitioner.distributed.ranks import here
 from partitioner.distributed.run.within import tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
+from partitioner.distributed.traced.rows import growing
 from partitioner.ir.graph import Op
 
 
 def warn_of_mixing(model: nn.Module, example: Example, parts: int) -> None:
-    """Warn of a model of which microbatches, or copies, make something else than one process does of the batch.
+    """Warn, on the first rank, of a model of which microbatches, or copies, make something else than one process of the batch.
 
     Args:
         model: what was traced.
         example: a call with a microbatch. It is traced once more if some op looks like it; no op runs.
         parts: microbatches of all copies.
     """
-    found = mixing(model, example) if parts > 1 else None
+    found = mixing(model, example) if parts > 1 and here() == 0 else None
     if found is not None:
         where = found.where or found.name
         warnings.warn(
@@ -60,10 +62,7 @@ def mixing(model: nn.Module, example: Example) -> Op | None:
     asked = [op for op in graph.ops if graph.nodes[op.name] not in own and _may_mix(example, op, numbers)]
     if not asked:
         return None
-    try:
-        more = larger(model, example, 2)
-    except Exception:  # the model's own, which may take no other number of rows
-        return None
+    more = larger(model, example)
     return next((op for op in asked if more is not None and _mixes(example, more, op)), None)
 
 
@@ -100,7 +99,7 @@ def _mixes(example: Example, more: Example, op: Op) -> bool:
 def _growing(example: Example, more: Example, name: str) -> int:
     """In how many dimensions a value has more, of twice the rows."""
     pairs = [*zip(_made(example, name), _made(more, name), strict=True)]
-    return max((sum(one != other for one, other in zip(*pair, strict=True)) for pair in pairs), default=0)
+    return max((len(growing(*pair)) for pair in pairs), default=0)
 
 
 def _has(rows: int, shape: tuple[int, ...]) -> bool:

@@ -25,15 +25,15 @@ from partitioner.distributed.run.counts import Watched, alike
 from partitioner.distributed.run.doubled import Doubled
 from partitioner.distributed.run.joined import Joined, Part
 from partitioner.distributed.run.mean import A_SUM, NO_MEAN, Told
-from partitioner.distributed.run.within import Tail, asked_of, tails_of
+from partitioner.distributed.run.within import MOST, Tail, asked_of, tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
 from partitioner.model.keep import objects_kept
 from partitioner.model.process import process_undo
 from partitioner.model.quiet import quiet
 
-MOST, MUCH = 2**22, 2**18
-"""Elements of results beyond which nobody asks, and beyond which nobody asks more than once."""
+MUCH = 2**18
+"""Elements of results beyond which nobody asks more than once."""
 
 LOW, HIGH = -30.0, 17.0
 """Far from what a model gives, no infinities to an exponential function, and of different squares."""
@@ -108,10 +108,7 @@ class Whole:
     @cached_property
     def _larger(self) -> Example | None:
         """The model's graph of twice the rows."""
-        try:
-            return larger(self.batches.model, self.batches.example, 2)
-        except Exception:  # the model's own, which may take no other number of rows
-            return None
+        return larger(self.batches.model, self.batches.example)
 
     @cached_property
     def _own(self) -> dict[str, Told]:

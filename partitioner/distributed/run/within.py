@@ -19,6 +19,7 @@ from partitioner.distributed.run.counts import MEANS, fixed_by, held_in, losses_
 from partitioner.distributed.run.doubled import Doubled, doubled
 from partitioner.distributed.run.mean import Told
 from partitioner.distributed.traced.example import Example
+from partitioner.distributed.traced.rows import growing
 from partitioner.model.modes import in_mode
 from partitioner.model.node import call_node, fill, made_of, target_name
 
@@ -182,12 +183,11 @@ def _some(node: torch.fx.Node, drawing: torch.Generator, device: torch.device) -
 
 def _along(example: Example, node: torch.fx.Node, more: torch.fx.Node) -> int | None:
     """In which dimension a value has rows, if it has any."""
-    sizes = enumerate(zip(_like(node).shape, _like(more).shape, strict=True))
-    growing = [(place, *pair) for place, pair in sizes if pair[0] != pair[1]]
-    if not growing and not of_batch(example, node):
+    longer = growing(_like(node).shape, _like(more).shape)
+    if not longer and not of_batch(example, node):
         return None
-    ((place, *pair),) = growing
-    if pair != [example.rows, 2 * example.rows]:
+    (place,) = longer
+    if (_like(node).shape[place], _like(more).shape[place]) != (example.rows, 2 * example.rows):
         raise ValueError("rows are not a dimension of their own")
     return place
 

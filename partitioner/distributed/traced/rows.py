@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,3 +52,13 @@ def by_rows(call: Call) -> tuple[bool, ...]:
     """Which of a call's tensors have as many rows as the first that has any."""
     rows = next((len(tensor) for tensor in call.tensors if tensor.dim() and len(tensor)), None)
     return tuple(tensor.dim() > 0 and len(tensor) == rows for tensor in call.tensors)
+
+
+def growing(shape: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions in which a value has other sizes where its batch has more rows.
+
+    Example:
+        >>> growing((4, 6, 4), (8, 6, 8))
+        (0, 2)
+    """
+    return tuple(place for place, sizes in enumerate(zip(shape, more, strict=True)) if sizes[0] != sizes[1])
