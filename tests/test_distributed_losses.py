@@ -517,3 +517,27 @@ def test_a_model_in_which_rows_meet_is_told_of(name: str) -> None:
         bool(re.search(r"Meeting takes rows of a batch together \(.*test_distributed_losses.py:", str(each.message)))
         for each in caught
     ] == [True] * bool(op)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_one_microbatch_takes_its_target_as_it_is(copies: int) -> None:
+    """Boxes of all images in one tensor, as detectors have them, are no rows of the batch; and nothing is divided.
+
+    They were refused, as they still are where several microbatches would each get all of them.
+    """
+    model, x = Layer(), torch.randn(4, COLUMNS)
+    boxes = torch.cat([torch.tensor([0, 0, 1, 2, 2, 3, 3])[:, None].float(), torch.randn(7, COLUMNS)], 1)
+
+    def loss_fn(output: Tensor, boxes: Tensor) -> Tensor:
+        return (output[boxes[:, 0].long()] - boxes[:, 1:]).square().mean()
+
+    batches = Batches(model, example_in(model, x, None, 1), 1, torch.device("cpu"))
+    batches.fill(x, boxes)
+    made = Loss(loss_fn, batches)
+    made.begin(SimpleNamespace(**{**vars(RANKS), "sizes": {"data": copies}}), watched=True)
+    assert made(model(x), torch.tensor(0)).item() == pytest.approx(loss_fn(model(x), boxes).item())
+    told = made.watched.told if made.watched is not None else None
+    assert (told is not None) == (copies > 1)  # copies have other numbers of boxes: count_fn=len says what counts
+    several = Batches(model, example_in(model, x, None, 2), 2, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"the target has a tensor of shape \(7, 7\), and the batch 4 rows"):
+        several.fill(x, boxes)

@@ -76,7 +76,8 @@ class Batches:
             raise InputError("the batch has another structure than the example inputs")
         self._refuse_constants(call)
         rows = self.rows(call)
-        self._refuse_target(target, rows)
+        if self.count > 1:
+            self._refuse_target(target, rows)
         self.whole = self.example.arguments(call.tensors)
         self.tensors = [
             [
@@ -108,7 +109,10 @@ class Batches:
             )
 
     def _refuse_target(self, target: Any, rows: int) -> None:
-        """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice."""
+        """A target of as many rows as a microbatch would be taken whole for each of them, and no loss function would notice.
+
+        Where there is but one it is taken whole as it should be, boxes of all images in one tensor included.
+        """
         for leaf in tree_leaves(target, is_leaf=lambda each: type(each) is list or is_by_row(each, rows)):
             if is_by_row(leaf, rows):
                 continue
@@ -119,7 +123,7 @@ class Batches:
                     f"the target has a {type(leaf).__name__.lower()} of shape {shape}, and the batch {rows} rows: a target's "
                     "tensors have a row for each of them, and its lists an item; what else a loss needs, let loss_fn hold it"
                 )
-            elif self.count > 1 and _hides_tensors(leaf):
+            elif _hides_tensors(leaf):
                 raise InputError(
                     f"the target has a {type(leaf).__name__} with tensors inside, which would go whole to each microbatch: "
                     "give a tuple or dict of them, or tell torch of the class, torch.utils._pytree.register_dataclass"
@@ -127,7 +131,7 @@ class Batches:
 
     def _refuse_list(self, items: list[Any], rows: int) -> None:
         """Refuse a list of which none can tell whether an item, or each of its tensors, has a row of the batch."""
-        if len(items) == rows and self.count > 1:
+        if len(items) == rows:
             raise InputError(
                 f"the target has a list of {rows} items for {rows} rows, whose tensors have {rows} rows each: give a tuple if "
                 "each tensor has a row for each of the batch's, and stacked tensors if each item is of one row"
