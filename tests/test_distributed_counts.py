@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
-from partitioner.distributed.run.weights import weights_of
-from partitioner.distributed.run.within import asked_of, tails_of
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import Watched, counts_in, held_in, losses_in
+from partitioner.distributed.loss.weights import weights_of
+from partitioner.distributed.loss.within import asked_of, tails_of
 from partitioner.distributed.traced.example import Example, example_in
 from partitioner.distributed.traced.larger import larger
 from partitioner.errors import InputError

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import refuse_other_mean
-from partitioner.distributed.run.loss import Loss
-from partitioner.distributed.run.mixing import mixing, warn_of_mixing
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import refuse_other_mean
+from partitioner.distributed.loss.loss import Loss
+from partitioner.distributed.loss.mixing import mixing, warn_of_mixing
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import InputError
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import refuse_other_mean
-from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import refuse_other_mean
+from partitioner.distributed.loss.loss import Loss
 from partitioner.distributed.traced.example import example_in
 from partitioner.errors import InputError
 

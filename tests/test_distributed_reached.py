@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.distributed.run.between import between
-from partitioner.distributed.run.called import refuse_no_loss
-from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.loss.between import between
+from partitioner.distributed.loss.called import refuse_no_loss
+from partitioner.distributed.loss.loss import Loss
 from partitioner.distributed.run.reached import results_of
 from partitioner.distributed.traced.example import example_in
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from partitioner.distributed.run.counts import refuse_other_mean
-from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.loss.counts import refuse_other_mean
+from partitioner.distributed.loss.loss import Loss
 from partitioner.errors import InputError
 
 COUNT, ROWS = 3, 4

@@ -95,12 +95,16 @@ PARTS: dict[str, set[str]] = {
     "distributed.tensor": {"distributed.traced"},
     "distributed.pipeline": {"distributed.traced", "distributed.tensor"},
     "distributed.predicted": {"distributed.ranks", "distributed.traced", "distributed.tensor", "distributed.pipeline"},
+    "distributed.batch": {"distributed.ranks", "distributed.traced"},
+    "distributed.loss": {"distributed.ranks", "distributed.traced", "distributed.tensor", "distributed.batch"},
     "distributed.run": {
         "distributed.board",
         "distributed.ranks",
         "distributed.traced",
         "distributed.tensor",
         "distributed.pipeline",
+        "distributed.batch",
+        "distributed.loss",
     },
     "distributed.state": {
         "distributed.board",

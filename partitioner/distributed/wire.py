@@ -23,7 +23,14 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from partitioner.distributed.applied import settled_by
+from partitioner.distributed.batch.alike import alike_along
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.batch.touched import Touched
+from partitioner.distributed.batch.watch import Watch
 from partitioner.distributed.decided import Divided, agree_on, divided
+from partitioner.distributed.loss.called import refuse_no_loss
+from partitioner.distributed.loss.loss import Loss
+from partitioner.distributed.loss.mixing import warn_of_mixing
 from partitioner.distributed.pipeline.halves import SplitStage
 from partitioner.distributed.pipeline.part import Part, Stage
 from partitioner.distributed.pipeline.rerun import run_of
@@ -31,17 +38,10 @@ from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.predicted.outlook import distributed_in, settled, without_backward
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
-from partitioner.distributed.run.alike import alike_along
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.called import refuse_no_loss
 from partitioner.distributed.run.forward import Forward, merging_of
-from partitioner.distributed.run.loss import Loss
-from partitioner.distributed.run.mixing import warn_of_mixing
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of
-from partitioner.distributed.run.touched import Touched
-from partitioner.distributed.run.watch import Watch
 from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, refuse_synchronized, wrapped_for
 from partitioner.distributed.state.held import Ranked, held_of, start_alike
 from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies

@@ -1,1 +1,1 @@
-"""What ranks do at each step: a batch in, loss and gradients or the output out, and nothing wrong without a word."""
+"""What ranks do at each step: forward, backward, sums over ranks, and nothing wrong without a word."""

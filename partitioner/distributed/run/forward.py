@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _CustomReducer
 from torch.utils._pytree import tree_leaves
 
+from partitioner.distributed.batch.batches import Batches
 from partitioner.distributed.ranks import Ranks, refuse, told
-from partitioner.distributed.run.batches import Batches
 from partitioner.distributed.run.step import UNCOPIED
 from partitioner.distributed.tensor.shards import Shards
 from partitioner.distributed.traced.example import Example

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.ranks import Ranks, all_go_on, refuse, told
-from partitioner.distributed.run.alike import (
+from partitioner.distributed.batch.alike import (
     refuse_other_batches,
     refuse_other_losses,
     refuse_other_parameters,
     refuse_untrained,
 )
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import refuse_other_mean
-from partitioner.distributed.run.loss import Loss
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import refuse_other_mean
+from partitioner.distributed.loss.loss import Loss
+from partitioner.distributed.ranks import Ranks, all_go_on, refuse, told
 from partitioner.distributed.run.norms import scale_gradients, total_norm
 from partitioner.distributed.run.reached import doubtful
 from partitioner.distributed.run.stale import train_begins

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partitioner.distributed.run.watch import Watch
+from partitioner.distributed.batch.watch import Watch
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import refuse_not_dense
 from partitioner.errors import InputError

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from partitioner.distributed.batch.touched import Touched, has_hooks
 from partitioner.distributed.ranks import here
-from partitioner.distributed.run.touched import Touched, has_hooks
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
 from partitioner.model.call import Call

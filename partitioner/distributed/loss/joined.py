@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from partitioner.distributed.run.batches import Batches, is_by_row
-from partitioner.distributed.run.doubled import doubled
-from partitioner.distributed.run.within import of_batch
+from partitioner.distributed.batch.batches import Batches, is_by_row
+from partitioner.distributed.loss.doubled import doubled
+from partitioner.distributed.loss.within import of_batch
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import growing
 

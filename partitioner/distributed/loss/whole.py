@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import Watched, alike
-from partitioner.distributed.run.doubled import Doubled
-from partitioner.distributed.run.joined import Joined, Part
-from partitioner.distributed.run.mean import A_SUM, NO_MEAN, Told
-from partitioner.distributed.run.within import MOST, Tail, asked_of, tails_of
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import Watched, alike
+from partitioner.distributed.loss.doubled import Doubled
+from partitioner.distributed.loss.joined import Joined, Part
+from partitioner.distributed.loss.mean import A_SUM, NO_MEAN, Told
+from partitioner.distributed.loss.within import MOST, Tail, asked_of, tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
 from partitioner.model.keep import objects_kept

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from partitioner.distributed.batch.batches import Batches
 from partitioner.distributed.ranks import Ranks
-from partitioner.distributed.run.batches import Batches
 from partitioner.errors import InputError
 from partitioner.spec.distributed import DistributedSpec
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.counts import MEANS, fixed_by, held_in, losses_in
-from partitioner.distributed.run.doubled import Doubled, doubled
-from partitioner.distributed.run.mean import Told
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.counts import MEANS, fixed_by, held_in, losses_in
+from partitioner.distributed.loss.doubled import Doubled, doubled
+from partitioner.distributed.loss.mean import Told
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import growing
 from partitioner.model.modes import in_mode

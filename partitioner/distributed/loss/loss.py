@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import torch
 
+from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.between import Between, between
+from partitioner.distributed.loss.called import fits, parameters_of
+from partitioner.distributed.loss.counts import Watched, counts_in, held_in, losses_in
+from partitioner.distributed.loss.joined import Part
+from partitioner.distributed.loss.mean import A_SUM
+from partitioner.distributed.loss.weights import weighted, weights_of
+from partitioner.distributed.loss.whole import Whole
 from partitioner.distributed.ranks import Ranks
-from partitioner.distributed.run.batches import Batches
-from partitioner.distributed.run.between import Between, between
-from partitioner.distributed.run.called import fits, parameters_of
-from partitioner.distributed.run.counts import Watched, counts_in, held_in, losses_in
-from partitioner.distributed.run.joined import Part
-from partitioner.distributed.run.mean import A_SUM
-from partitioner.distributed.run.weights import weighted, weights_of
-from partitioner.distributed.run.whole import Whole
 from partitioner.errors import InputError
 from partitioner.model.storage import no_view
 
@@ -43,7 +43,7 @@ class Loss:
     """A user's loss function, as schedules call it: with the results of the last stage and the number of the microbatch.
 
     What it gives is divided by the number of microbatches, so that their sum is the mean over all of them; or weighted by how
-    much counts in each (`partitioner/distributed/run/counts.py`).
+    much counts in each (`partitioner/distributed/loss/counts.py`).
 
     Args:
         function: of the model's output, and of a target if it takes two arguments.

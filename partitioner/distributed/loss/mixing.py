@@ -16,8 +16,8 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from partitioner.distributed.loss.within import tails_of
 from partitioner.distributed.ranks import here
-from partitioner.distributed.run.within import tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
 from partitioner.distributed.traced.rows import growing

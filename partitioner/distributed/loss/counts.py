@@ -25,8 +25,8 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.overrides import TorchFunctionMode
 
+from partitioner.distributed.loss.mean import Told, refuse_no_mean
 from partitioner.distributed.ranks import Ranks
-from partitioner.distributed.run.mean import Told, refuse_no_mean
 from partitioner.distributed.tensor.losses import cross_entropy_of_part
 from partitioner.distributed.traced.example import Example
 from partitioner.errors import InputError
