@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from partitioner.backends import Executable, backend_for
-from partitioner.backends.compiled import Compiled
-from partitioner.backends.compilers import COMPILERS
-from partitioner.backends.graphs import Graphed, refuse_devices
+from partitioner.backends import backend_for
+from partitioner.backends.backward.training import Training
+from partitioner.backends.compiling.compiled import Compiled
+from partitioner.backends.compiling.compilers import COMPILERS
+from partitioner.backends.cudagraphs.graphs import Graphed, refuse_devices
+from partitioner.backends.executable import Executable
 from partitioner.backends.threads import Threads
-from partitioner.backends.training import Training
 from partitioner.errors import SpecError
 from partitioner.frontend.analysis.build import Traced
 from partitioner.frontend.analysis.held import memory_of

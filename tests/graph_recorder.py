@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from partitioner.backends import graphs
-from partitioner.backends.capturing import generated_line
+from partitioner.backends.cudagraphs import graphs
+from partitioner.backends.cudagraphs.capturing import generated_line
 
 PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 

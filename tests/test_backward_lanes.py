@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from partitioner import VerifyError, load_spec
-from partitioner.backends.recorded import Form
+from partitioner.backends.backward.recorded import Form
+from partitioner.backends.backward.training import Training
 from partitioner.backends.threads import Threads
-from partitioner.backends.training import Training
 from partitioner.errors import SpecError
 from partitioner.ir.gradient import Backward, same_sum
 from partitioner.ir.program import Program, Record, Run, Wait

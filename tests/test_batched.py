@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partitioner import partition
-from partitioner.backends import compilers
-from partitioner.backends.batched import put_together
+from partitioner.backends.compiling import compilers
+from partitioner.backends.compiling.batched import put_together
 from partitioner.model.call import memory
 from partitioner.testing import assert_equal_runs
 from partitioner.tuning import trials

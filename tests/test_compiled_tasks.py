@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from partitioner import PartitionerError, SpecError, partition
 from partitioner.backends.bodies import LEAST_OPS, Body, Compiler, uncompiled
-from partitioner.backends.compiled import Compiled
-from partitioner.backends.compilers import COMPILERS
-from partitioner.backends.inductor import Sizes
+from partitioner.backends.compiling.compiled import Compiled
+from partitioner.backends.compiling.compilers import COMPILERS
+from partitioner.backends.compiling.inductor import Sizes
 from partitioner.ir.segment import segments
 from partitioner.lower.fuse import fused
 from partitioner.lower.verify import verify_plan

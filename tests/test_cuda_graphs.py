@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partitioner import SpecError, load_spec, partition
-from partitioner.backends import graphs
 from partitioner.backends.bodies import Compiler
-from partitioner.backends.capturing import CaptureError, Cuda, generated_line
-from partitioner.backends.compilers import COMPILERS
+from partitioner.backends.compiling.compilers import COMPILERS
+from partitioner.backends.cudagraphs import graphs
+from partitioner.backends.cudagraphs.capturing import CaptureError, Cuda, generated_line
 from partitioner.compile import as_captured
 from partitioner.ir.access import ANY, LATER, SENT, Access
 from partitioner.ir.mode import Mode

@@ -14,9 +14,9 @@ from lanes import assert_same, numbers, spec
 from torch import Tensor, nn
 
 from partitioner import partition
-from partitioner.backends import frozen
-from partitioner.backends.frozen import AGAIN, LAYOUTS, Frozen, Laid, stamp
-from partitioner.backends.scripted import Scripted
+from partitioner.backends.compiling import frozen
+from partitioner.backends.compiling.frozen import AGAIN, LAYOUTS, Frozen, Laid, stamp
+from partitioner.backends.compiling.scripted import Scripted
 from partitioner.runtime.module import Parallel
 from partitioner.testing import GeneratedModule, assert_equal_runs, modules
 

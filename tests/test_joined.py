@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from partitioner import partition
 from partitioner.backends import compiled as module
-from partitioner.backends.compiled import Compiled
+from partitioner.backends.compiling.compiled import Compiled
 from partitioner.runtime.module import Parallel
 from partitioner.testing import assert_equal_runs
 

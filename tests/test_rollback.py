@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from lanes import spread
 from torch import Tensor, nn
 
-from partitioner.backends import Executable
+from partitioner.backends.executable import Executable
 from partitioner.ir.plan import Plan
 from partitioner.runtime import rollback
 from partitioner.runtime.again import run_again

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends import streams
 from partitioner.backends.bodies import Compiler
-from partitioner.backends.compilers import COMPILERS
+from partitioner.backends.compiling.compilers import COMPILERS
 from partitioner.backends.streams import StreamLaunch
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Copy, Run, Wait

@@ -1,13 +1,18 @@
 """Backends: a plan becomes something that can be called. A new one is a file of its own and a line here.
 
 What a backend makes is called with the values of the graph's placeholders, state and inputs, and gives the graph's results.
+
+    reference, threads, streams    an instruction at a time, or Python source for each thread that issues
+    compiling/                     before that: a task's ops as one function
+    cudagraphs/                    behind that: a program on one GPU as one launch
+    backward/                      around that: a call and its backward, both on lanes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
+from partitioner.backends.executable import Executable
 from partitioner.backends.reference import Reference
 from partitioner.backends.streams import Streams
 from partitioner.backends.threads import Threads
@@ -15,20 +20,6 @@ from partitioner.errors import SpecError
 from partitioner.ir.machine import Machine
 from partitioner.ir.plan import Plan
 from partitioner.ir.words import one_of
-
-
-class Executable(Protocol):
-    """A plan that can be called."""
-
-    plan: Plan
-
-    @property
-    def code(self) -> str:
-        """What was generated, for people."""
-
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """Run on the values of the graph's placeholders."""
-
 
 BACKENDS: dict[str, Callable[[Plan], Executable]] = {
     "reference": Reference,

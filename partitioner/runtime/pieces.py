@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from types import CodeType
 from typing import Any, NamedTuple
 
-from partitioner.backends import Executable
+from partitioner.backends.executable import Executable
 from partitioner.errors import PartitionerError
 from partitioner.ir.access import CHECKED, TOKENS
 from partitioner.ir.mode import Mode

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partitioner.backends import Executable
 from partitioner.backends.bodies import is_torchs
+from partitioner.backends.executable import Executable
 from partitioner.backends.race import go_back, stand_in, with_gradients
 from partitioner.errors import PlacementError
 from partitioner.ir.access import ANY

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from partitioner.backends import Executable
-from partitioner.backends.compiled import Compiled
-from partitioner.backends.graphs import Graphed
-from partitioner.backends.training import Training
+from partitioner.backends.backward.training import Training
+from partitioner.backends.compiling.compiled import Compiled
+from partitioner.backends.cudagraphs.graphs import Graphed
+from partitioner.backends.executable import Executable
 from partitioner.ir.plan import Plan, Tried
 
 Piece = tuple[Executable, str]

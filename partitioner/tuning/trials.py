@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.compiled import Compiled
+from partitioner.backends.backward.training import Training
+from partitioner.backends.compiling.compiled import Compiled
 from partitioner.backends.race import LONG, MATTERS, measured
-from partitioner.backends.training import Training
 from partitioner.compile import executable_of, planned_again
 from partitioner.ir.dag import upward_priority
 from partitioner.ir.plan import Plan, Tried

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.batched import put_together
 from partitioner.backends.bodies import Compiler
-from partitioner.backends.frozen import frozen
-from partitioner.backends.inductor import FALLBACKS, inductor
+from partitioner.backends.compiling.batched import put_together
+from partitioner.backends.compiling.frozen import frozen
+from partitioner.backends.compiling.inductor import FALLBACKS, inductor
+from partitioner.backends.compiling.scripted import torchscript
 from partitioner.backends.race import is_faster
-from partitioner.backends.scripted import torchscript
 
 
 def batched(module: torch.fx.GraphModule, arguments: Sequence[Any], *others: Sequence[Any]) -> Callable[..., Any]:

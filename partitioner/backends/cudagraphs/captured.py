@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.capturing import NEXT, CaptureError, Cuda, Pool, explained
-from partitioner.backends.copies import Copies
+from partitioner.backends.cudagraphs.capturing import NEXT, CaptureError, Cuda, Pool, explained
+from partitioner.backends.cudagraphs.copies import Copies
 from partitioner.ir.plan import Plan
 from partitioner.model.storage import is_dense, packed
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from partitioner.backends.bodies import MADE, OPEN
-from partitioner.backends.scripted import LOCK
+from partitioner.backends.compiling.scripted import LOCK
 
 AUTOTUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Of inductor, besides, to time the kernels that it may choose from."""

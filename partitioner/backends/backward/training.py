@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.gradients import Observer
-from partitioner.backends.recorded import Form, Recording
+from partitioner.backends.backward.gradients import Observer
+from partitioner.backends.backward.recorded import Form, Recording
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.gradient import Backward, BackwardError, Gradient

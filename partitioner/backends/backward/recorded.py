@@ -18,12 +18,12 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from partitioner.backends.backward.gradients import AccumulateGrad
+from partitioner.backends.backward.reversed import Cuts, Reversed, reversed_code
+from partitioner.backends.backward.through import Gradients, Slopes, engine, through
 from partitioner.backends.codegen import Code, generate
-from partitioner.backends.gradients import AccumulateGrad
 from partitioner.backends.reference import Reference
-from partitioner.backends.reversed import Cuts, Reversed, reversed_code
 from partitioner.backends.threads import Launch, issue
-from partitioner.backends.through import Gradients, Slopes, engine, through
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.ir.gradient import Backward, BackwardError
 from partitioner.ir.plan import Plan

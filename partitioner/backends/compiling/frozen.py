@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partitioner.backends.batched import outside, put_together
 from partitioner.backends.bodies import STATE
+from partitioner.backends.compiling.batched import outside, put_together
+from partitioner.backends.compiling.scripted import LOCK, Scripted, torchscript
 from partitioner.backends.race import MATTERS, measured
-from partitioner.backends.scripted import LOCK, Scripted, torchscript
 
 FIRST = ("constant_propagation", "optimize_frozen_graph")
 """Passes of torch over every graph: what is made of weights alone is a constant; then what `torch.jit.freeze` does."""

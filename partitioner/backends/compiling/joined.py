@@ -27,10 +27,10 @@ import torch
 from torch.autograd import profiler
 
 from partitioner.backends.bodies import Body
-from partitioner.backends.frozen import Frozen, Laid
+from partitioner.backends.compiling.frozen import Frozen, Laid
+from partitioner.backends.compiling.scripted import Scripted
 from partitioner.backends.nodes import results
 from partitioner.backends.openmp import rest
-from partitioner.backends.scripted import Scripted
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Program, Record, Run, Wait
 from partitioner.ir.segment import Segment, segments

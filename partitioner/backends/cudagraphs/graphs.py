@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from partitioner.backends import Executable
-from partitioner.backends.captured import Capture, addresses, state_positions
-from partitioner.backends.capturing import CUDA, NEXT, CaptureError, Cuda, Pool
+from partitioner.backends.cudagraphs.captured import Capture, addresses, state_positions
+from partitioner.backends.cudagraphs.capturing import CUDA, NEXT, CaptureError, Cuda, Pool
+from partitioner.backends.executable import Executable
 from partitioner.backends.nodes import op_devices
 from partitioner.backends.workers import has_hidden_modes
 from partitioner.errors import SpecError

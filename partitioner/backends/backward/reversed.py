@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from partitioner.backends.backward.through import engine
 from partitioner.backends.codegen import Code, hosts_of
 from partitioner.backends.threads import Launch
-from partitioner.backends.through import engine
 from partitioner.ir.gradient import Backward, Step
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Free, Instruction, Program, Record, Run, Wait

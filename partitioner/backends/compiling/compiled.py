@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.bodies import LEAST_OPS, Compiler, Refused, bodies_of, uncompiled
-from partitioner.backends.frozen import Frozen
-from partitioner.backends.joined import Joined, joined
+from partitioner.backends.compiling.frozen import Frozen
+from partitioner.backends.compiling.joined import Joined, joined
 from partitioner.backends.race import is_faster
 from partitioner.backends.threads import Threads
 from partitioner.backends.workers import has_hidden_modes

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.capturing import Cuda
+from partitioner.backends.cudagraphs.capturing import Cuda
 from partitioner.backends.nodes import results
 from partitioner.ir.plan import Plan
 from partitioner.model.storage import is_dense, storage_key

@@ -1,0 +1,1 @@
+"""Programs as CUDA graphs: captured once, and replayed by one launch."""
