@@ -29,7 +29,7 @@ from torch.distributions.transforms import TanhTransform
 
 from partitioner import PartitionerError, TraceError
 from partitioner.distributed.traced.example import example_in
-from partitioner.frontend.capture.checks import checked
+from partitioner.frontend.capture.tensors.checks import checked
 
 pytestmark = pytest.mark.usefixtures("scattering", "one_thread")
 

@@ -15,8 +15,8 @@ from partitioner.frontend.analysis.observe import observe
 from partitioner.frontend.analysis.stale_views import refreshes
 from partitioner.frontend.analysis.static import Effect
 from partitioner.frontend.analysis.told_apart import told_apart
-from partitioner.frontend.capture.checks import checked, is_of_sizes
 from partitioner.frontend.capture.dynamo import Found
+from partitioner.frontend.capture.tensors.checks import checked, is_of_sizes
 from partitioner.frontend.rewrite.higher_order import as_plain_calls, tell_state
 from partitioner.frontend.rewrite.modes import without_switches
 from partitioner.frontend.rewrite.regions import run_region, with_regions

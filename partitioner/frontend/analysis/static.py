@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from partitioner.frontend.analysis.known_ops import ALIASING_MODULES, BATCH_NORMS, METADATA, RANDOM, RANDOM_MODULES, VIEWS
 from partitioner.frontend.analysis.own_ops import is_trusted, may_draw
-from partitioner.frontend.capture.checks import checked
-from partitioner.frontend.capture.places import part_at
+from partitioner.frontend.capture.tensors.checks import checked
+from partitioner.frontend.capture.tensors.places import part_at
 from partitioner.ir.access import ANY, RNG, Access
 from partitioner.ir.graph import TensorMeta, Work
 from partitioner.model.inplace import writes_in_place

@@ -33,16 +33,16 @@ from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutatio
 from torch.distributions import Distribution
 
 from partitioner.frontend.capture.amended import amended
-from partitioner.frontend.capture.checks import check_sizes, checked
 from partitioner.frontend.capture.fakes import forget
 from partitioner.frontend.capture.frames import ASKED, Callback, Convert
-from partitioner.frontend.capture.gradients import asking
 from partitioner.frontend.capture.here import HERE, Watched, reason_of
-from partitioner.frontend.capture.leaner import untraced
-from partitioner.frontend.capture.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.owner import AsItIs, Owner, Untraceable
+from partitioner.frontend.capture.python.leaner import untraced
+from partitioner.frontend.capture.python.numbers import as_numbers, given_numbers
 from partitioner.frontend.capture.refusal import own_error, refusal, refuse_no_tracer
 from partitioner.frontend.capture.sameness import these_modules, watched
+from partitioner.frontend.capture.tensors.checks import check_sizes, checked
+from partitioner.frontend.capture.tensors.gradients import asking
 from partitioner.model.functions import names_in
 from partitioner.model.source import is_installed
 

@@ -30,41 +30,15 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partitioner.errors import PartitionerError, TraceError
-from partitioner.frontend.capture import (  # noqa: F401 - each of them amends something
-    absent,
-    calls,
-    folded,
-    functions,
-    gradients,
-    hooked,
-    inplace,
-    iterators,
-    keywords,
-    known,
-    leaner,
-    lookups,
-    losses,
-    made,
-    midway,
-    numbers,
-    numpys,
-    operators,
-    padded,
-    places,
-    polyfills,
-    scopes,
-    sharing,
-    values,
-    written,
-)
+from partitioner.frontend.capture import amendments  # noqa: F401 - each of them amends something
 from partitioner.frontend.capture.amended import all_amended
-from partitioner.frontend.capture.answers import answered_now
-from partitioner.frontend.capture.averages import counts
 from partitioner.frontend.capture.fakes import fakes_at
 from partitioner.frontend.capture.here import HERE, Here, explain
 from partitioner.frontend.capture.interrupts import held_back
 from partitioner.frontend.capture.owner import MOST, AsItIs, Owner, Untraceable
+from partitioner.frontend.capture.python.answers import answered_now
 from partitioner.frontend.capture.sameness import check
+from partitioner.frontend.capture.tensors.averages import counts
 from partitioner.model.modes import hooks_refused, refuse_hooks
 from partitioner.model.quiet import Note, quiet
 from partitioner.model.recursion import deeper

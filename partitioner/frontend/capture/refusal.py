@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partitioner.errors import TraceError
-from partitioner.frontend.capture.checks import can_only_raise
 from partitioner.frontend.capture.fakes import on_fakes
 from partitioner.frontend.capture.here import explain
+from partitioner.frontend.capture.tensors.checks import can_only_raise
 from partitioner.model.keep import state_kept
 from partitioner.model.state import lies_on_meta
 

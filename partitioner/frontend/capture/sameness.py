@@ -26,11 +26,11 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.nn.modules import module as everywhere
 
-from partitioner.frontend.capture.answers import AnswerIs, answers
 from partitioner.frontend.capture.here import HERE, Condition, Watched
-from partitioner.frontend.capture.methods import methods
 from partitioner.frontend.capture.names import found_at, holds_at, name_of, value_at
-from partitioner.frontend.capture.sharing import distinct
+from partitioner.frontend.capture.python.answers import AnswerIs, answers
+from partitioner.frontend.capture.python.methods import methods
+from partitioner.frontend.capture.python.sharing import distinct
 
 _FLOATS = (float, np.floating)
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})

@@ -27,9 +27,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.frontend.capture.amended import amends, method_of_tensors
-from partitioner.frontend.capture.checks import check_at, checked
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import found_at, look_at, name_of
+from partitioner.frontend.capture.tensors.checks import check_at, checked
 from partitioner.model.inplace import writes_in_place
 from partitioner.model.node import target_name
 

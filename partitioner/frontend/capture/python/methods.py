@@ -18,7 +18,7 @@ from torch._dynamo import variables
 from torch._dynamo.variables import base
 
 from partitioner.frontend.capture.amended import amends
-from partitioner.frontend.capture.made import HEAP_TYPE
+from partitioner.frontend.capture.python.made import HEAP_TYPE
 
 _CACHED = (
     (getattr(variables, "object_protocol", None), "_get_cached_slots"),  # not in torch 2.11

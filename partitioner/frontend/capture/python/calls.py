@@ -48,8 +48,8 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.random import fork_rng
 
 from partitioner.frontend.capture.amended import amended, amends
-from partitioner.frontend.capture.asked import asked
 from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.python.asked import asked
 from partitioner.model.functions import is_users
 from partitioner.model.modes import device_types
 from partitioner.model.undo import state_undo

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from partitioner.frontend.capture.targets import STANDS_FOR
+from partitioner.frontend.capture.tensors.targets import STANDS_FOR
 
 
 def ctc_loss(

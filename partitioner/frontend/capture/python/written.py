@@ -24,7 +24,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
 )
 
 from partitioner.frontend.capture.amended import GETATTR, amends
-from partitioner.frontend.capture.lookups import guard_all
+from partitioner.frontend.capture.python.lookups import guard_all
 
 
 def _giver(bases: tuple[type, ...], name: str) -> Any:

@@ -37,8 +37,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from partitioner.frontend.capture.amended import GETATTR, amends
-from partitioner.frontend.capture.handlers import frames, handlers, leaves
 from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.python.handlers import frames, handlers, leaves
 from partitioner.model.call import CheckFailed
 from partitioner.model.definite import CHECK, definite_in_tensors
 from partitioner.model.source import is_user_code

@@ -49,8 +49,8 @@ from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable, CommonListMethodsVariable, ListIteratorVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from partitioner.frontend.capture.absent import has_guard
 from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.python.absent import has_guard
 
 _MATCHES_ITSELF = 1 << 22
 """The flag of a class of Python's own that ``case int(number)`` gives as it is."""

@@ -42,9 +42,9 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 
-from partitioner.frontend.capture.absent import has_guard
 from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.python.absent import has_guard
 from partitioner.model.functions import has_any, is_users
 from partitioner.model.source import is_user_code
 

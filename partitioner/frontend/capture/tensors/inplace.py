@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 
 from partitioner.frontend.capture.amended import GETATTR, amends
-from partitioner.frontend.capture.targets import STANDS_FOR
+from partitioner.frontend.capture.tensors.targets import STANDS_FOR
 
 _PLAIN = (TensorVariable,)
 """Its heirs stand for numbers and arrays, which nothing writes under another name."""
