@@ -19,7 +19,7 @@ from lanes import Towers, assert_same, numbers, spec, spread
 from torch import Tensor, nn
 
 from partitioner import partition
-from partitioner.backends import compiled as module
+from partitioner.backends.compiling import compiled as module
 from partitioner.backends.compiling.compiled import Compiled
 from partitioner.runtime.module import Parallel
 from partitioner.testing import assert_equal_runs
