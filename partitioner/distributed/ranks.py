@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from partitioner.distributed.board import beside, board, fault_of
+from partitioner.distributed.groups import Groups, give_back
 from partitioner.errors import InputError, PartitionerError, RanksError, SpecError
 from partitioner.spec.cluster import from_torchrun
 from partitioner.spec.distributed import DistributedSpec
@@ -43,10 +44,12 @@ class Ranks:
     Args:
         mesh: of torch, with the axes of `AXES`.
         device: where this rank computes.
+        groups: the mesh's, which go once nobody needs them.
     """
 
     mesh: DeviceMesh
     device: torch.device
+    groups: Groups
 
     @cached_property
     def data(self) -> int:
@@ -130,8 +133,9 @@ def connect(spec: DistributedSpec) -> Ranks:
         _refuse(SpecError(f"the mesh ({axes}) has {spec.mesh.size} ranks, and the job has {size}; change one of them"))
     with told(None, "joining the others"):
         board()
+        give_back(gathered)
         mesh = init_device_mesh(device.type, tuple(getattr(spec.mesh, axis) for axis in AXES), mesh_dim_names=AXES)
-    return Ranks(mesh, device)
+    return Ranks(mesh, device, Groups(mesh))
 
 
 def _device() -> torch.device:

@@ -237,6 +237,7 @@ def stages(
         warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
         wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
     made = [_stage(module, part, found, ranks) for module, part in zip(wrapped, found.parts, strict=True)]
+    ranks.groups.needed_by(*modules)
     held = held_of(model, found.cut, numbers, modules, found.shards, ranks.device)
     touched = Touched(held, asked, {tie.key for tie in ties} | held_twice(holders), training=training)
     batches.watch = Watch(model, found.example, held, modules, touched, traceable=weights is None)

@@ -47,6 +47,7 @@ def ties_of(ranks: Ranks, holders: Mapping[str, Iterable[int]]) -> list[Tie]:
         for data, copy in enumerate(ranks.mesh.mesh.tolist()):
             for tensor in range(len(copy[0][0])):
                 group = dist.new_group([copy[place][0][tensor] for place in places])  # ties are with the first branch
+                ranks.groups.add(group)
                 if (data, tensor) == (ranks.data, ranks.tensor):
                     groups[places] = group
     if ranks.branch > 0:
