@@ -14,6 +14,7 @@ from pretend import TWO, World, put, spec
 from torch import Tensor, nn
 
 from partitioner import partition
+from partitioner.distributed import plan
 from partitioner.errors import TraceError
 from partitioner.runtime.module import Parallel
 
@@ -55,13 +56,21 @@ def assert_close(parallel: Parallel, model: nn.Module, where: str) -> None:
 
 @pytest.mark.parametrize(("context", "pinned"), [(torch.no_grad, "left.layers.1"), (torch.inference_mode, "right")])
 def test_layers_on_several_devices(context: Any, pinned: str, world: World) -> None:
-    """Each outcome of the question has a program: rows that are padded first, or in the middle, go another way."""
+    """One program answers for rows that are padded last, first and in the middle, which torch asks its mask in Python."""
     model = Reader().eval()
     pins = {"pins": [{"match": pinned, "device": "lazy:1"}]}
     with context():
         parallel = partition(model, example_inputs=(put(tokens(LAST), "lazy:0"),), spec=spec(TWO) | pins, copy=True)
         assert len({str(each.device) for each in parallel.parameters()}) == 2
         assert_close(parallel, model, "lazy:0")
+        assert len(parallel._partitioner_programs.pieces) == 1
+
+
+def test_a_job_of_several_ranks() -> None:
+    """There nothing is asked before a call, and inference was refused."""
+    asked = {"distributed": {"mesh": {"pipeline": 2}, "schedule": "gpipe", "microbatches": 3}}
+    with torch.no_grad():
+        assert len(plan(Reader().eval(), tokens(LAST), asked, training=False).document.stages) == 2
 
 
 def test_one_graph_on_one_device() -> None:

@@ -8,9 +8,10 @@ It gives its layers nested tensors then, which have no padded rows, unless a tra
     output  = layer(output, src_key_padding_mask=None)                   for each layer
     output  = output.to_padded_tensor(0.0, size)
 
-So it is told of no tracer. Where Python may stand between graphs its question ends one, and torch does what it does. Where one
-graph must be all of the call, the question is one of the mask alone, and is asked before each call (see `known.py`); layers get
-all rows and the mask, so that no row sees a padded one; and padded rows are set to zero behind them: equal to rounding.
+So it is told of no tracer. Where Python may stand between graphs its question ends one, and torch does what it does. Where
+one graph must be all of the call, the answer is yes; layers get all rows and the mask, as they do without nested tensors, so
+that no row sees a padded one; and behind them padded rows are zeros if padding comes last, which tensors decide: equal to
+rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _call_function(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwa
     if self.value is torch.compiler.is_compiling and _is_encoder(tx) and _may_pad(tx):
         return ConstantVariable.create(False)
     if self.value is torch._nested_tensor_from_mask_left_aligned and _is_whole(tx):
-        return _comes_last(tx, args[1])
+        return ConstantVariable.create(True)
     return plain(self, tx, args, kwargs)
 
 
@@ -90,16 +91,20 @@ def _is_torchs(layer: nn.Module) -> bool:
     return getattr(layer.forward, "__func__", None) is nn.TransformerEncoderLayer.forward and not any(hooks)
 
 
-def _comes_last(tx: Any, keep: Any) -> Any:
-    """Whether what is kept of each row comes before what is padded: ``keep.int().diff().le(0).all()``."""
-    steps = _called(tx, _called(tx, keep, "int"), "diff")
-    return _called(tx, _called(tx, steps, "le", ConstantVariable.create(0)), "all")
-
-
 def _zeroed(tx: Any, output: Any, mask: Any) -> Any:
-    """``output.masked_fill(mask.bool().unsqueeze(-1), 0.0)``."""
-    rows = _called(tx, _called(tx, mask, "bool"), "unsqueeze", ConstantVariable.create(-1))
-    return _called(tx, output, "masked_fill", rows, ConstantVariable.create(0.0))
+    """``output.masked_fill((mask.bool() & comes_last).unsqueeze(-1), 0.0)``."""
+    rows = _called(tx, mask, "bool")
+    if getattr(tx.symbolic_locals["self"].value, "mask_check", True):  # or torch takes it for granted
+        rows = _called(tx, rows, "logical_and", _comes_last(tx, rows))
+    return _called(
+        tx, output, "masked_fill", _called(tx, rows, "unsqueeze", ConstantVariable.create(-1)), ConstantVariable.create(0.0)
+    )
+
+
+def _comes_last(tx: Any, padded: Any) -> Any:
+    """Whether what is kept of each row comes before what is padded: ``padded.int().diff().ge(0).all()``."""
+    steps = _called(tx, _called(tx, padded, "int"), "diff")
+    return _called(tx, _called(tx, steps, "ge", ConstantVariable.create(0)), "all")
 
 
 def _called(tx: Any, value: Any, name: str, *args: Any) -> Any:
