@@ -214,3 +214,25 @@ def test_inspect_shows_it_on_a_laptop(tmp_path: Path) -> None:
     assert "1f1b, 8 microbatches, 2 ranks x 2 copies, ddp" in shown.output and "rank 1: stage 1" in shown.output
     data = json.loads(CliRunner().invoke(app, ["inspect", str(model), "--spec", str(spec), "--format", "json"]).output)
     assert [rank["stages"] for rank in data["ranks"]] == [[0], [1]] and data["lower_bound"] <= data["step_seconds"]
+
+
+def test_what_copies_cannot_be_made_of_is_not_predicted() -> None:
+    """FSDP2 takes no weights that lie channels last: ``mesh: auto`` chose it all the same, and the job was refused."""
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(512, 8)
+    model, x = nn.Sequential(*layers).to(memory_format=torch.channels_last), torch.randn(8, 3, 8, 8)
+    assert outlook(model, x, {"distributed": {"mesh": {"auto": True, "data": 2}, "ranks": 2}}).asked.wrap == "ddp"
+    with pytest.raises(SpecError, match=r"takes contiguous parameters, and 0\.weight has shape"):
+        outlook(model, x, {"distributed": {"mesh": {"data": 2}, "wrap": "fsdp2"}})
+
+
+def test_each_stage_has_one_dtype_under_fsdp2() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Double(), nn.Linear(8, 8).double(), nn.Linear(8, 8).double())
+    spec = {"mesh": {"data": 2, "pipeline": 2}, "microbatches": 4, "wrap": "fsdp2"}
+    assert outlook(model, torch.ones(8, 8), {"distributed": spec}).asked.wrap == "fsdp2"
+    with pytest.raises(SpecError, match=r"one dtype in each stage, and one has 0\.weight of torch\.float32"):
+        outlook(model, torch.ones(8, 8), {"distributed": {"mesh": {"data": 2}, "wrap": "fsdp2"}})
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()

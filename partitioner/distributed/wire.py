@@ -31,6 +31,7 @@ from partitioner.distributed.decided import Divided, agree_on, divided
 from partitioner.distributed.loss.called import refuse_no_loss
 from partitioner.distributed.loss.loss import Loss
 from partitioner.distributed.loss.mixing import warn_of_mixing
+from partitioner.distributed.pipeline.copies import refuse_stages
 from partitioner.distributed.pipeline.halves import SplitStage
 from partitioner.distributed.pipeline.part import Part, Stage
 from partitioner.distributed.pipeline.rerun import run_of
@@ -42,7 +43,7 @@ from partitioner.distributed.run.forward import Forward, merging_of
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of
-from partitioner.distributed.run.wrap import refuse_hook, refuse_parameters, refuse_synchronized, wrapped_for
+from partitioner.distributed.run.wrap import refuse_hook, refuse_synchronized, wrapped_for
 from partitioner.distributed.state.held import Ranked, held_of, start_alike
 from partitioner.distributed.state.values import State, held_otherwise, state_of, warn_of_copies
 from partitioner.distributed.tensor.shards import Shards
@@ -266,7 +267,7 @@ def _modules(
     draws = shards.draws if shards else None
     runs = together(lambda: [run_of(part.traced, found.machine, spec, asked, draws) for part in parts])
     modules = [Stage(part, run, state.values(part), batches) for part, run in zip(parts, runs, strict=True)]
-    together(lambda: refuse_parameters(asked, modules if training else ()))
+    together(lambda: refuse_stages(asked, modules if training else ()))
     return modules, state
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from partitioner.distributed.pipeline.branches import owners_of
+from partitioner.distributed.pipeline.copies import refuse_copies
 from partitioner.distributed.pipeline.cut import Cut, Uncut, uncut
 from partitioner.distributed.pipeline.part import part_of
 from partitioner.distributed.pipeline.rerun import refuse_halved
@@ -101,8 +102,11 @@ class Bench:
 
     def outlook(self, asked: DistributedSpec, count: int) -> Outlook:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
-        refuse_halved(self._example(asked, count).traced.graph, asked)
+        traced = self._example(asked, count).traced
+        refuse_halved(traced.graph, asked)
         cut, memory = self._fitted(asked, count), self._memory(asked, count)
+        keys = [dict.fromkeys(key for op in ops for key in op.state) for ops in stages_of(cut)]
+        refuse_copies(asked, traced.graph, traced.state, keys)
         loads = self._loads(cut, asked, count)
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)

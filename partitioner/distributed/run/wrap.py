@@ -21,15 +21,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from partitioner.distributed.pipeline.part import Stage, written_parameters
+from partitioner.distributed.pipeline.part import Stage
 from partitioner.distributed.ranks import Ranks, here
 from partitioner.errors import SpecError
-from partitioner.frontend.rewrite.higher_order import is_reentrant
 from partitioner.model.state import all_parameters
 from partitioner.spec.distributed import DistributedSpec
-
-SPARSE = {nn.functional.embedding: 6, nn.functional.embedding_bag: 7}
-"""Which argument of an op says that its weight's gradient is sparse."""
 
 
 def refuse_hook(asked: DistributedSpec, ranks: Ranks) -> None:
@@ -59,51 +55,6 @@ def refuse_synchronized(model: nn.Module, ranks: Ranks) -> None:
             raise SpecError(
                 f"{name} is a SyncBatchNorm, which waits for every rank of the job, and ranks along the {apart[0]} axis do not "
                 "run it all alike: take BatchNorm, of a microbatch's own statistics, or GroupNorm"
-            )
-
-
-def refuse_parameters(asked: DistributedSpec, modules: Iterable[Stage]) -> None:
-    """Refuse stages with which DDP or FSDP2 would fail: parameters of several dtypes, or that lie in another order, under
-    FSDP2, parameters with sparse gradients, and checkpoints of the older kind, under DDP; and those whose copies would part,
-    for a forward writes parameters.
-
-    Raises:
-        SpecError: names them.
-    """
-    if asked.mesh.data == 1 or asked.wrap == "none":
-        return
-    for key in (key for module in modules for key in written_parameters(module.graph, dict(module.named_parameters()))):
-        raise SpecError(
-            f"forward writes the parameter {key} (max_norm of an embedding does), each copy by its own rows, and {asked.wrap} "
-            "makes gradients alike and nothing else: leave that out, or write it after each step of the optimizer"
-        )
-    if asked.wrap == "ddp":
-        _refuse_reentrant(modules)
-    for node in (node for module in modules for node in module.graph.fx.nodes if node.target in SPARSE):
-        place = SPARSE[node.target]
-        if node.kwargs.get("sparse", len(node.args) > place and node.args[place]):
-            raise SpecError(f"{node.name} has a sparse gradient, which {asked.wrap} cannot reduce: leave out sparse=True")
-    for module in modules if asked.wrap == "fsdp2" else ():
-        found: dict[torch.dtype, str] = {}
-        for key, each in module.named_parameters():
-            if not each.is_contiguous():
-                raise SpecError(
-                    f"wrap fsdp2 takes contiguous parameters, and {key} has shape {tuple(each.shape)} and strides "
-                    f"{each.stride()}, as of a transpose or channels_last: make it contiguous() before parallelize, or take ddp"
-                )
-            if each.requires_grad and each.dim():
-                found.setdefault(each.dtype, key)
-        if len(found) > 1:
-            pair = " and ".join(f"{key} of {dtype}" for dtype, key in [*found.items()][:2])
-            raise SpecError(f"wrap fsdp2 takes trained parameters of one dtype in each stage, and one has {pair}; take ddp")
-
-
-def _refuse_reentrant(modules: Iterable[Stage]) -> None:
-    for node in (node for module in modules for node in module.graph.fx.nodes):
-        if is_reentrant(node):
-            raise SpecError(
-                f"{node.name} is a checkpoint with use_reentrant=True, which is a backward within a backward, and ddp fails on "
-                "those: give use_reentrant=False, or leave checkpoints out and take recompute: segments"
             )
 
 
