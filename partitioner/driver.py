@@ -267,9 +267,7 @@ def _programs(model: nn.Module, machine: Machine, spec: Spec, origin: str | None
         return Made(with_compiled(emit(plan, spec), spec), refuse_sharing, admission(plan))
 
     make = placed if len(machine.places) > 1 else partial(on_lanes, model, machine, spec)
-    trace = partial(
-        compiled, whole=is_whole(spec, machine), between=is_between(spec, machine), home=partial(home, machine, origin)
-    )
+    trace = partial(compiled, whole=is_whole(spec, machine), apart=len(machine.places) > 1, home=partial(home, machine, origin))
     programs = Programs(model, machine, make, trace, partial(_programs, machine=machine, spec=spec, origin=origin))
     if len(machine.places) > 1 or lies != first:
         programs.place = lambda args, kwargs: _place(programs, repeatable(Call.of(args, kwargs)), spec, check=False)

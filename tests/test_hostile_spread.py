@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hostile.judge import Variant, assert_equal
@@ -124,6 +125,36 @@ def test_what_is_logged_once(world: World, monkeypatch: pytest.MonkeyPatch, capl
     for rows in (3, 5):
         assert_same(parallel(rand(rows, 4)), model(rand(rows, 4)))
     assert [record.message for record in caplog.records if record.name == "once"] == ["no kind of loss is known"]
+
+
+def test_what_is_not_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody reads ``LOGGER.debug`` of a forward, until somebody does: a level that is off was refused as one that is on."""
+
+    class Says(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            LOGGER.debug("rows %s", x.shape)
+            LOGGER.log(logging.INFO, f"{x.shape[0]} rows")
+            return super().forward(x) * (2 if LOGGER.isEnabledFor(logging.ERROR) else 3)
+
+    model = Says()
+    parallel = partition(model, spec=spec(TWO), copy=True)
+    for level in (logging.WARNING, logging.CRITICAL):
+        with caplog.at_level(level, "once"):
+            for rows in (3, 5):
+                assert_same(parallel(rand(rows, 4)), model(rand(rows, 4)))
+    with caplog.at_level(logging.DEBUG, "once"), pytest.raises(TraceError, match="it logs"):
+        parallel(rand())
+
+
+class DrawsNumpy(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float(np.random.beta(0.4, 0.4))
+
+
+def test_a_refusal_names_what_numpy_is_asked_for(world: World) -> None:
+    """It spoke of an option of torch's tracer, and of an object at an address."""
+    with pytest.raises(TraceError, match=r"numpy's RandomState\.beta is called"):
+        partition(DrawsNumpy(), spec=spec(TWO))(rand())
 
 
 VIEWS: dict[str, Callable[[Tensor], Any]] = {

@@ -443,7 +443,7 @@ def here(text: str) -> int:
         ("branch", "Python decides on the value of a tensor", 'habit == "branch"'),
         ("draw", "Python (decides on|computes with) a number that it draws", 'habit == "draw"'),
         ("count", "Python computes with a number that it draws", "int(random.random() * 3)"),
-        ("print", "builtin operator `print`", "print(a.shape, a)"),
+        ("print", "it prints", "print(a.shape, a)"),
     ],
 )
 def test_a_graph_break_is_refused(habit: str, reason: str, line: str) -> None:
@@ -558,7 +558,7 @@ BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"does not look into pack_padded_sequence": lambda x: nn.utils.rnn.pack_padded_sequence(x[..., None], [4] * 6),
     r"it makes an object of a library of C\+\+": lambda x: torch._C._DisableTorchDispatch(),
     r"an op gives what is no tensor": lambda x: torch.random.fork_rng(devices=[]).__enter__(),
-    r"it logs": lambda x: LOGGER.info("called"),
+    r"it logs": lambda x: LOGGER.error("called"),
     r"torch's tracer takes no sparse Tensor": lambda x: x.to_sparse(),
     r"it makes a torch\.Generator": lambda x: torch.Generator(),
     r"an op is given a Generator, which no graph can hold": lambda x: torch.rand(4, generator=GENERATOR),

@@ -112,7 +112,7 @@ def graphs_of_call(
         graphs.append((traced, found))
         return (lambda *arguments: interpret(traced.graph, arguments)) if runs else end_here
 
-    method = compiled(model, receive, whole=whole, between=between)
+    method = compiled(model, receive, whole=whole, apart=apart)
     if check and runs:
         hold_against_eager(model, call, method)
     else:

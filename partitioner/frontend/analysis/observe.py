@@ -23,6 +23,7 @@ from partitioner.frontend.rewrite.regions import is_bound, is_of_thread
 from partitioner.ir.access import ANY, LATER, RNG, TOKENS
 from partitioner.ir.graph import NOTHING, TensorMeta, Work
 from partitioner.model.fakes import bytes_of, number_of, tensors_in
+from partitioner.model.hooks import passing
 from partitioner.model.storage import storage_key, tensor_bytes
 
 Names = frozenset[str]
@@ -113,7 +114,7 @@ class _Observer:
             later = {LATER} if RNG in written and draws_in_backward(node) else NONE
             return written | later | ({ANY} if runs_alone(node) else NONE), work
         if runs_alone(node):
-            return self._beside(node) | {ANY}, None
+            return (NONE if node.target is passing else self._beside(node)) | {ANY}, None
         seen = self.looks.at(node, form)
         if seen is None:
             return self._told(node).writes, None

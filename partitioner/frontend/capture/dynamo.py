@@ -105,7 +105,7 @@ def compiled(
     whole: bool = False,
     home: Home = lambda: None,
     once: bool = False,
-    between: bool = False,
+    apart: bool = False,
 ) -> Compiled:
     """A method of ``root``, traced when it is called.
 
@@ -118,12 +118,12 @@ def compiled(
         home: asked before each frame for the torch device on which all tensors are taken to lie while it is traced, wherever
             they are; ``None`` for where they are.
         once: whether the graph of one call is taken for all others, so that nothing may be decided by a call's values.
-        between: whether Python may stand between graphs although state lies on several devices. Then modules that are alike
-            have programs of their own, for the state of each may lie elsewhere.
+        apart: whether state lies on several devices. If Python may stand between graphs, modules that are alike have programs
+            of their own then, for the state of each may lie elsewhere.
 
     Source: torch.compile, https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html
     """
-    return Compiled(root, receive, (method, of_class), whole, home, once, between)
+    return Compiled(root, receive, (method, of_class), whole, home, once, apart)
 
 
 EVERY: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -138,9 +138,9 @@ class Compiled(Owner):
     """
 
     def __init__(
-        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool, between: bool
+        self, root: nn.Module, receive: Receive, method: tuple[str, bool], whole: bool, home: Home, once: bool, apart: bool
     ) -> None:
-        super().__init__(root, whole, home, once, between)
+        super().__init__(root, whole, home, once, apart)
         self.receive, self.method = receive, method
         self.reasons: dict[CodeType, str] = {}
         self.tries: Counter[CodeType] = Counter()

@@ -232,7 +232,7 @@ def tracing(owner: Owner, frame: Any) -> Iterator[None]:
         scope, inference = {"L": frame.f_locals, "G": frame.f_globals}, torch.is_inference_mode_enabled()
         paths, counted, home = _modules_in(frame, owner.root), owner.whole and counts(owner.root), owner.home
         code, begins, empty = frame.f_code, _begins(frame, owner.entry.__code__), lies_on_meta(owner.root)
-        asked = owner.whole, owner.between, owner.once
+        asked = owner.whole, owner.between, owner.once, owner.apart
         here = Here(paths, code, True, begins, *asked, counted, inference, empty, scope, now=answered_now())
         vars(HERE).update(vars(here))
         with deeper(), quiet(), all_amended(), nullcontext() if home is None else fakes_at(torch.device(home)):

@@ -31,6 +31,7 @@ class Here(threading.local):
         whole: whether one graph must be all of the call.
         between: whether Python may stand between graphs although state lies on several devices, which have copies.
         once: whether it is taken for all other calls.
+        apart: whether one graph must be all of the call, its ops may lie on several devices, and one thread issues them.
         counts: whether counts of batches stay tensors.
         inference: whether the call is under inference mode, which Dynamo leaves while it traces.
         empty: whether the model lies on the meta device.
@@ -50,6 +51,7 @@ class Here(threading.local):
     whole: bool = False
     between: bool = False
     once: bool = False
+    apart: bool = False
     counts: bool = False
     inference: bool = False
     empty: bool = False
@@ -96,6 +98,7 @@ _WORDS = {
     r"support (sparse Tensor|strided NestedTensor)": r"torch's tracer takes no \1",
     r"quantized nyi in meta tensors": "torch's tracer takes no quantized tensor",
     r"with fake tensors: .*: got (.*)": r"on tensors without values: \1",
+    r"trace numpy function <.*?([\w.]+) (?:of|at) ": r"numpy's \1 is called",
     r"`(Tensor\.numpy\(\))` was called": r"\1 gives values to Python",
     r"`(Tensor\.retain_grad\(\))` does not work": r"\1 keeps a gradient of what forward computes, which no tracer sees",
     r"Attempted to call `(torch\.autograd\.\w+)` with config": r"\1 is asked for gradients of what forward computes",
@@ -106,6 +109,8 @@ _WORDS = {
     r"non-Tensor output whose value is dependent": "an op looks at the values of what it is given",
     r"ops that return a non-Tensor": "an op gives what is no tensor",
     r"^logging\.Logger method": "it logs",
+    r"builtin operator `print`": "it prints",
+    r"the Python builtin `_warnings\.warn`": "it warns",
     r"perator `?([\w.]+?)(?:\.default)?`? does not have a (?:Fake|meta)": r"\1 says nothing of its result without values",
     r"how to trace .*pybind11_(?:object|type)": "it makes an object of a library of C++",
     r"how to trace the builtin `(?:<unknown module>\.)?([\w.]+?)\.?`": r"torch's tracer does not look into \1",

@@ -26,9 +26,10 @@ class Owner:
             callers alone, and leaves them out there, for one layer gains nothing. But its weights may belong to another device.
     """
 
-    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, between: bool) -> None:
+    def __init__(self, root: nn.Module, whole: bool, home: Callable[[], str | None], once: bool, apart: bool) -> None:
         self.root, self.whole, self.ask_home, self.once = root, whole, home, once
-        self.between, self.layers = between, frozenset(_layers(root) if between else ())
+        self.between, self.apart = apart and not whole, apart and whole and not once
+        self.layers = frozenset(_layers(root) if self.between else ())
         self.entry: FunctionType
         self.failures: dict[CodeType, str] = {}
         self.pending: dict[CodeType, str] = {}

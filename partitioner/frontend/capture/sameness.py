@@ -30,11 +30,11 @@ from partitioner.frontend.capture.here import HERE, Condition, Watched
 from partitioner.frontend.capture.names import found_at, holds_at, name_of, value_at
 from partitioner.frontend.capture.python.answers import AnswerIs, answers
 from partitioner.frontend.capture.python.methods import methods
+from partitioner.frontend.capture.python.registered import NO_HOOKS, OF_BACKWARD, OF_FORWARD, found_in_call, hooked_alike
 from partitioner.frontend.capture.python.sharing import distinct
 
 _FLOATS = (float, np.floating)
 _KINDS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH"})
-_HOOKED, _OF_BACKWARD = "EMPTY_NN_MODULE_HOOKS_DICT", ("._backward_hooks", "._backward_pre_hooks")
 _LAST = re.compile(r"(?:\.\w+|\[[^\[\]]*\])$")
 
 
@@ -56,7 +56,9 @@ def watched(scope: Mapping[str, Any], root: nn.Module, whole: bool) -> tuple[Wat
     inner = context.guards_context.dynamo_guards.inner
     inner -= {guard for guard in inner if guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"}
     if _has_no_backward():
-        inner -= {each for each in inner if each.create_fn_name() == _HOOKED and name_of(each).endswith(_OF_BACKWARD)}
+        inner -= {each for each in inner if each.create_fn_name() == NO_HOOKS and name_of(each).endswith(OF_BACKWARD)}
+    if HERE.apart:
+        HERE.decisions.update(found_in_call(inner, context.traced_code, scope))
     guards = [(name_of(guard), guard.create_fn_name()) for guard in inner]
     kinds = [type(module) for module in root.modules()] + [*_kinds(guards, scope)]
     return tuple(_within(guards, scope)), tuple(_around(guards, kinds, set(context.traced_code), whole))
@@ -96,7 +98,9 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
             yield holds_at(code, partial(_is_dressed, dict(vars(value))))
     for source in sorted(map(name_of, InstructionTranslator.current_tx().output.guard_on_key_order)):
         code, value = found_at(source, scope)
-        if code and (isinstance(value, OrderedDict) or _has_twins(tuple(value))):
+        if code and source.endswith(OF_FORWARD):
+            yield holds_at(code, hooked_alike(source, value, scope))
+        elif code and (isinstance(value, OrderedDict) or _has_twins(tuple(value))):
             yield holds_at(code, lambda now, keys=list(value): same(list(now), keys))  # type: ignore[misc]
     yield from distinct(scope)
     yield from HERE.decisions.values()

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from partitioner.frontend.rewrite.own_functions import own_function
+from partitioner.model.hooks import Hooking, passing
 
 Body = torch.fx.GraphModule
 """Its ``forward`` is called: as a module, it would print its code if an op in it fails."""
@@ -118,7 +119,7 @@ def runs_alone(node: torch.fx.Node) -> bool:
     """Whether nothing may run beside an op: it may do anything, or uses or changes what autograd has recorded of others."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.target._name not in BESIDE_OTHERS
-    return node.target is torch.autograd.grad or node.target == "requires_grad_"
+    return node.target in (torch.autograd.grad, passing, "requires_grad_") or isinstance(node.target, Hooking)
 
 
 def is_reentrant(node: torch.fx.Node) -> bool:

@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import UncapturedHigherOrderOpError, UnspecializeRestartAnalysis, Unsupported
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import (
     BuiltinVariable,
@@ -120,9 +122,30 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
     return asked(tx, ask, found)
 
 
+_LOGS = [getattr(logging.Logger, name) for name in "debug info warning error critical log isEnabledFor".split()]
+
+
+def _is_logged(tx: Any, source: Any, logger: Any, name: str, args: Any) -> Any:
+    """What a logger's method gives, if it only says that nothing is logged at that level, or asks whether something is."""
+    takes = name in ("log", "isEnabledFor")
+    if type(logger).isEnabledFor is not logging.Logger.isEnabledFor or (takes and not (args and args[0].is_python_constant())):
+        return None
+    if source is not None:
+        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+    ask = partial(logger.isEnabledFor, args[0].as_python_constant() if takes else getattr(logging, name.upper()))
+    enabled = asked(tx, torch._dynamo.disable(ask), ask())  # type: ignore[no-untyped-call]
+    if name == "isEnabledFor":
+        return enabled
+    return None if enabled.as_python_constant() else ConstantVariable.create(None)
+
+
 @amends(LoggingLoggerVariable, "call_method")
 def _log_once(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
     method: Any = getattr(self.value, name, None)
+    if HERE.whole and getattr(method, "__func__", None) in _LOGS:
+        answer = _is_logged(tx, self.source, self.value, name, args)
+        if answer is not None:
+            return answer
     cached = hasattr(getattr(method, "__func__", None), "cache_info")
     if not (HERE.whole and cached and all(each.is_python_constant() for each in (*args, *kwargs.values()))):
         return plain(self, tx, name, args, kwargs)

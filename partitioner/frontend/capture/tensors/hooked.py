@@ -2,31 +2,46 @@
 
 Dynamo looks into such a hook where it is given, and what the hook reads is what it was there: a number on the module, an item
 of a dictionary, a variable of a loop. So a hook is looked into if it reads its gradient, functions of torch, and variables that
-are set once, to tensors or constants; and any other one ends the graph.
+are set once, to tensors or constants. One that forward finds somewhere, as a method of the model's, is given as it is where one
+graph must be all of forward, on several devices; and any other one ends the graph.
+
+A module with hooks for backward has them around it: what goes in and what comes out passes through two functions of autograd,
+which know the same object of torch's. On several devices these are ops of the graph, and what they know is made in each call,
+of the hooks that the module has then. Nothing else runs beside them, and one thread issues all, so that hooks are called in
+eager's order; on lanes, of which each thread has an order of its own, the graph ends.
 """
 
 from __future__ import annotations
 
 import builtins
+import weakref
 from collections.abc import Callable, Iterator
 from dis import get_instructions
 from inspect import isroutine
-from types import CodeType, ModuleType
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import (
+    BackwardHookVariable,
     ConstantVariable,
     NestedUserFunctionVariable,
     TensorVariable,
+    TupleVariable,
     UserFunctionVariable,
     UserMethodVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.utils.hooks import BackwardHook
 
 from partitioner.frontend.capture.amended import amends, method_of_tensors
+from partitioner.frontend.capture.here import HERE
+from partitioner.frontend.capture.names import found_at, holds_at, name_of
 from partitioner.model.functions import is_users
+from partitioner.model.hooks import Hooking, hooks_of, passing
 
 _OPTIONS = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled"))
 """Functions of torch that say otherwise in backward."""
@@ -35,9 +50,23 @@ _OPTIONS = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_autoca
 @amends(*method_of_tensors("register_hook"))
 def _register_hook(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     hooks = [each.realize() for each in (*args, *kwargs.values()) if isinstance(each, VariableTracker)]
-    if not self.source and not all(_reads_nothing_else(tx, hook) for hook in hooks):
+    if self.source or all(_reads_nothing_else(tx, hook) for hook in hooks):
+        return plain(self, tx, *args, **kwargs)
+    found = _found(hooks[0]) if len(hooks) == 1 and HERE.apart else None
+    if found is None:
         raise Unsupported("a hook is given to what forward computes, and reads in backward what may have changed by then")
-    return plain(self, tx, *args, **kwargs)
+    wrap_fx_proxy(tx, tx.output.create_proxy("call_function", Hooking(found), (self.as_proxy(),), {}))
+    return VariableTracker()  # nobody may ask for the handle
+
+
+def _found(hook: Any) -> Any:
+    """What gives a hook that was there before, of which is asked before each call whether it is still that one."""
+    code, value = found_at(name_of(hook.source), HERE.scope) if hook.source else (None, None)
+    if code is None or not callable(value):
+        return None
+    held = weakref.WeakMethod(value) if isinstance(value, MethodType) else lambda: value
+    HERE.decisions["hook", name_of(hook.source)] = holds_at(code, lambda now: now == held())
+    return held
 
 
 def _reads_nothing_else(tx: Any, hook: Any) -> bool:
@@ -76,3 +105,38 @@ def _stays(tx: Any, code: CodeType, name: str, cell: Any) -> bool:
     made = [] if tx is None else list(get_instructions(tx.f_code))
     sets = sum(each.opname == "STORE_DEREF" and each.argval == name for each in made)
     return sets == 0 or (sets == 1 and not any("JUMP_BACKWARD" in each.opname for each in made))
+
+
+@amends(BackwardHookVariable, "create")
+def _around_module(plain: Callable[..., Any], tx: Any, module: Any, *hooks: Any) -> Any:
+    if not HERE.apart or module.source is None:
+        return plain(tx, module, *hooks)
+    install_guard(module.source.make_guard(GuardBuilder.ID_MATCH))
+    return _Around(tx.output.create_proxy("call_function", hooks_of(module.value), (), {}), module, *hooks)
+
+
+class _Around(BackwardHookVariable):
+    """What a module's hooks know of a call, as a value of the graph."""
+
+    def __init__(self, proxy: Any, *parts: Any) -> None:
+        super().__init__(proxy, *parts)
+        proxy.node.meta["example_value"] = BackwardHook(None, (), ())
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """What torch asks of it: to let go in, and to let come out."""
+        return _passed(tx, self.proxy, name, *args)
+
+
+def _passed(tx: Any, hooks: Any, method: str, value: Any) -> Any:
+    """What goes into a module, or comes out of it, behind its hooks."""
+    value = value.realize()
+    several = issubclass(value.python_type(), tuple)
+    if not (value.is_tensor() or several):
+        return value
+    items = [each.realize() for each in (value.unpack_var_sequence(tx) if several else [value])]
+    given = tuple(each.as_proxy() if each.is_tensor() else None for each in items)
+    passed = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", passing, (hooks, method, given), {}))
+    made = [new if old.is_tensor() else old for new, old in zip(passed.unpack_var_sequence(tx), items, strict=True)]
+    if several and value.python_type() is not tuple:
+        return VariableTracker.build(tx, value.python_type()).call_function(tx, made, {})
+    return TupleVariable(made) if several else made[0]
