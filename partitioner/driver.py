@@ -41,7 +41,7 @@ from partitioner.model.call import Call, example_call, on_examples, repeatable
 from partitioner.model.keep import state_kept
 from partitioner.model.state import all_state, copied, lies_on_meta, only_device
 from partitioner.planner.replay import Replayed
-from partitioner.plans import is_between, is_whole, make_plan, make_plans, where_state_lies, without_graphs
+from partitioner.plans import is_between, is_whole, make_plan, plans_of_first, where_state_lies, without_graphs
 from partitioner.runtime.alone import faster_alone
 from partitioner.runtime.materialise import materialise
 from partitioner.runtime.module import Parallel, parallel_of
@@ -299,8 +299,7 @@ def _hold(programs: Programs, call: Call) -> None:
 def _place(programs: Programs, call: Call, spec: Spec, check: bool) -> None:
     """Plan for a call where state lies at the moment, wherever its arguments do, and move it to where the plan wants it."""
     model, first = programs.original, programs.machine.lanes[0].torch_device
-    lies = only_device(model)
-    plans = make_plans(model, call if lies is None else call.on(lies), programs.machine, spec, check=check)
+    plans = plans_of_first(model, call, programs.machine, spec, check=check)
     programs.provisional, programs.homes = plans.shown, plans.homes
     with torch.inference_mode(False):
         move_state({**plans.state, **all_state(model)}, plans.homes, first)

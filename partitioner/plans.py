@@ -98,6 +98,28 @@ def make_plans(module: nn.Module, call: Call | None, machine: Machine, spec: Spe
     return Plans(plans, shown, {name: tensor for traced, _ in found for name, tensor in traced.state.items()}, unreached)
 
 
+def plans_of_first(model: nn.Module, call: Call, machine: Machine, spec: Spec, *, check: bool) -> Plans:
+    """Plan for the first call, where the model lies at the moment, wherever the call's arguments do.
+
+    Whoever has put some of them beside the model may leave others on the CPU because they belong there, as the lengths of
+    packed rows do; only a model that fails on that is given all where it lies itself.
+    """
+    lies = only_device(model)
+    if lies is not None and call.lies_partly_on(lies):
+        try:
+            return make_plans(model, call, machine, spec, check=check)
+        except PartitionerError:
+            raise
+        except Exception as failed:  # the model's own
+            try:
+                return make_plans(model, call.on(lies), machine, spec, check=check)
+            except PartitionerError:
+                raise
+            except Exception:
+                raise failed from None
+    return make_plans(model, call if lies is None else call.on(lies), machine, spec, check=check)
+
+
 def _lies_apart(model: nn.Module) -> str:
     places = ", ".join(sorted({str(tensor.device) for tensor in all_state(model).values()}))
     return (

@@ -5,6 +5,7 @@ Each test tells what went wrong. Devices are pretended (see `pretend`), and what
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import warnings
@@ -17,8 +18,8 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
-from lanes import assert_same
-from pretend import MIXED, TWO, World, put, spec, spread
+from lanes import assert_same, numbers
+from pretend import MIXED, TWO, World, put, put_at, spec, spread
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -560,3 +561,29 @@ class Attends(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.left(x, x, x, need_weights=False)[0] + self.right(x, x, x, need_weights=False)[0]
+
+
+class Lengths(nn.Module):
+    """Python reads how long each row is, which is a tensor that has to lie on the CPU, as for `pack_padded_sequence`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if lengths.device.type != "cpu":
+            raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor")
+        longest = max(lengths.tolist())
+        return self.last(self.first(x).tanh() * longest)
+
+
+@pytest.mark.parametrize("example", [True, False])
+def test_what_belongs_on_the_cpu_stays_there(example: bool, world: World) -> None:
+    """All arguments were moved to where the model lay, and the model was said to fail on the example."""
+    model, x, lengths = Lengths(), numbers(4, 6), torch.tensor([3, 1, 2, 3])
+    given, original = (put(x, "lazy:0"), lengths), copy.deepcopy(model)
+    for parameter in model.parameters():
+        put_at(parameter, "lazy:0")
+    asked = spec(TWO) | {"fullgraph": False, "pins": [{"match": "last", "device": "lazy:1"}]}
+    parallel = partition(model, example_inputs=given if example else None, spec=asked, check=False)  # a draw is not pretended
+    torch.testing.assert_close(parallel(*given), original(x, lengths), check_device=False)

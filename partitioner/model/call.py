@@ -48,6 +48,11 @@ class Call:
         moved = {id(leaf): leaf.to(device) for leaf in tensors}
         return Call(self.spec, tuple(moved.get(id(leaf), leaf) for leaf in self.leaves))
 
+    def lies_partly_on(self, device: str) -> bool:
+        """Whether some of its tensors lie on a device, and others do not."""
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+        return len({leaf.device == torch.device(device) for leaf in tensors}) > 1
+
     def names(self, forward: Callable[..., Any]) -> list[str]:
         """A readable Python identifier for each tensor leaf, from the parameters of ``forward``."""
         parameters = [p.name for p in inspect.signature(forward).parameters.values() if p.kind != p.VAR_POSITIONAL]
