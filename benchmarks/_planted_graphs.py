@@ -74,3 +74,30 @@ def _edges(
                     there[away] = free[home, away] = arrives
         values += [(source, size)] if linked else []
     return edges, values
+
+
+def whole(random: Random, processors: int, each: int, size: int, overlap: bool = True) -> Problem:
+    """Clusters of up to ``size`` tasks of whole seconds, ``each`` of which fill a processor: 20 times `END`, the optimum.
+
+    Tasks of a cluster are connected by values that take as long to travel as a processor has to do.
+    """
+    end, seconds, edges = int(20 * END), list[float](), list[tuple[int, int]]()
+    for _ in range(processors):
+        for start, stop in pairwise([0, *sorted(random.sample(range(size + 1, end - size), each - 1)), end]):
+            first, count = len(seconds), min(size, stop - start)
+            inner = sorted(random.sample(range(1, stop - start), count - 1)) if count > 1 else []
+            seconds += [float(after - before) for before, after in pairwise([0, *inner, stop - start])]
+            edges += [(random.randrange(max(first, task - 4), task), task) for task in range(first + 1, len(seconds))]
+    value = {maker: number for number, maker in enumerate(dict.fromkeys(maker for maker, _ in edges))}
+    pairs = list(permutations(range(processors), 2))
+    return Problem(
+        "whole",
+        tuple(f"t{number}" for number in range(len(seconds))),
+        (Kind("gpu", {1: seconds}),),
+        tuple(Processor(f"p{number}", 0) for number in range(processors)),
+        [(maker, reader, value[maker]) for maker, reader in edges],
+        [(maker, float(end)) for maker in value],
+        tuple(Channel(f"{one} to {other}", 1.0, 0.0, (one, other)) for one, other in pairs),
+        {pair: (number,) for number, pair in enumerate(pairs)},
+        overlap=overlap,
+    )

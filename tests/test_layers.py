@@ -134,7 +134,7 @@ PARTS: dict[str, set[str]] = {
     "planner.policies.auto": {"planner.latency", "planner.policies"},
     "planner.policies.chain": {"planner.assigned", "planner.throughput"},
     "planner.policies.exact": {"planner.assigned", "planner.latency", "planner.throughput"},
-    "planner.policies.list": {"planner.assigned", "planner.latency", "planner.throughput"},
+    "planner.policies.list": {"planner.assigned", "planner.bounded", "planner.latency", "planner.throughput"},
     "planner.policies.search": {"planner.assigned", "planner.latency", "planner.throughput"},
     "planner.policies.fit": {"planner.assigned", "planner.bounded", "planner.feasible", "planner.throughput"},
     "planner.policies.spread": {"planner.assigned", "planner.latency"},

@@ -62,7 +62,7 @@ def makespan_bound(problem: Problem) -> float:
     if not problem.tasks:
         return 0.0
     seconds = able_seconds(problem)
-    heads, tails, longest = reach(problem, seconds)
+    heads, tails, longest = reach(problem)
     found = [longest, _issued(problem)]
     if not np.isfinite(longest):
         return inf
@@ -99,18 +99,20 @@ def _loaded(problem: Problem) -> float:
 
 def longest_path(problem: Problem) -> float:
     """Seconds of the longest path, each task where that takes the least."""
-    return reach(problem, able_seconds(problem))[2] if problem.tasks else 0.0
+    return reach(problem)[2] if problem.tasks else 0.0
 
 
 def tails(problem: Problem) -> list[float]:
     """Seconds from the start of each task to the end of all, at least."""
     seconds = able_seconds(problem)
-    found: list[float] = (reach(problem, seconds)[1] + seconds.min(axis=0)).tolist()
+    found: list[float] = (reach(problem)[1] + seconds.min(axis=0)).tolist()
     return found
 
 
-def reach(problem: Problem, seconds: Table) -> tuple[Table, Table, float]:
+@once
+def reach(problem: Problem) -> tuple[Table, Table, float]:
     """Heads, tails, and the longest path: by processor where that is quick and matters, else with each task at its fastest."""
+    seconds = able_seconds(problem)
     count = len(problem.processors)
     if problem.channels and len(problem.edges) * count * count <= LARGEST_TABLE:
         heads, tails = _by_processor(problem, seconds, False), _by_processor(problem, seconds, True)

@@ -23,6 +23,7 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.latency.improve import improved
+from partitioner.planner.latency.inseparable import joined
 from partitioner.planner.latency.ranks import by_urgency, mean_seconds, move_seconds, upward
 from partitioner.planner.latency.tries import Found, several
 
@@ -43,29 +44,12 @@ def clustered(problem: Problem, least: float, until: float = inf) -> list[Found]
     """
     found = []
     for name, cluster in (("dominant", _dominant(problem)), ("dearest", _dearest(problem))):
-        joined = _joined(problem, cluster)
+        whole = joined(problem, cluster, ROOM * min(problem.caps) if problem.crowded else inf)
         with suppress(PlacementError):
-            known = several(joined, Homes(joined), TRIES, until)[:2]
-            best = improved(joined, known, least, until, 0, most=MOVED_IN_ALL // len(problem.tasks))
+            known = several(whole, Homes(whole), TRIES, until)[:2]
+            best = improved(whole, known, least, until, 0, most=MOVED_IN_ALL // len(problem.tasks))
             found.append(replace(best, rank=f"in {name} clusters, {best.rank}"))
     return found
-
-
-def _joined(problem: Problem, cluster: Sequence[int]) -> Problem:
-    """The problem with the tasks of a cluster as one group, as far as they may share a processor, and fit there."""
-    group_of, room = problem.group_of, ROOM * min(problem.caps) if problem.crowded else inf
-    root: dict[int, int] = {}
-    first: dict[int, int] = {}
-    held: dict[int, float] = {}
-    for group, tasks in problem.members.items():
-        one = first.setdefault(cluster[tasks[0]], group)
-        more = held.get(one, 0.0) + problem.demand[group]
-        if problem.able[group] != problem.able[one] or (one in held and more > room):
-            one, more = group, problem.demand[group]
-            first[cluster[tasks[0]]] = one
-        root[group], held[one] = one, more
-    pin = {root[group]: where for group, where in problem.pin.items()}
-    return replace(problem, group=[root[group] for group in group_of], pin=pin)
 
 
 def _dominant(problem: Problem) -> list[int]:

@@ -30,6 +30,9 @@ MOVED_IN_ALL, MOST_MOVED = 60_000, 200
 where they travel beside tasks, or nothing travels and parts are contiguous, five where memory is scarce and most find no room
 (one, where parts are contiguous: each takes several looks for room itself); and the largest problem that gets any."""
 
+EACH = 1_000
+"""Moves for each task beyond which these are no more: a few tasks have not so many schedules."""
+
 UNCOUNTED = 10**9
 """Moves that nobody makes: time ends the search."""
 
@@ -98,4 +101,4 @@ def soon_improved(problem: Problem, known: Sequence[Found], least: float, until:
     parts = problem.contiguous and not problem.travels and not problem.crowded
     times = 1 + 2 * (beside or parts) + 3 * problem.stands + (1 if problem.contiguous else 5) * problem.crowded
     share = TRAVELLED if problem.travels else ENOUGH
-    return improved(problem, known, least, until, seed=0, most=times * MOVED_IN_ALL // count, share=share)
+    return improved(problem, known, least, until, seed=0, most=min(times * MOVED_IN_ALL // count, EACH * count), share=share)

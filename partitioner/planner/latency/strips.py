@@ -23,7 +23,6 @@ from partitioner.errors import PlacementError
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.bounds import reach
 from partitioner.planner.latency.tries import Found, fixed_at, waiting
-from partitioner.planner.prices import able_seconds
 from partitioner.planner.throughput.blocks import blocks, numbered
 from partitioner.planner.throughput.orders import ordered
 from partitioner.planner.throughput.units import Units
@@ -108,7 +107,7 @@ class Line:
 
     def __init__(self, units: Units, least: float) -> None:
         self.units, self.least = units, least
-        head, tail, _ = reach(units.problem, able_seconds(units.problem))
+        head, tail, _ = reach(units.problem)
         self.head = [min(float(head[task]) for task in tasks) for tasks in units.members]
         self.tail = [min(float(tail[task]) for task in tasks) for tasks in units.members]
         self.held = units.memory.tolist()

@@ -13,6 +13,8 @@ from itertools import islice, pairwise
 from math import inf
 from time import perf_counter
 
+import numpy as np
+
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
@@ -30,8 +32,8 @@ is fitted to how full processors are (`thrift`)."""
 MOST_TIMES = 64.0
 """The largest factor that is fitted."""
 
-LUMP = 4
-"""Groups are lumpy where this many times the work of one is more than a lane has to do on average."""
+LUMP = 16
+"""A problem is lumpy where this many times the work of one group is more than a lane has to do on average."""
 
 TASKS_IN_ALL = 1500
 """Tasks that the tries for one problem place together, but for the first try."""
@@ -142,13 +144,13 @@ def uneven(problem: Problem) -> bool:
 def lumpy(problem: Problem) -> bool:
     """Whether some group is so much work that where it goes decides how full a processor is.
 
-    The first of its tasks that is placed sends all of them there, and may have seen nothing yet of how full that will be.
+    The first of its tasks that is placed sends all of them there, and may have seen nothing yet of how full that will be. And
+    of few tasks for each lane, the last has no room into which it fits; contiguous parts are cut so that it has.
     """
-    if not problem.group or len(problem.processors) < 2:
+    if len(problem.processors) < 2 or (problem.contiguous and not problem.group):
         return False
-    work = able_seconds(problem).min(axis=0)
-    most = max(float(work[tasks].sum()) for tasks in problem.members.values())
-    return LUMP * most * len(problem.lanes) > float(work.sum())
+    work = np.bincount(problem.group_of, able_seconds(problem).min(axis=0))
+    return bool(LUMP * work.max(initial=0.0) * len(problem.lanes) > work.sum())
 
 
 def _forwards(problem: Problem, homes: Homes) -> Iterator[Found]:

@@ -1,7 +1,7 @@
 """Several policies within a time budget, the best answer and the best bound: what to ask for when one does not know.
 
-Quick policies run first, then those that improve on them for as long as there is time and a gap to the bound. What needs
-OR-tools is left out where it is not installed.
+Quick policies run first, then those that improve on them for as long as there is time and a gap to the bound. What no better
+answer than the best so far has apart is together from then on. What needs OR-tools is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 
 from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.homes import closed
+from partitioner.planner.latency.inseparable import inseparable
 from partitioner.planner.latency.tries import tries_for
 from partitioner.planner.policies.by_level import ByLevel
 from partitioner.planner.policies.exact import Exact, worth_while
@@ -72,10 +74,11 @@ class Auto:
                 reason = error
                 continue
             answers.append(answer)
-            bound = max(bound, answer.bound)
+            bound = max(bound, min(answer.bound, best.cost if best else inf))
             look = look or LOOKS[problem.objective] * min((time.monotonic() - began) / tries, PER_TASK * len(problem.tasks))
             if best is None or answer.cost < best.cost:
-                best = answer
+                best, problem = answer, inseparable(problem, answer.cost)
+                answers = [each for each in answers if _has_groups(problem, each)]
         if best is None:
             raise reason
         return replace(best, policy=f"auto, {best.policy}", bound=min(bound, best.cost))
@@ -101,3 +104,9 @@ class Auto:
             yield Exact(time_limit=SOLVER_SHARE * left(), seed=self.seed)
         if count <= MIDDLE or problem.objective == "throughput":
             yield Search(time_limit=left(), seed=self.seed)
+
+
+def _has_groups(problem: Problem, answer: Assignment) -> bool:
+    """Whether the tasks of each group share a processor."""
+    homes = [problem.lanes[lane] for lane in answer.lanes]
+    return all(len({homes[task] for task in tasks}) == 1 for tasks in problem.members.values())

@@ -27,11 +27,12 @@ from partitioner.planner.latency.improve import improved
 from partitioner.planner.latency.model import loading, solver_module
 from partitioner.planner.latency.solve import solved, start_up, too_large
 from partitioner.planner.latency.starts import starts
-from partitioner.planner.latency.tries import settled, uneven
+from partitioner.planner.latency.tries import Found, fixed_at, settled, uneven
 from partitioner.planner.throughput.solve import balanced
 
-LOADED = 0.2
-"""Part of the time for the most even loads where processors differ: a start, and a bound for schedules."""
+LOADED, FIXED = 0.2, 0.5
+"""Parts of the time: for the most even loads where processors differ, a start, and a bound for schedules; and after which the
+solver orders tasks no more that stay where these loads are."""
 
 BEFORE, AFTER = 0.1, 0.1
 """Parts of the time that go to local search before the solver starts, and after it where nothing is proven."""
@@ -96,7 +97,8 @@ class Exact:
             with suppress(PlacementError):
                 even, least = balanced(relaxed(ruled), LOADED * self.time_limit, self.seed)
                 bound = max(bound, least * (1 - 1e-9))
-                known = sorted([*known, *settled(ruled, even, tries)[:2]], key=lambda each: each.seconds)
+                known = [*known, *self._ordered(ruled, even, tries, known[0].seconds, started + FIXED * self.time_limit)]
+                known.sort(key=lambda each: each.seconds)
         found = known[0]
         if found.seconds > bound * (1 + 1e-9) and not too_large(ruled):
             found = improved(ruled, known, bound, started + BEFORE * self.time_limit, self.seed)
@@ -110,3 +112,11 @@ class Exact:
         return scheduled(
             problem, "exact", found.lanes, found.order, bound=min(bound, found.seconds), note=note, ahead=found.ahead
         )
+
+    def _ordered(self, problem: Problem, even: Sequence[int], tries: int, below: float, until: float) -> list[Found]:
+        """Schedules with the processor of each task given; in the solver's order, too, if they may take less than ``below``."""
+        found, fixed = settled(problem, even, tries)[:2], fixed_at(problem, even)
+        least = makespan_bound(fixed)
+        if least < below and perf_counter() + start_up(fixed) < until:
+            found.append(solved(fixed, found[0], least, until, self.workers, self.seed)[0])
+        return found

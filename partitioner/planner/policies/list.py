@@ -15,20 +15,30 @@ TPDS 13(3), 2002 (upward rank, insertion); Li and Willis, EJOR 56, 1992 (forward
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic, perf_counter
 
+from partitioner.errors import PlacementError
 from partitioner.ir.assignment import Assignment
 from partitioner.ir.problem import Problem
 from partitioner.planner.assigned import placed, scheduled
+from partitioner.planner.bounded import least
 from partitioner.planner.latency.bounds import makespan_bound
 from partitioner.planner.latency.homes import Homes, closed
 from partitioner.planner.latency.improve import soon_improved
+from partitioner.planner.latency.inseparable import inseparable
 from partitioner.planner.latency.starts import starts
 from partitioner.planner.latency.strips import in_strips
 from partitioner.planner.latency.tries import lumpy, several, tries_for, uneven
 from partitioner.planner.throughput.solve import evenest, soon_balanced
+
+CLOSE = 1e-9
+"""A gap that is none."""
+
+TOGETHER = {"latency": (1.0,), "throughput": (1.0, 0.5), "memory": ()}
+"""Parts of the bound: what would take longer is not sent, in another answer for each."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +66,29 @@ class List:
         Raises:
             PlacementError: no placement that keeps pins, groups, memory caps and contiguity was found.
         """
-        until, ruled, tries = monotonic() + self.time_limit, closed(problem), tries_for(problem, self.tries)
-        if problem.objective == "throughput":
-            even, bound = evenest(ruled, Homes(ruled), self.tries, problem.contiguous or problem.travels, until)
+        ruled, until = closed(problem), monotonic() + self.time_limit
+        best = self._tried(ruled, until)
+        if (tight := inseparable(ruled, best.cost)) is not ruled:
+            best = replace(best, bound=max(best.bound, min(best.cost, least(tight))))
+        for part in TOGETHER[ruled.objective] if best.cost > best.bound * (1 + CLOSE) else ():
+            whole = inseparable(ruled, part * (1 + CLOSE) * best.bound)
+            if whole is not ruled and monotonic() < until:
+                with suppress(PlacementError):
+                    best = min(best, replace(self._tried(whole, until), bound=best.bound), key=lambda each: each.cost)
+        return best
+
+    def _tried(self, ruled: Problem, until: float) -> Assignment:
+        """The best of some schedules or placements."""
+        tries = tries_for(ruled, self.tries)
+        if ruled.objective == "throughput":
+            even, bound = evenest(ruled, Homes(ruled), self.tries, ruled.contiguous or ruled.travels, until)
             if self.tries > 1:
                 even, bound = soon_balanced(ruled, even, bound, until=until)
-            return placed(problem, "list", even, bound=bound)
+            return placed(ruled, "list", even, bound=bound)
         bound = makespan_bound(ruled)
         late = perf_counter() + until - monotonic()
-        parts = ruled.contiguous and uneven(ruled)
-        if tries == 1 and (self.tries == 1 or not (lumpy(ruled) or parts)):
+        shares = (ruled.contiguous and uneven(ruled)) or (ruled.group and lumpy(ruled))
+        if tries == 1 and (self.tries == 1 or not shares):
             known = [*several(ruled, Homes(ruled), 1), *in_strips(ruled, 1, bound, late)]
             known.sort(key=lambda each: each.seconds)
         else:
@@ -74,4 +97,4 @@ class List:
         bound = min(bound, found.seconds)
         note = f"by upward rank: {found.rank}"
         lanes, order, ahead = found.lanes, found.order, found.ahead
-        return scheduled(problem, "list", lanes, order, bound=bound, note=note, ahead=ahead, clock=found.clock)
+        return scheduled(ruled, "list", lanes, order, bound=bound, note=note, ahead=ahead, clock=found.clock)

@@ -1,11 +1,13 @@
-"""Where memory is scarce: of all exchanges with one processor the one that is best for loads and bytes, again and again.
+"""Of all exchanges with one processor the one that is best for loads and bytes, again and again: where memory is scarce, or
+nothing travels.
 
     p   a 5 s 4 MB   b 2 s 1 MB   -      goal 6 s, caps 6 and 5 MB: p has a second too much, q a megabyte
     q   c 4 s 4 MB   d 1 s 2 MB   -      b for nothing (-): 3 too much; a <-> c: 1; a <-> d: 6; b <-> d: 0, so that is made
 
 Seconds beyond a goal and bytes beyond a cap are both excess, and bytes are the dearer the longer there are any. What went away
 may not come back for a few turns, so the search leaves what no exchange makes better. The few exchanges that suit both loads
-and caps are hardly ever drawn at random; here all those of one processor are looked at together, as tables.
+and caps, or few large tasks on many processors, are hardly ever drawn at random; here all those of one processor are looked at
+together, as tables.
 
 Sources: Glover, "Tabu search, part I", ORSA Journal on Computing 1(3), 1989; Diaz and Fernandez, "A tabu search heuristic for
 the generalized assignment problem", EJOR 132(1), 2001.
@@ -86,7 +88,7 @@ class _Exchanges:
         self.near = np.stack([self.ties[:, self.home == each].sum(axis=1) for each in places])
         self.seconds = np.pad(np.minimum(units.seconds / bound, NEVER), ((0, 0), (0, len(places)))) + self.ties.sum(axis=1)
         self.barred = np.zeros(self.seconds.shape, dtype=int)  # until which turn a unit may not go there
-        self.random, self.price = Random(seed), Price(DEAR * len(places) / float(units.memory.sum()))
+        self.random, self.price = Random(seed), Price(DEAR * len(places) / max(1.0, float(units.memory.sum())))
         self.best, self.least = list(homes), inf
 
     def step(self, turn: int) -> float:

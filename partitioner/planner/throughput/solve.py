@@ -168,7 +168,7 @@ def soon_balanced(
     if units.spread_over(given) != homes or not units.valid(given):
         return homes, bound
     park = park_of(units)
-    if problem.crowded and not problem.contiguous and bound > 0:
+    if (problem.crowded or not problem.travels) and not problem.contiguous and bound > 0:
         start = exchanged(park, start, bound, hidden)
     search, moves = Annealing(park, start), MOVES * (2 if problem.contiguous and park.waste else 1)
     if search.least > bound * (1 + NEARLY):
