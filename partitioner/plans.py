@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from partitioner.between import beside, beside_each_other, plan_in_between
 from partitioner.compile import for_this_call, plan_of
-from partitioner.errors import PartitionerError, PlacementError
+from partitioner.errors import DifferenceError, PartitionerError, PlacementError, SpecError, TraceError
 from partitioner.frontend.capture.dynamo import Found
 from partitioner.frontend.trace import graph_of, graphs_of_call, view_of
 from partitioner.ir.machine import Machine, accelerators_first, with_less
@@ -105,19 +105,18 @@ def plans_of_first(model: nn.Module, call: Call, machine: Machine, spec: Spec, *
     packed rows do; only a model that fails on that is given all where it lies itself.
     """
     lies = only_device(model)
-    if lies is not None and call.lies_partly_on(lies):
+    moved = call if lies is None else call.on(lies)
+    if lies is None or not call.lies_partly_on(lies):
+        return make_plans(model, moved, machine, spec, check=check)
+    try:
+        return make_plans(model, call, machine, spec, check=check)
+    except Exception as failed:
         try:
-            return make_plans(model, call, machine, spec, check=check)
-        except PartitionerError:
+            return make_plans(model, moved, machine, spec, check=check)
+        except (TraceError, DifferenceError, PlacementError, SpecError):
             raise
-        except Exception as failed:  # the model's own
-            try:
-                return make_plans(model, call.on(lies), machine, spec, check=check)
-            except PartitionerError:
-                raise
-            except Exception:
-                raise failed from None
-    return make_plans(model, call if lies is None else call.on(lies), machine, spec, check=check)
+        except Exception:  # the model's own, which it does not raise on what it was given
+            raise failed from None
 
 
 def _lies_apart(model: nn.Module) -> str:

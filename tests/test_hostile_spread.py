@@ -587,3 +587,23 @@ def test_what_belongs_on_the_cpu_stays_there(example: bool, world: World) -> Non
     asked = spec(TWO) | {"fullgraph": False, "pins": [{"match": "last", "device": "lazy:1"}]}
     parallel = partition(model, example_inputs=given if example else None, spec=asked, check=False)  # a draw is not pretended
     torch.testing.assert_close(parallel(*given), original(x, lengths), check_device=False)
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.left(x) * self.right(y)
+
+
+@pytest.mark.parametrize("example", [True, False])
+def test_what_is_only_left_on_the_cpu_is_moved(example: bool, world: World) -> None:
+    """A model on an accelerator fails on an argument that nobody has put there, and is not told so: it goes where it is read."""
+    model, x, y = Both(), numbers(4, 6), numbers(4, 6) + 1
+    given, original = (put(x, "lazy:0"), y), copy.deepcopy(model)
+    for parameter in model.parameters():
+        put_at(parameter, "lazy:0")
+    parallel = partition(model, example_inputs=given if example else None, spec=spec(TWO))
+    torch.testing.assert_close(parallel(*given), original(x, y), check_device=False)
