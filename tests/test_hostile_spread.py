@@ -600,10 +600,10 @@ class Both(nn.Module):
 
 @pytest.mark.parametrize("example", [True, False])
 def test_what_is_only_left_on_the_cpu_is_moved(example: bool, world: World) -> None:
-    """A model on an accelerator fails on an argument that nobody has put there, and is not told so: it goes where it is read."""
+    """A model on an accelerator would fail on an argument that nobody has put there: it goes where it is read."""
     model, x, y = Both(), numbers(4, 6), numbers(4, 6) + 1
     given, original = (put(x, "lazy:0"), y), copy.deepcopy(model)
     for parameter in model.parameters():
         put_at(parameter, "lazy:0")
-    parallel = partition(model, example_inputs=given if example else None, spec=spec(TWO))
+    parallel = partition(model, example_inputs=given if example else None, spec=spec(TWO), check=False)
     torch.testing.assert_close(parallel(*given), original(x, y), check_device=False)
