@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 _OF_JOB: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Groups]] = weakref.WeakKeyDictionary()
 """By the group of all ranks, those of each mesh, in the order in which all ranks make them; an empty one was given back."""
 
+MANY = 8
+"""Meshes with groups from which on Python looks for parts that only know themselves, which takes a tenth of a second."""
+
 
 class Groups:
     """The process groups of a mesh.
@@ -61,7 +64,7 @@ def give_back(told_by_all: Callable[[Collection[int]], Sequence[Collection[int]]
         told_by_all: what each rank gives, by rank.
     """
     known = _known()
-    if any(each.groups for each in known):
+    if sum(bool(each.groups) for each in known) >= MANY:
         gc.collect()  # parts and stages know each other
     dropped = [number for number, each in enumerate(known) if each.groups and not each.holders]
     for number in sorted(set(dropped).intersection(*told_by_all(dropped))):

@@ -23,7 +23,7 @@ MESHES: tuple[dict[str, Any], ...] = (
     {"mesh": {"tensor": 2}},
     {"mesh": {"branch": 2}},
 )
-TIMES = 3
+TIMES = 5
 
 
 class Tied(nn.Module):
