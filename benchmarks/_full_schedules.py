@@ -1,18 +1,20 @@
-"""Plans of graphs that are made of a known answer, beside it: `_exchanged_graphs`, `_parted_graphs`, `_shared_graphs`."""
+"""Plans beside answers that are known: of `_exchanged_graphs`, `_parted_graphs`, `_shared_graphs` and `_known_optima`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from random import Random
 from statistics import fmean
 from time import perf_counter
 
 from _exchanged_graphs import Sort, exchanged
+from _known_optima import FAMILIES
 from _parted_graphs import SHAPES, Shape, parted
 from _planted_graphs import END
+from _scorers import known_faults
 from _shared_graphs import SHAPES as SHARED
 from _shared_graphs import shared
 
@@ -73,3 +75,32 @@ def _strips_row(shape: str, count: int, limit: float) -> list[object]:
     taken = perf_counter() - began
     above = [f"{each.cost / each.bound - 1:.2%}" for each in (answer, Auto(time_limit=limit)(problem))]
     return [shape, count, above[0], f"{taken:.2f}", above[1]]
+
+
+def theory(quick: bool, show: Callable[[Sequence[str], Sequence[Sequence[object]]], None], tried: Tried) -> list[str]:
+    """Print by how much costs are above optima that theory knows; returns what is wrong with answers, and what failed."""
+    head = ["family", "graphs", "tasks", "`list` above", "worst", "`auto` above", "worst", "largest gap printed", "faults"]
+    wrong: list[str] = []
+    rows = [tried(name, partial(_theory_row, name, quick, wrong)) for name in FAMILIES]
+    show(head, rows)
+    wrong += [" ".join(map(str, row)) for row in rows if len(row) < len(head)]
+    print(*("", *wrong) if wrong else (), sep="\n")
+    return wrong
+
+
+def _theory_row(name: str, quick: bool, wrong: list[str]) -> list[object]:
+    """Of the smallest graph, if it has to be quick; ``wrong`` gets the faults of all answers."""
+    graphs = list(islice(FAMILIES[name](), 1 if quick else None))
+    sides = [[policy(problem) for problem, _ in graphs] for policy in (List(), Auto(time_limit=1.0 if quick else 4.0))]
+    faults = [
+        f"{name}, {len(problem.tasks)} tasks, {each.policy}: {fault}"
+        for side in sides
+        for (problem, optimum), each in zip(graphs, side, strict=True)
+        for fault in known_faults(problem, optimum, each)
+    ]
+    wrong += faults
+    above = [[each.cost / optimum - 1 for each, (_, optimum) in zip(side, graphs, strict=True)] for side in sides]
+    sizes = sorted(len(problem.tasks) for problem, _ in graphs)
+    figures = [f"{max(0.0, figure):.2%}" for own in above for figure in (fmean(own), max(own))]
+    gap = f"{max(each.gap for each in sides[1]):.2%}"
+    return [name, len(graphs), f"{sizes[0]} to {sizes[-1]}", *figures, gap, faults[0] if faults else "none"]

@@ -1,13 +1,13 @@
 """Judges of answers, written from the definitions alone: they share no arithmetic with the planner.
 
-`score` and `placement_faults` read a throughput workload's own file. `schedule_faults` holds a schedule against its problem:
-what runs when and where is taken from the answer, and every rule is looked at on its own.
+`score` and `placement_faults` read a throughput workload's own file. `schedule_faults` and `load_faults` hold an answer against
+its problem: what runs when and where is taken from the answer, and every rule is looked at on its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ Placement = Mapping[int, str]
 """The device of each node of a file, by its id; a CPU core's name starts with ``cpu``."""
 
 TICK = 1e-9
-"""Seconds below which two times are the same."""
+"""Seconds below which two times are the same; likewise the part of a known optimum."""
 
 
 # Throughput -----------------------------------------------------------------------------------------------------------
@@ -174,3 +174,53 @@ def _carried(problem: Problem, answer: Assignment) -> bool:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers, solver.parameters.max_time_in_seconds = 1, 10.0
     return bool(solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE))
+
+
+# Loads ----------------------------------------------------------------------------------------------------------------
+
+
+def load_faults(problem: Problem, answer: Assignment) -> list[str]:
+    """What is wrong with an answer for throughput: rules, contiguity, or a largest load that is not what it says."""
+    homes = [problem.lanes[lane] for lane in answer.lanes]
+    faults = [*_rules(problem, answer), *(_returns(problem, homes) if problem.contiguous else ())]
+    load = _largest_load(problem, homes)
+    if abs(load - answer.cost) > TICK * answer.cost:
+        faults.append(f"the load is {load}, and the answer says {answer.cost}")
+    return faults
+
+
+def _returns(problem: Problem, homes: Sequence[int]) -> Iterable[str]:
+    left: list[set[int]] = [set() for _ in homes]  # the processors that some path to each task has been on, and left
+    for task, home in enumerate(homes):
+        for source, _ in problem.before[task]:
+            left[task] |= left[source] | ({homes[source]} - {home})
+        if home in left[task]:
+            yield f"a path leaves {problem.processors[home].name} and comes back at task {task}"
+
+
+def _largest_load(problem: Problem, homes: Sequence[int]) -> float:
+    """Of computing, sending and receiving: together, or the longest of them where they overlap."""
+    computes, sends, receives = ([0.0] * len(problem.processors) for _ in range(3))
+    for task, home in enumerate(homes):
+        computes[home] += problem.kinds[problem.processors[home].kind].seconds[1][task]
+    passages = {
+        (value, homes[source], homes[target], channel)
+        for source, target, value in problem.edges
+        for channel in (problem.routes.get((homes[source], homes[target]), ()) if value >= 0 else ())
+    }
+    for value, here, there, channel in passages:
+        seconds = problem.channels[channel].seconds(problem.values[value][1])
+        sends[here] += seconds
+        receives[there] += seconds
+    each = zip(computes, sends, receives, strict=True)
+    return max(max(parts) if problem.overlap else sum(parts) for parts in each)
+
+
+def known_faults(problem: Problem, optimum: float, answer: Assignment) -> list[str]:
+    """What is wrong with an answer to a problem whose optimum is known: in itself, or beside that."""
+    faults = (schedule_faults if problem.objective == "latency" else load_faults)(problem, answer)
+    if answer.bound > optimum * (1 + TICK):
+        faults.append(f"the bound {answer.bound} is above the optimum {optimum}")
+    if answer.cost < optimum * (1 - TICK):
+        faults.append(f"the answer {answer.cost} is below the optimum {optimum}")
+    return faults
