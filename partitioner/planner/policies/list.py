@@ -37,6 +37,9 @@ from partitioner.planner.throughput.solve import evenest, soon_balanced
 CLOSE = 1e-9
 """A gap that is none."""
 
+FAR = 0.01
+"""A gap from which on there is more than one schedule, where memory is scarce and nothing travels: the bound is near there."""
+
 TOGETHER = {"latency": (1.0,), "throughput": (1.0, 0.5), "memory": ()}
 """Parts of the bound: what would take longer is not sent, in another answer for each."""
 
@@ -88,10 +91,11 @@ class List:
         bound = makespan_bound(ruled)
         late = perf_counter() + until - monotonic()
         shares = (ruled.contiguous and uneven(ruled)) or (ruled.group and lumpy(ruled))
-        if tries == 1 and (self.tries == 1 or not shares):
-            known = [*several(ruled, Homes(ruled), 1), *in_strips(ruled, 1, bound, late)]
-            known.sort(key=lambda each: each.seconds)
-        else:
+        one = tries == 1 and (self.tries == 1 or not shares)
+        known = [*several(ruled, Homes(ruled), 1), *in_strips(ruled, 1, bound, late)] if one else []
+        known.sort(key=lambda each: each.seconds)
+        scarce = self.tries > 1 and ruled.crowded and not ruled.travels
+        if not known or (scarce and known[0].seconds > bound * (1 + FAR)):
             known = starts(ruled, tries, bound, late, counted=True)
         found = soon_improved(ruled, known, bound, late) if self.tries > 1 else known[0]
         bound = min(bound, found.seconds)
