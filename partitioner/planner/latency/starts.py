@@ -55,6 +55,9 @@ FEW = 8
 FEW_ORDERS = 4
 """Orders that are cut where parts need not be contiguous."""
 
+ROOMY = 0.01
+"""A gap up to which a schedule that shares memory out by exchanges is what search begins at, and nothing else."""
+
 SPARING_TRIES = 4
 """Schedules by rank with the processor of each task given so that little travels."""
 
@@ -92,7 +95,8 @@ def starts(
     cut = in_strips(problem, orders, least, now + STRIPS * (until - now))
     cut = [each for each in cut if problem.contiguous or each.seconds < known[0].seconds]
     known = sorted([*known, *roomy, *cut], key=lambda each: each.seconds)
-    if known[0].seconds <= least * (1 + 1e-9) or len(problem.lanes) < 2 or known[0] in roomy:
+    done = known[0].seconds <= least * (1 + (ROOMY if known[0] in roomy else 1e-9))
+    if done or len(problem.lanes) < 2:
         return known
     kept: list[Sequence[int]] = [()]
     soon = (AGAIN if again else EVENING) * len(problem.tasks)
