@@ -104,10 +104,10 @@ class Bench:
         """The prediction for one way to work together, where the batch is divided into ``count`` microbatches."""
         traced = self._example(asked, count).traced
         refuse_halved(traced.graph, asked)
-        cut, memory = self._fitted(asked, count), self._memory(asked, count)
+        cut = self._fitted(asked, count)
         keys = [dict.fromkeys(key for op in ops for key in op.state) for ops in stages_of(cut)]
         refuse_copies(asked, traced.graph, traced.state, keys)
-        loads = self._loads(cut, asked, count)
+        loads, memory = self._loads(cut, asked, count), self._memory(asked, count)
         assumed = (*self.cluster.assumed, *(f"{each} of {self.device.name}" for each in self.device.assumed))
         return predict(cut, loads, memory, asked, self.cluster, self.device.memory, assumed)
 
