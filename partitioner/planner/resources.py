@@ -31,15 +31,15 @@ class Busy:
 
     def gap(self, ready: float, seconds: float) -> float:
         """The earliest start, not before ``ready``, of ``seconds`` in which the resource is free."""
-        ends = self.ends
+        starts, ends = self.starts, self.ends
         if not ends or ready >= ends[-1]:
             return ready
-        starts, first = self.starts, bisect_right(ends, ready)
-        for number in range(first, min(first + MOST_GAPS, len(ends))):
+        first = bisect_right(ends, ready)
+        for number in range(first, len(ends))[:MOST_GAPS]:
             if ready + seconds <= starts[number]:
                 return ready
             ready = ends[number]
-        return max(ready, ends[-1]) if first + MOST_GAPS < len(ends) else ready
+        return ends[-1]
 
     def fill(self, ready: float, seconds: float) -> float:
         """Take the first ``seconds`` that are free, not before ``ready``; their start."""

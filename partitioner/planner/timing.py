@@ -27,6 +27,24 @@ Ahead = Mapping[int, Sequence[tuple[int, int]]]
 """By task, what goes over channels before that task has its turn: ``(value, channel)``, in order."""
 
 
+Passage = tuple[int, int, float, float]
+"""A value, a channel, when the value is at its end, and the seconds that this takes."""
+
+Turn = tuple[float, float, Sequence[Passage] | None]
+"""When a task would start and end on a lane, and what would pass channels for it; None: placing it is to find that."""
+
+
+class Trial:
+    """What asking when a task could start has put on channels, of which nothing is kept."""
+
+    __slots__ = ("fetched", "passages", "until")
+
+    def __init__(self) -> None:
+        self.until: dict[int, float] = {}
+        self.passages: list[Passage] = []
+        self.fetched = 0.0
+
+
 class Clock:
     """When every resource is taken, while tasks are placed one after the other; each after all that it waits for.
 
@@ -71,13 +89,27 @@ class Clock:
             return self.problem.seconds_of(processor, self._threads[task])[task]
         return self.problem.seconds[processor][task]
 
-    def when(self, task: int, lane: int) -> tuple[float, float]:
+    def when(self, task: int, lane: int) -> Turn:
         """When a task would start and end on a lane. Its predecessors have been placed."""
-        return self._fit(task, lane, self._ready(task, lane, commit=False))
+        trial = Trial()
+        start, end = self._fit(task, lane, self._ready(task, lane, trial))
+        alone = len(trial.until) if self.problem.overlap else 1
+        return start, end, None if self.problem.fetched or len(trial.passages) > alone else trial.passages
 
-    def place(self, task: int, lane: int) -> float:
-        """Put a task on a lane, and what it reads on the channels; when it ends."""
-        start, end = self._fit(task, lane, self._ready(task, lane, commit=True))
+    def place(self, task: int, lane: int, turn: Turn | None = None) -> float:
+        """Put a task on a lane, and what it reads on the channels; when it ends.
+
+        Args:
+            task: what is placed.
+            lane: where.
+            turn: what ``when`` has said of both, if nothing has been placed since.
+        """
+        start, end, passages = turn or (0.0, 0.0, None)
+        if passages is None:
+            start, end = self._fit(task, lane, self._ready(task, lane))
+        else:
+            for passage in passages:
+                self._pass(*passage)
         processor = self._home[lane]
         self.start[task], self.end[task], self.lane[task] = start, end, lane
         self.turn[task] = self.placed = self.placed + 1
@@ -95,7 +127,7 @@ class Clock:
         here = self._home[self.lane[maker]]
         for (source, _), route in self.problem.routes.items():
             if source == here and channel in route:
-                self._carry(value, route[: route.index(channel) + 1], self.end[maker], True, {})
+                self._carry(value, route[: route.index(channel) + 1], self.end[maker], None)
                 return
 
     def _fit(self, task: int, lane: int, ready: float) -> tuple[float, float]:
@@ -112,18 +144,17 @@ class Clock:
                 return start, start + needed
             start = later
 
-    def _ready(self, task: int, lane: int, commit: bool) -> float:
+    def _ready(self, task: int, lane: int, trial: Trial | None = None) -> float:
         """When all that a task waits for is on its lane."""
         problem, here = self.problem, self._home[lane]
         handoff = problem.processors[here].handoff
         ready = 0.0 if lane == 0 else handoff
-        extra: dict[int, float] = {}
         far: list[tuple[int, int]] = []
         for number in problem.given_to.get(task, ()) if problem.fetched else ():
             there = self.given.get(number, here)
             if there != here:
-                ready = max(ready, self._fetch(~number, there, lane, ready, commit, extra))
-            elif commit:
+                ready = max(ready, self._fetch(~number, there, lane, ready, trial))
+            elif trial is None:
                 self.given[number] = here
         for source, value in problem.before[task]:
             at, end = self.lane[source], self.end[source]
@@ -138,38 +169,45 @@ class Clock:
                 continue
             else:
                 route = problem.routes.get((self._home[at], here), ())
-                arrival = self._carry(value, route, end, commit, extra) + handoff
+                arrival = self._carry(value, route, end, trial) + handoff
             if arrival > ready:
                 ready = arrival
         for source, value in sorted(far, key=lambda each: self.turn[each[0]]) if len(far) > 1 else far:
             from_ = self._home[self.lane[source]]
-            ready = max(ready, self._fetch(value, from_, lane, self.end[source] + handoff, commit, extra))
+            ready = max(ready, self._fetch(value, from_, lane, self.end[source] + handoff, trial))
         return ready
 
-    def _carry(self, value: int, route: Sequence[int], ready: float, commit: bool, extra: dict[int, float]) -> float:
-        """When a value that is made at ``ready`` is at the end of a route. ``extra``: what a trial has put on channels."""
-        size = self.problem.values[value][1]
+    def _carry(self, value: int, route: Sequence[int], ready: float, trial: Trial | None) -> float:
+        """When a value that is made at ``ready`` is at the end of a route."""
+        problem, arrived = self.problem, self.arrived
+        size = problem.values[value][1]
         for channel in route:
-            known = self.arrived.get((value, channel))
+            known = arrived.get((value, channel))
             if known is None:
-                seconds = self.problem.channels[channel].seconds(size)
+                seconds = problem.channels[channel].seconds(size)
                 if not seconds:  # it waits for nothing, and keeps nothing waiting
                     continue
-                known = self._gap(channel, max(ready, extra.get(channel, 0.0)), seconds) + seconds
-                if commit:
-                    self.arrived[value, channel] = known
-                    for busy in self._held(channel):
-                        busy.take(known - seconds, known)
+                if trial is None:
+                    known = self._gap(channel, ready, seconds) + seconds
+                    self._pass(value, channel, known, seconds)
                 else:
-                    extra[channel] = known
-            ready = max(ready, known)
+                    known = self._gap(channel, max(ready, trial.until.get(channel, 0.0)), seconds) + seconds
+                    trial.until[channel] = known
+                    trial.passages.append((value, channel, known, seconds))
+            if known > ready:
+                ready = known
         return ready
 
-    def _fetch(self, value: int, here: int, lane: int, ready: float, commit: bool, extra: dict[int, float]) -> float:
+    def _pass(self, value: int, channel: int, arrival: float, seconds: float) -> None:
+        """Note that a value passes a channel, where it is at ``arrival``."""
+        self.arrived[value, channel] = arrival
+        for busy in self._held(channel):
+            busy.take(arrival - seconds, arrival)
+
+    def _fetch(self, value: int, here: int, lane: int, ready: float, trial: Trial | None) -> float:
         """When a value is there for ``lane``, which copies it after all that it has had to do, or for which another lane has.
 
-        ``value``: its number, or the complement of a given one's. ``extra``: in the place of a channel, until when the lane is
-        busy with what a trial has fetched.
+        ``value``: its number, or the complement of a given one's.
         """
         there, busy = self._home[lane], self.lanes[lane]
         for channel in self.problem.routes.get((here, there), ()):
@@ -180,13 +218,15 @@ class Clock:
                 continue
             size = self.problem.values[value][1] if value >= 0 else self.problem.given[~value][0]
             seconds = self.problem.channels[channel].seconds(size)
-            free = max(busy.ends[-1] if busy.ends else 0.0, extra.get(-1, 0.0))
+            free = max(busy.ends[-1] if busy.ends else 0.0, trial.fetched if trial else 0.0)
             start = self.channels[channel].gap(max(ready, free), seconds)
-            ready = extra[-1] = start + seconds
-            if commit:
+            ready = start + seconds
+            if trial is None:
                 self.arrived[value, channel], self.fetcher[value, channel] = ready, lane
                 self.channels[channel].take(start, ready)
                 busy.take(start, ready)
+            else:
+                trial.fetched = ready
         return ready
 
     def _held(self, channel: int) -> list[Busy]:

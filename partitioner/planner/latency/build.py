@@ -49,20 +49,22 @@ def earliest(problem: Problem, order: Sequence[int], feasible: Feasible, later: 
         for processor in feasible.processors(task):
             seconds = table[processor][task]
             extra, at = later[task][processor] if later else 0.0, ready if processor in near else far
-            ways += [(busy[lane].gap(at, seconds) + seconds + extra, lane) for lane in lanes_of[processor]]
+            for lane in lanes_of[processor]:
+                ways.append((busy[lane].gap(at, seconds) + seconds + extra, lane))
         ways.sort()  # by when it would end at least: if nothing waited for a channel
-        best, chosen, free = inf, ways[0][1], 0.0
+        best, chosen, free, settled = inf, ways[0][1], 0.0, None
         for least, lane in ways:
             if least > best:
                 break
-            end = when(task, lane)[1] + (later[task][home[lane]] if later else 0.0)
+            turn = when(task, lane)
+            end = turn[1] + later[task][home[lane]] if later else turn[1]
             if lane and not after[task]:
                 end += back
             last = busy[lane].ends[-1] if busy[lane].ends else -1.0
             if end < best or (end == best and last > free):  # of lanes that are equal so far, that which waits the shortest
-                best, chosen, free = end, lane, last
+                best, chosen, free, settled = end, lane, last, turn
         feasible.assign(task, home[chosen])
-        place(task, chosen)
+        place(task, chosen, settled)
     return clock
 
 
