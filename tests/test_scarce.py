@@ -25,6 +25,7 @@ from partitioner.planner.throughput.bound import bound_of, least_load, load_boun
 from partitioner.planner.throughput.branch import FEW, Branching
 from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, evened
+from partitioner.planner.throughput.fitting import certificate
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
 from partitioner.planner.throughput.sparse import sparse
@@ -75,6 +76,21 @@ def test_memory_that_is_just_enough_is_shared_out() -> None:
         assert mean(each.cost for each in found) <= most * END
         for problem, each in zip(asked, found, strict=True):
             assert keeps(problem, [problem.lanes[lane] for lane in each.lanes]) and each.bound <= END * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("processors", "each", "most"), [(4, 10, 10**6), (4, 50, 10**6), (8, 100, 10**6), (4, 20, 10**8)])
+def test_processors_are_filled_to_the_last_of_many_bytes(processors: int, each: int, most: int) -> None:
+    """Of more than forty tasks whose sums are too many to be listed, none were tried: caps that are just enough were refused."""
+    draw = Random(processors * each)
+    homes = [own for own in range(processors) for _ in range(each)]
+    held = [float(draw.randint(1, most)) for _ in homes]
+    caps = [sum(size for size, home in zip(held, homes, strict=True) if home == own) for own in range(processors)]
+    park = tuple(Processor(f"p{own}", 0, memory=cap) for own, cap in enumerate(caps))
+    full = Problem("full", tuple(map(str, range(len(homes)))), (Kind("k", {1: [1.0] * len(homes)}),), park, [], memory=held)
+    found = certificate(full)
+    assert found is not None
+    where = [found[group] for group in full.group_of]
+    assert [sum(size for size, home in zip(held, where, strict=True) if home == own) for own in range(processors)] == caps
 
 
 def test_exchanges_meet_loads_and_caps_at_once() -> None:

@@ -4,7 +4,7 @@
 
 Where caps are what is held in all, each must be met exactly, which rules by size do by luck. Which sums units have is a number
 with a bit for each sum, shifted and joined once for each unit. Long fractions have too many sums; there all subsets of one half
-of few units are matched with those of the other half.
+of some units are matched with those of the other half, beside as many of the others as leave about half of these to be chosen.
 
 Source: Bellman, "Dynamic Programming", Princeton University Press, 1957; of one bin after the other: Gupta and Ho, "A new
 heuristic algorithm for the one-dimensional bin-packing problem", Production Planning & Control 10(6), 1999; of halves: Horowitz
@@ -29,8 +29,12 @@ TRIES = 20
 MOST_BITS = 2**27
 """Sums times units that are looked at for one processor; for more, all subsets of each half of the units are."""
 
-MOST_HALVED = 40
-"""Units of which these are few enough: a million of each half."""
+SPARE_BITS, MOST_HALVED = 6, 40
+"""How many more units are halved than sums have bits, so that some of their subsets meet any sum, and how many at most: a
+million subsets of each half."""
+
+SUBSETS = 2**23
+"""Subsets of halves that are made for one processor, in all tries."""
 
 Fullest = Callable[[Sequence[int], int], list[int]]
 
@@ -42,9 +46,7 @@ def filled_up(park: Park) -> Iterator[list[int]]:
     step = gcd(*sizes) or 1
     sizes, caps = [each // step for each in sizes], [sum(sizes) // step if cap < 0 else cap // step for cap in caps]
     fine = max(caps) * units.count > MOST_BITS
-    if fine and units.count > MOST_HALVED:
-        return
-    for _ in range(1 if fine else TRIES):
+    for _ in range(SUBSETS >> _width(sizes) // 2 if fine else TRIES):
         order = random.sample(range(units.count), units.count)
         homes = _one_by_one(order, units.able_sets, sizes, caps, halved if fine else fullest)
         if homes is not None:
@@ -58,6 +60,8 @@ def _one_by_one(
     homes = [-1] * len(left)
     waiting = sorted(range(len(caps)), key=lambda each: sum(each in ways for ways in able))
     while waiting:
+        if sum(sizes[unit] for unit in left) > sum(caps[each] for each in waiting):
+            return None
         here = waiting.pop(0)
         bound = [unit for unit in left if here in able[unit] and able[unit].isdisjoint(waiting)]
         room = caps[here] - sum(sizes[unit] for unit in bound)
@@ -88,19 +92,31 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def halved(sizes: Sequence[int], room: int) -> list[int]:
-    """Likewise, of few sizes, however large they are.
+    """Likewise, of sizes with too many sums: of few sizes the fullest, of more it is looked for beside some of the last ones.
 
     >>> halved([5, 4, 3], 8)
     [0, 2]
     """
-    middle = len(sizes) // 2
-    first, second = _sums(sizes[:middle]), _sums(sizes[middle:])
+    width = min(len(sizes), _width(sizes))
+    taken, total = list[int](), sum(sizes[:width]) // 2
+    for place in range(width, len(sizes)):
+        if total + sizes[place] <= room:
+            taken.append(place)
+            total += sizes[place]
+    room -= sum(sizes[place] for place in taken)
+    middle = width // 2
+    first, second = _sums(sizes[:middle]), _sums(sizes[middle:width])
     order = np.argsort(second, kind="stable")
     ones = np.flatnonzero(first <= room)
     others = np.searchsorted(second[order], room - first[ones], side="right") - 1
     best = int((first[ones] + second[order][others]).argmax())
     chosen = int(ones[best]) | int(order[others[best]]) << middle
-    return [place for place in range(len(sizes)) if chosen >> place & 1]
+    return [*(place for place in range(width) if chosen >> place & 1), *taken]
+
+
+def _width(sizes: Sequence[int]) -> int:
+    """How many units are halved."""
+    return min(sum(sizes).bit_length() + SPARE_BITS, MOST_HALVED)
 
 
 def _sums(sizes: Sequence[int]) -> NDArray[np.int64]:
