@@ -80,7 +80,7 @@ def test_memory_that_is_just_enough_is_shared_out() -> None:
 
 @pytest.mark.parametrize(("processors", "each", "most"), [(4, 10, 10**6), (4, 50, 10**6), (8, 100, 10**6), (4, 20, 10**8)])
 def test_processors_are_filled_to_the_last_of_many_bytes(processors: int, each: int, most: int) -> None:
-    """Of more than forty tasks whose sums are too many to be listed, none were tried: caps that are just enough were refused."""
+    """Of more than forty tasks with too many sums to be listed none were tried: caps that are just enough were refused."""
     draw = Random(processors * each)
     homes = [own for own in range(processors) for _ in range(each)]
     held = [float(draw.randint(1, most)) for _ in homes]
