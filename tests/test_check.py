@@ -269,6 +269,19 @@ def test_who_fails_is_told_apart() -> None:
     assert str(compare(nn.ReLU(), Call.of((X,), {}), fails)) == "the program fails: LookupError: out of luck"
 
 
+def test_a_long_error_of_the_model_is_cut_short() -> None:
+    """Of an op that a device does not have torch lists forty kernels, and the refusal was 46 lines."""
+
+    class Wordy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise NotImplementedError("\n".join(["no such kernel", *map(str, range(45))]))
+
+    with pytest.raises(InputError, match=r"Wordy fails on the example inputs\. NotImplementedError: no such kernel") as raised:
+        partition(Wordy(), ["cpu"], example_inputs=(torch.ones(2),))
+    assert str(raised.value).endswith("\n3\n... and 41 more lines, in the cause")
+    assert "44" in str(raised.value.__cause__)
+
+
 def test_a_buffer_keeps_no_history() -> None:
     """A program that had lost a `detach` wrote a tensor with a history into a buffer. That was not noticed; and where another
     difference was, the value was put back and the buffer was still part of a graph: the model could not be copied any more.

@@ -16,6 +16,9 @@ from partitioner.errors import InputError, PartitionerError
 from partitioner.model.keep import state_kept
 from partitioner.model.storage import storage_key, storage_span
 
+SHOWN = 5
+"""Lines of the model's own error that a refusal repeats, at most."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -220,8 +223,16 @@ def on_examples(model: nn.Module) -> Iterator[None]:
     except PartitionerError:
         raise
     except Exception as error:
-        text = "".join([str(error), *(f" ({note})" for note in getattr(error, "__notes__", ()))])
+        text = "".join([_beginning(str(error)), *(f" ({note})" for note in getattr(error, "__notes__", ()))])
         raise InputError(f"{type(model).__name__} fails on the example inputs. {type(error).__name__}: {text}") from error
+
+
+def _beginning(text: str) -> str:
+    """The first lines of an error's text. torch may list forty kernels that are there; the cause has all of it."""
+    lines = text.splitlines()
+    return (
+        text if len(lines) <= SHOWN else "\n".join([*lines[:SHOWN], f"... and {len(lines) - SHOWN} more lines, in the cause"])
+    )
 
 
 def repeatable(call: Call) -> Call:

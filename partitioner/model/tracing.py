@@ -31,14 +31,16 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
     A tracer of ours that meets it sees the model's own method, or the class's if the module was ``given`` that one in its
     place; torch.compile goes past it, unless it wants one graph (``fullgraph=True``, a strict `torch.export`). Its code is a
-    copy, for torch counts what it compiles by code, and would refuse the ninth module.
+    copy, for torch counts what it compiles by code, and would refuse the ninth module. What takes the place of the class's
+    method may call it with the model itself.
     """
 
-    held = inspect.getattr_static(kind, name)
-    if isinstance(held, FunctionType):
-        held = None  # it is looked up in each call, for the class may be given another one
+    plain = inspect.getattr_static(kind, name)
+    held = None if isinstance(plain, FunctionType) else plain  # looked up in each call, for the class may be given another one
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(type(self), "_partitioner_programs"):
+            return plain(self, *args, **kwargs) if held is None else held.__get__(self, kind)(*args, **kwargs)
         if is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)

@@ -32,7 +32,8 @@ class Method:
     """
 
     def __init__(self, name: str, kind: type, plain: Callable[..., Any], given: dict[str, Any]) -> None:
-        self.name, self.given = name, given
+        self.name, self.kind, self.given = name, kind, given
+        self.of_class = inspect.getattr_static(kind, name)
         self.own: Callable[..., Any] | None = None
         self.call = routed(name, kind, given)
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
@@ -45,7 +46,8 @@ class Method:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            return self.call
+            replaced = inspect.getattr_static(self.kind, self.name, self.of_class) is not self.of_class
+            return getattr(self.kind, self.name) if replaced else self.call
         own = self.own if self.name == "forward" else instance.__dict__.get(self.name)
         if own is None or (self.name != "forward" and own is not self.given.get(self.name)):
             return _BOUND(self.call, instance)

@@ -187,21 +187,31 @@ def parallel_of(programs: Programs, parallel: Parallel | None = None) -> Paralle
 def _class_of_one(kind: type, names: dict[str, Any]) -> Any:
     """The class of one partitioned model. Who calls it, as in ``type(self)(...)``, gets a plain model of the model's class.
 
-    What is written to it, as by a classmethod, is written to the model's class, where the model reads it. Its instance holds
-    nothing of its own, so a finaliser of the model's class is for the model alone to call.
+    What is written to it, as by a classmethod, is written to the model's class, where the model reads it. A ``class`` of the
+    user's that is derived from it is derived from the model's, for its objects have no programs. Its instance holds nothing of
+    its own, so a finaliser of the model's class is for the model alone to call.
     """
+
+    def derive(meta: Any, name: str, bases: tuple[type, ...], held: dict[str, Any], **options: Any) -> Any:
+        plain = tuple(kind if vars(base).get("_partitioner_class") is base else base for base in bases)
+        if plain == bases or "__qualname__" not in held:  # torch's own call `type`, for this one module
+            return super(metaclass, meta).__new__(meta, name, bases, held, **options)
+        return type(kind)(name, plain, held, **options)
 
     def is_theirs(cls: type, name: str) -> bool:
         return vars(cls).get("_partitioner_class") is cls and not name.startswith("_partitioner")
 
     def put(cls: type, name: str, value: object) -> None:
+        routed = vars(cls).get(name)
+        if isinstance(routed, Method) and (value is routed or value is routed.call):  # it was replaced, and comes back
+            value = routed.of_class
         setattr(kind, name, value) if is_theirs(cls, name) else super(metaclass, cls).__setattr__(name, value)
 
     def take(cls: type, name: str) -> None:
         delattr(kind, name) if is_theirs(cls, name) else super(metaclass, cls).__delattr__(name)
 
     rules = {"__call__": lambda _, *args, **kwargs: kind(*args, **kwargs), "__setattr__": put, "__delattr__": take}
-    metaclass: Any = type(type(kind).__name__, (type(kind),), rules)
+    metaclass: Any = type(type(kind).__name__, (type(kind),), {**rules, "__new__": derive})
     plain: dict[str, Any] = {"__new__": lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)}
     finaliser = {"__del__": lambda _: None} if hasattr(kind, "__del__") else {}
     return metaclass(kind.__name__, (Parallel, kind), {**names, **plain, **finaliser})

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getattr_static, signature
+from types import ClassMethodDescriptorType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from torch import Size, Tensor
@@ -37,6 +38,9 @@ _MISSING = object()
 _CLOSED = (list, tuple, dict, set, frozenset, range, slice, deque, Size)
 """Classes whose objects have what their class has, and nothing else."""
 
+_ALWAYS = (WrapperDescriptorType, MethodDescriptorType, ClassMethodDescriptorType)
+"""Methods that Python has in C, and which no object of the class is without."""
+
 
 def has_guard(source: Any, name: str) -> Any:
     """A guard: whether what lies at a source has an attribute, as it does or does not now."""
@@ -46,11 +50,15 @@ def has_guard(source: Any, name: str) -> Any:
 
 
 def _is_default(found: Any, default: Sequence[Any]) -> bool:
-    return any(found is each for each in default)
+    return any(found.realize() is each.realize() for each in default)
 
 
 def _is_no(found: Any, _default: Sequence[Any]) -> bool:
     return isinstance(found, ConstantVariable) and found.value is False
+
+
+def _is_yes(found: Any) -> bool:
+    return isinstance(found, ConstantVariable) and found.value is True
 
 
 def _ask(in_vain: Callable[..., bool], plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
@@ -61,7 +69,11 @@ def _ask(in_vain: Callable[..., bool], plain: Callable[..., Any], self: Any, tx:
         if type(found) is GetAttrVariable and found.name == "persistent" and isinstance(found.obj, TensorVariable):
             held = vars(found.obj.proxy.node.meta["example_value"])  # a Buffer that an op gave back, as `.to` may
             return ConstantVariable.create(held["persistent"]) if "persistent" in held else found
+        if in_vain is _is_no and _is_yes(found) and isinstance(given[1], ConstantVariable):
+            return ConstantVariable.create(not _has_none(given[0].realize(), given[1].value))
         if type(found) is GetAttrVariable and _has_none(found.obj, found.name):
+            if given[2:]:
+                return given[2]
             kind = found.obj.python_type().__name__
             text = ConstantVariable.create(f"{kind!r} object has no attribute {found.name!r}")
             raise_observed_exception(AttributeError, tx, args=[text])
@@ -80,7 +92,12 @@ def _has_none(owner: Any, name: str) -> bool:
     except NotImplementedError:
         return False
     made = kind is Tensor and owner.source is None  # a Buffer has attributes that its class has not
-    return (made or kind in _CLOSED) and not hasattr(kind, name)
+    return (made or kind in _CLOSED) and not _of_kind(kind, name)
+
+
+def _of_kind(kind: type, name: str) -> list[Any]:
+    """What a class and its bases have under a name; not what the class of the class has, as its ``__name__``."""
+    return [vars(owner)[name] for owner in kind.__mro__ if name in vars(owner)]
 
 
 if hasattr(builtins, "GetAttrBuiltinVariable"):
@@ -98,13 +115,25 @@ if hasattr(symbolic_convert, "generic_getattr"):  # before torch 2.14, ``owner.n
         return _ask(_is_default, lambda _, *__: plain(tx, owner, name), None, tx, owner, ConstantVariable.create(name))
 
 
+def _always_has(owner: Any, name: str) -> bool:
+    """Whether each object of a class has what Python has in C, such as ``__get__`` of a function, whatever Dynamo says."""
+    try:
+        return name == "__class__" or isinstance([*_of_kind(owner.python_type(), name), None][0], _ALWAYS)
+    except NotImplementedError:
+        return False
+
+
 def _not_found(tx: Any, owner: Any, name: Any) -> None:
     """Guard that an attribute is not there; if it is, and was not deleted while tracing, Dynamo does not see it.
 
     ``None`` never has more, and is guarded to be ``None``; torch 2.11 cannot guard what it lacks.
     """
     owner = owner.realize()
-    if owner.source is None or not isinstance(name, ConstantVariable):
+    if not isinstance(name, ConstantVariable):
+        return
+    if _always_has(owner, name.value):
+        raise Unsupported(f"{name.value} of a {owner.python_type().__name__} is used")
+    if owner.source is None:
         return
     value = value_at(name_of(owner.source), HERE.scope)
     if value is None or tx.output.side_effects.has_pending_mutation_of_attr(owner, name.value):

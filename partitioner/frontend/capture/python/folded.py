@@ -113,8 +113,9 @@ def _is_python_s(module: str) -> bool:
 
 
 def _folded(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """What one of these functions gives for constants; otherwise nothing."""
-    is_pure = _is_known(function) and (_is_python_s(function.__module__) or function in _FUNCTIONS)
+    """What one of these functions gives for constants; otherwise nothing. A method reads its object, too."""
+    alone = _is_known(function) and "." not in getattr(function, "__qualname__", "")
+    is_pure = alone and (_is_python_s(function.__module__) or function in _FUNCTIONS)
     return _evaluated(tx, function, args, kwargs) if is_pure else None
 
 

@@ -10,6 +10,7 @@
     Kind(number)                     the member that an open number names is initialised with that number
     next([1])                        gives 1
     del self.state                   is no error where there is no such attribute
+    half = partialmethod(scaled, 2)  functions have no ``__get__`` in the Python that binds it
     [1].remove(2), (1,)[1]           what the error says is said of others: ``tuple.index()``, a list
 
 Some are put right; at the others the graph ends, and Python does what it does.
@@ -21,13 +22,15 @@ import operator
 from collections.abc import Callable, Mapping
 from dis import opmap
 from enum import EnumType
-from types import MemberDescriptorType
+from functools import partialmethod
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from torch._dynamo import utils
 from torch._dynamo.exc import Unsupported, raise_observed_exception
 from torch._dynamo.guards import install_guard
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import (
     InliningGeneratorInstructionTranslator,
     InliningInstructionTranslator,
@@ -37,14 +40,16 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
     BuiltinVariable,
     ConstantVariable,
     DeletedVariable,
+    FunctoolsPartialVariable,
     RangeVariable,
     SetVariable,
     SliceVariable,
     TupleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
+    UserMethodVariable,
 )
-from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
+from torch._dynamo.variables.base import AsPythonConstantNotImplementedError, VariableTracker
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable, CommonListMethodsVariable, ListIteratorVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
@@ -178,6 +183,18 @@ def _call_class(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs
         _refuse_keys(args)
     known = [utils.specialize_symnode(each.realize()) for each in args] if isinstance(self.value, EnumType) else args
     return plain(self, tx, known, kwargs)
+
+
+if hasattr(UserDefinedObjectVariable, "invoke_descriptor_get"):  # not in all versions of torch
+
+    @amends(UserDefinedObjectVariable, "invoke_descriptor_get")
+    def _bind(plain: Callable[..., Any], self: Any, tx: Any, name: str, descriptor: Any, source: Any) -> Any:
+        if not isinstance(descriptor, partialmethod) or not isinstance(descriptor.func, FunctionType) or not self.cls_source:
+            return plain(self, tx, name, descriptor, source)
+        where = self.get_source_by_walking_mro(tx, name)
+        held = [VariableTracker.build(tx, getattr(descriptor, each), AttrSource(where, each)) for each in ("args", "keywords")]
+        method = UserMethodVariable(descriptor.func, self, source_fn=AttrSource(where, "func"))
+        return FunctoolsPartialVariable(method, held[0].unpack_var_sequence(tx), held[1].realize().keys_as_python_constant())
 
 
 @amends(SideEffects, "store_attr")

@@ -7,7 +7,8 @@ an optimizer keeps it loses a part. Where such a value is used the graph ends, a
 the process draws come with a call, from `random.uniform` and others, and so do those of `random.random`, a method of C that it
 forgets. Of a method such as `torch.Tensor.sin` it does not ask again which one it is. A range of which a number has changed it
 cannot take in: here each range is one constant. A tensor of a class that says itself what functions do with it, it would give
-as a plain one, unless the class was made to be traced. Tuples, texts and numbers of a user's class may have attributes, of
+as a plain one, unless the class was made to be traced; and one that forward gives another class it would look up where the
+first one lies. Tuples, texts and numbers of a user's class may have attributes, of
 which torch does not ask as long as the object is the same: they are noted, to be asked for here. An exception that the model
 holds is none to it when it is raised. What a member of an enumeration holds that forward has looked up by a name is asked for
 again, as it is where an attribute leads to the member.
@@ -30,12 +31,13 @@ from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource, GlobalSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, RangeVariable, UserDefinedObjectVariable
-from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.functions import SkipFunctionVariable
 from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.tensor import TensorSubclassVariable
 from torch._dynamo.variables.user_defined import call_random_fn
 
-from partitioner.frontend.capture.amended import GETATTR, amends
+from partitioner.frontend.capture.amended import GETATTR, amends, method_of_tensors
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 from partitioner.model.overriding import has_own_rules
@@ -77,6 +79,22 @@ def _of_member(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
     if isinstance(self.value, Enum) and self.source is None:
         self.source = GlobalSource(tx.output.install_global_by_id("___member", self.value))
     return plain(self, tx, name)
+
+
+def _alias(tx: Any, tensor: Any) -> Any:
+    """What eager gives another class: an alias, an object of its own of which nothing is known from outside of the frame."""
+    return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", torch.ops.aten.alias.default, (tensor.as_proxy(),), {}))
+
+
+@amends(*method_of_tensors("as_subclass"))
+def _as_subclass(plain: Callable[..., Any], self: Any, tx: Any, kind: Any) -> Any:
+    return plain(_alias(tx, self), tx, kind)
+
+
+@amends(TensorSubclassVariable, "call_function")
+def _call_subclass(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    given = len(args) == 1 and not kwargs and args[0].realize().is_tensor() and self.value.__new__ is torch.Tensor.__new__
+    return plain(self, tx, [_alias(tx, args[0])] if given else args, kwargs)
 
 
 @amends(SideEffects, "codegen_update_mutated")

@@ -4,7 +4,8 @@
     w = z.unsqueeze_(0)                                     z.shape is w's
 
 Dynamo keeps what a tensor is like with each variable, and looks again at the one whose method was called, not at its base, at
-other views, at what went into ``out=`` or ``torch._foreach_add_``. So it told forward what had been true before.
+other views, at what went into ``out=`` or ``torch._foreach_add_``. So it told forward what had been true before. And a
+dropout that drops nothing gives its very argument, and on fakes a copy.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import TensorVariable, builder
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
+from torch.nn import functional
 
 from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.tensors.targets import STANDS_FOR
@@ -46,6 +48,16 @@ def _call_method(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any,
 def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
     _look_again(self, tx)
     return plain(self, tx, *arguments, **options)
+
+
+@amends(builder, "get_fake_value")
+def _fake(plain: Callable[..., Any], node: Any, *arguments: Any, **options: Any) -> Any:
+    found = plain(node, *arguments, **options)
+    if node.target not in (functional.dropout, torch.dropout):
+        return found
+    named = {"p": 0.5, "training": True} | dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    drops = named.get("train", named["training"]) is not False and named["p"] != 0
+    return found if drops else named["input"].meta["example_value"]
 
 
 def _look_again(tensor: Any, tx: Any) -> None:
