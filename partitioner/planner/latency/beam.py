@@ -12,7 +12,7 @@ Source: Sabuncuoglu and Bayiz, "Job shop scheduling with beam search", EJOR 118(
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
@@ -23,10 +23,12 @@ import numpy as np
 from partitioner.ir.problem import ISSUE, Problem
 from partitioner.planner.latency.bounds import tails
 from partitioner.planner.latency.sites import sites
+from partitioner.planner.latency.twins import twins
 from partitioner.planner.prices import able_seconds, lane_counts, lane_prices, least_work
 
 READY = 12
-"""Tasks that wait for nothing any more and are looked at, the most urgent ones, for each schedule."""
+"""Tasks that wait for nothing any more and are looked at, the most urgent ones, for each schedule; and of those that only some
+processors can run, one for each of these."""
 
 Link = tuple[int, "Link"] | None
 """The tasks of a schedule, the last one first."""
@@ -91,6 +93,9 @@ class Beam:
         self.before = [list({each for each in sources if each[1] != ISSUE}) for sources in problem.before]
         self.after = [list(dict.fromkeys(targets)) for targets in problem.after]
         self.waits = [len({source for source, _ in sources}) for sources in problem.before]
+        for one, other in twins(problem):
+            self.after[one].append(other)
+            self.waits[other] += 1
         self.shares = _shares(problem)
         self.tails = tails(problem)
         self.least: list[float] = able_seconds(problem).min(axis=0).tolist()
@@ -146,9 +151,8 @@ class Beam:
         problem, now, free = self.problem, here.now, here.free
         ways: list[tuple[float, float, int, int]] = []
         first = inf
-        for task in here.ready[:READY]:
+        for task, able in self._urgent(here):
             group = problem.group_of[task]
-            able = problem.able[group] if group not in here.home else (here.home[group],)
             need = problem.demand[group] if group not in here.home else 0.0
             for processor in able:
                 if need > here.room[processor]:
@@ -168,6 +172,21 @@ class Beam:
                 bound = self._bound(here, longest, start, end, task, lane)
                 score = bound + here.tails - tails[task]
                 found.append(Child(score, len(found), here, task, lane, start, end, longest))
+
+    def _urgent(self, here: Partial) -> Iterator[tuple[int, Sequence[int]]]:
+        """The tasks to look at, each with the processors that it may have: the most urgent ones, and one for every processor.
+
+        Where tasks have little choice, the most urgent ones may all be for one processor, while others stand still.
+        """
+        group_of, able_of, idle = self.problem.group_of, self.problem.able, set(range(len(self.problem.processors)))
+        for place, task in enumerate(here.ready):
+            group = group_of[task]
+            able = able_of[group] if group not in here.home else (here.home[group],)
+            if place < READY or not idle.isdisjoint(able):
+                yield task, able
+                idle.difference_update(able)
+            if place >= READY and not idle:
+                break
 
     def _bound(self, here: Partial, longest: float, start: float, end: float, task: int, lane: int) -> float:
         """Seconds that a schedule takes at least with one more task."""

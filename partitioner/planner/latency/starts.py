@@ -26,12 +26,13 @@ from partitioner.planner.latency.improve import improved, soon_improved
 from partitioner.planner.latency.sites import Site, sites
 from partitioner.planner.latency.strips import MOST_TRIED, in_strips
 from partitioner.planner.latency.tries import Found, lumpy, settled, several, uneven
-from partitioner.planner.throughput.segments import fewest_segments
+from partitioner.planner.latency.twins import twins
 from partitioner.planner.throughput.solve import evenest, soon_balanced
 from partitioner.planner.throughput.sparse import sparse
 
-MOST_BEAMED = 200
-"""The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there."""
+MOST_BEAMED, MOST_UNEVEN = 200, 500
+"""The largest problem for which there are beams where there is no limit of time: they take a hundred milliseconds there; and
+one where processors differ and nothing travels: list schedules have gaps there. Tasks that cannot be told apart are one."""
 
 EVENING, AGAIN = 1e-3, 0.04
 """Seconds for each task that must be left for even loads, or for what has no regard for memory, to be looked for; and once
@@ -59,7 +60,7 @@ ROOMY = 0.01
 """A gap up to which a schedule that shares memory out by exchanges is what search begins at, and nothing else."""
 
 SPARING_TRIES = 4
-"""Schedules by rank with the processor of each task given so that little travels."""
+"""Schedules by rank with the processor of each task given so that little travels, of which the best is kept."""
 
 HIDDEN = 0.3
 """How much of a passage is load where processors compute meanwhile, and memory is scarce: who reads waits for it."""
@@ -113,23 +114,29 @@ def starts(
         known = known + clustered(problem, least, now + BEAMED * (until - now))
     if again and min(each.seconds for each in known) > FULL * least:
         return _sorted(problem, known, counted)
-    if not counted or len(problem.tasks) <= MOST_BEAMED:
+    if not counted or _soon_beamed(problem):
         known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
     if joins and (problem.crowded or problem.stands) and perf_counter() + soon < until:
         known = known + _sparing(problem, known, now + BEAMED * (until - now))
     return _sorted(problem, known, counted)
 
 
+def _soon_beamed(problem: Problem) -> bool:
+    """Whether beams are soon through."""
+    count = len(problem.tasks)
+    if count <= MOST_BEAMED or count > MOST_UNEVEN:
+        return count <= MOST_BEAMED
+    return (uneven(problem) and not problem.travels) or count - sum(1 for _ in twins(problem)) <= MOST_BEAMED
+
+
 def _sparing(problem: Problem, known: Sequence[Found], until: float) -> list[Found]:
-    """Schedules for which little travels: in segments of the order of tasks, and from the best one that is known."""
-    best, found = min(known, key=lambda each: each.seconds), list[Found]()
-    segments, late = fewest_segments(problem)[0] if problem.crowded else None, monotonic() + until - perf_counter()
-    ways = [[segments[group] for group in problem.group_of]] if segments else []
-    for homes in (*ways, sparse(problem, [problem.lanes[lane] for lane in best.lanes], late)):
-        with suppress(PlacementError):  # full to the last byte, and bytes are no whole numbers
-            each = settled(problem, homes, SPARING_TRIES)[0]
-            found.append(replace(each, rank=each.rank.replace("on even loads", "with little to send", 1)))
-    return found
+    """A schedule for which little travels, from the best one that is known; none where memory is full to the last byte."""
+    best = min(known, key=lambda each: each.seconds)
+    homes = sparse(problem, [problem.lanes[lane] for lane in best.lanes], monotonic() + until - perf_counter())
+    with suppress(PlacementError):  # and bytes are no whole numbers
+        found = settled(problem, homes, SPARING_TRIES)[0]
+        return [replace(found, rank=found.rank.replace("on even loads", "with little to send", 1))]
+    return []
 
 
 def _sorted(problem: Problem, known: Sequence[Found], counted: bool) -> list[Found]:
