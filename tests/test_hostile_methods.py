@@ -17,7 +17,7 @@ import pytest
 import torch
 from hostile.judge import Variant, assert_equal
 from hostile.program import Program, Run, Steps, Two, kept_in, rand
-from lanes import assert_same
+from lanes import OLD_TORCH, assert_same
 from pretend import TWO, World, spec
 from torch import Tensor, nn
 
@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("scattering")
 @pytest.mark.parametrize("example", [True, False], ids=["example", "bare"])
 @pytest.mark.parametrize("name", METHODS)
 def test_equal(name: str, example: bool) -> None:
+    if OLD_TORCH and name == "partial_methods" and example:
+        pytest.skip("its tracer does not bind them, and the model is refused")
     assert_equal(METHODS[name], Variant(True, example))
 
 
@@ -75,6 +77,7 @@ def partial_methods_that_are_asked_for(run: Run) -> Steps:
         yield run.learn(rand(rows, 4, grad=True))
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="its tracer does not bind them, and the model is refused")
 def test_partial_methods_in_one_graph(world: World) -> None:
     """It was refused, for "what is called there raises an error"."""
     model = Partly()

@@ -25,8 +25,8 @@ LOOKS, PER_WAY = 9_000, 75
 WEIGHT = 0.05
 """Of the tails that are left, beside what a schedule takes at least."""
 
-PER_LOOK = 3e-5
-"""Seconds of one of them, about."""
+PER_LOOK, PER_WAY_AHEAD = 3e-5, 1e-5
+"""Seconds of one of them, about; and of a way for a ready task to go on, in one schedule, most of which are not looked at."""
 
 GROWTH = 3
 """By how much the next beams are wider."""
@@ -89,8 +89,8 @@ def widened(
     looks = min(LOOKS, PER_WAY * ways) // (3 if problem.stands else 1)
 
     def is_late() -> bool:
-        """Whether the next beam would end too late. The narrowest looks at the ready tasks of one schedule each time."""
-        return perf_counter() + PER_LOOK * max(looks, READY * ways) > until
+        """Whether the next beam would end too late. The narrowest goes on with the ready tasks of one schedule each time."""
+        return perf_counter() + max(PER_LOOK * looks, PER_WAY_AHEAD * READY * ways) > until
 
     if is_late():
         return found
