@@ -41,8 +41,9 @@ more, where there are answers that have begun there."""
 FULL = 1.1
 """How many times the bound an answer may take for beams to be made again: further above it, gaps are not what costs."""
 
-RANKED, AGAIN_RANKED, STRIPS, BEAMED = 0.2, 0.05, 0.3, 0.5
-"""Parts of the time after which there are no more schedules by rank, where there are answers, too, in strips, and by beams."""
+RANKED, AGAIN_RANKED, STRIPS, BEAMED, COUNTED = 0.2, 0.05, 0.3, 0.5, 0.9
+"""Parts of the time after which there are no more schedules by rank, where there are answers, too, in strips, by beams; and when
+what is counted is cut short."""
 
 REGARDLESS, CROSSED = 0.2, 0.5
 """Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
@@ -115,7 +116,8 @@ def starts(
     if again and min(each.seconds for each in known) > FULL * least:
         return _sorted(problem, known, counted)
     if not counted or _soon_beamed(problem):
-        known = known + widened(problem, kept, least, now + BEAMED * (until - now), counted, known[0].seconds)
+        part = COUNTED if counted else BEAMED
+        known = known + widened(problem, kept, least, now + part * (until - now), counted, known[0].seconds)
     if joins and (problem.crowded or problem.stands) and perf_counter() + soon < until:
         known = known + _sparing(problem, known, now + BEAMED * (until - now))
     return _sorted(problem, known, counted)
@@ -155,11 +157,12 @@ def _roomy(problem: Problem, tries: int, least: float, until: float, counted: bo
     is_late = now + EVENING * len(problem.tasks) > until
     if is_late or not problem.crowded or len(alike) == len(problem.processors):
         return []
-    whole, soon = _together(problem, alike), now + REGARDLESS * (until - now)
+    whole, part = _together(problem, alike), COUNTED if counted else REGARDLESS
     try:
-        known = starts(whole, tries, least, now + REGARDLESS / 2 * (until - now), counted=counted)
+        known = starts(whole, tries, least, now + part / 2 * (until - now), counted=counted)
     except PlacementError:  # which says nothing: not all that is spare may be used
         return []
+    soon = now + part * (until - now)
     best = soon_improved(whole, known, least, soon) if counted else improved(whole, known, least, soon, 0)
     lanes = [lane for site in alike for lane, home in enumerate(problem.lanes) if home in site.processors]
     apart = replace(best, lanes=[lanes[each] for each in best.lanes])
