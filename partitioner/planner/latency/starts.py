@@ -42,8 +42,8 @@ FULL = 1.1
 """How many times the bound an answer may take for beams to be made again: further above it, gaps are not what costs."""
 
 RANKED, AGAIN_RANKED, STRIPS, BEAMED, COUNTED = 0.2, 0.05, 0.3, 0.5, 0.9
-"""Parts of the time after which there are no more schedules by rank, where there are answers, too, in strips, by beams; and when
-what is counted is cut short."""
+"""Parts of the time after which there are no more schedules by rank, where there are answers, too, in strips, and by beams; the
+last, until when what is counted may go on."""
 
 REGARDLESS, CROSSED = 0.2, 0.5
 """Parts of the time after which there is a schedule without regard for memory, and one that keeps it."""
