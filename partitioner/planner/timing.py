@@ -64,6 +64,7 @@ class Clock:
         self.given: dict[int, int] = {}
         self.issuer = 0.0
         self._home = problem.lanes
+        self._handoff = [each.handoff for each in problem.processors]
         self._threads = threads
         self._issue = [problem.kinds[each.kind].issue for each in problem.processors]
         self._share = [problem.kinds[each.kind].share if each.lanes > 1 else None for each in problem.processors]
@@ -133,6 +134,9 @@ class Clock:
     def _fit(self, task: int, lane: int, ready: float) -> tuple[float, float]:
         processor = self._home[lane]
         seconds, issue, share = self.seconds(task, processor), self._issue[processor], self._share[processor]
+        if issue is None and share is None:
+            start = self.lanes[lane].gap(ready, seconds)
+            return start, start + seconds
         issued = 0.0 if issue is None else self.issuer + issue[task]
         start = ready if issue is None else max(ready, self.issuer)
         while True:
@@ -147,7 +151,7 @@ class Clock:
     def _ready(self, task: int, lane: int, trial: Trial | None = None) -> float:
         """When all that a task waits for is on its lane."""
         problem, here = self.problem, self._home[lane]
-        handoff = problem.processors[here].handoff
+        handoff, placed, ended, home = self._handoff[here], self.lane, self.end, self._home
         ready = 0.0 if lane == 0 else handoff
         far: list[tuple[int, int]] = []
         for number in problem.given_to.get(task, ()) if problem.fetched else ():
@@ -157,23 +161,23 @@ class Clock:
             elif trial is None:
                 self.given[number] = here
         for source, value in problem.before[task]:
-            at, end = self.lane[source], self.end[source]
+            at, end = placed[source], ended[source]
             if at == lane:
                 arrival = end
             elif value == ISSUE and self._issue[here] is not None:
                 arrival = self.start[source]
-            elif value < 0 or self._home[at] == here:
+            elif value < 0 or home[at] == here:
                 arrival = end + handoff
             elif problem.fetched:
                 far.append((source, value))
                 continue
             else:
-                route = problem.routes.get((self._home[at], here), ())
+                route = problem.routes.get((home[at], here), ())
                 arrival = self._carry(value, route, end, trial) + handoff
             if arrival > ready:
                 ready = arrival
         for source, value in sorted(far, key=lambda each: self.turn[each[0]]) if len(far) > 1 else far:
-            from_ = self._home[self.lane[source]]
+            from_ = home[placed[source]]
             ready = max(ready, self._fetch(value, from_, lane, self.end[source] + handoff, trial))
         return ready
 
