@@ -230,9 +230,9 @@ def on_examples(model: nn.Module) -> Iterator[None]:
 def _beginning(text: str) -> str:
     """The first lines of an error's text. torch may list forty kernels that are there; the cause has all of it."""
     lines = text.splitlines()
-    return (
-        text if len(lines) <= SHOWN else "\n".join([*lines[:SHOWN], f"... and {len(lines) - SHOWN} more lines, in the cause"])
-    )
+    if len(lines) <= SHOWN:
+        return text
+    return "\n".join([*lines[:SHOWN], f"... and {len(lines) - SHOWN} more lines, in the cause"])
 
 
 def repeatable(call: Call) -> Call:

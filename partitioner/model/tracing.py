@@ -39,15 +39,15 @@ def routed(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     held = None if isinstance(plain, FunctionType) else plain  # looked up in each call, for the class may be given another one
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(type(self), "_partitioner_programs"):
+        programs = getattr(type(self), "_partitioner_programs", None)
+        if programs is None:
             return plain(self, *args, **kwargs) if held is None else held.__get__(self, kind)(*args, **kwargs)
-        if is_dynamo_compiling() and _sees_the_model(kind.__name__, self._partitioner_programs.on_one):
+        if is_dynamo_compiling() and _sees_the_model(kind.__name__, programs.on_one):
             own = self.__dict__.get(name)
             of_class = own is None or own is given.get(name)
             if not of_class:
                 return own(*args, **kwargs)
             return getattr(kind, name)(self, *args, **kwargs) if held is None else held.__get__(self, kind)(*args, **kwargs)
-        programs = self._partitioner_programs
         found = [programs(name, args, kwargs) if name == "forward" else programs.called(self, name, args, kwargs)]
         return self if found[0] is programs.original else found.pop()  # as in `model = model.frozen()`; frames may be kept
 

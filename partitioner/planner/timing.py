@@ -26,7 +26,6 @@ from partitioner.planner.resources import Busy, Shares, common_gap
 Ahead = Mapping[int, Sequence[tuple[int, int]]]
 """By task, what goes over channels before that task has its turn: ``(value, channel)``, in order."""
 
-
 Passage = tuple[int, int, float, float]
 """A value, a channel, when the value is at its end, and the seconds that this takes."""
 
@@ -178,7 +177,7 @@ class Clock:
                 ready = arrival
         for source, value in sorted(far, key=lambda each: self.turn[each[0]]) if len(far) > 1 else far:
             from_ = home[placed[source]]
-            ready = max(ready, self._fetch(value, from_, lane, self.end[source] + handoff, trial))
+            ready = max(ready, self._fetch(value, from_, lane, ended[source] + handoff, trial))
         return ready
 
     def _carry(self, value: int, route: Sequence[int], ready: float, trial: Trial | None) -> float:

@@ -118,7 +118,7 @@ if hasattr(symbolic_convert, "generic_getattr"):  # before torch 2.14, ``owner.n
 def _always_has(owner: Any, name: str) -> bool:
     """Whether each object of a class has what Python has in C, such as ``__get__`` of a function, whatever Dynamo says."""
     try:
-        return name == "__class__" or isinstance([*_of_kind(owner.python_type(), name), None][0], _ALWAYS)
+        return name == "__class__" or isinstance(next(iter(_of_kind(owner.python_type(), name)), None), _ALWAYS)
     except NotImplementedError:
         return False
 
