@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from partitioner.cli.main import app
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(path for path in (ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")) if path.exists())
+DOCUMENTS = sorted(path for path in (ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")) if path.exists())
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>\w[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 
 
