@@ -71,7 +71,10 @@ class Batches:
             self.watch.refuse_changes()
         refuse_not_dense((inputs, target), "the batch has")
         call = example_call(self.model, inputs, None)
-        assert call is not None
+        if call is None:
+            raise InputError(
+                "the batch is None: give what the example inputs were, and with a loss that takes a target, a pair"
+            )
         if call.spec != self.example.call.spec:
             raise InputError("the batch has another structure than the example inputs")
         self._refuse_constants(call)

@@ -3,25 +3,29 @@
     x.mean(0)     8, 64  ->  64
     x @ x.T       8, 64  ->  8, 8
 
-That is seen where a graph of twice the rows has no more numbers behind such an op, or more in two dimensions. What is made of
-indices alone, as how many tokens an expert has, is no such number. Batch norm is none of these ops: what it does of each
-microbatch is documented. The model's own losses, and pairs that it returns, are judged by the loss (`whole.py`).
+Values tell (`meeting.py`). Where there are none, or too much is to be computed, a graph of twice the rows may show it by its
+sizes: behind such an op it has no more numbers, or more in two dimensions. What is made of indices alone, as how many tokens an
+expert has, is no such number. Batch norm is none of these ops: what it does of each microbatch is documented. The model's own
+losses, and pairs that it returns, are judged by the loss (`whole.py`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
 
 import torch
 from torch import nn
 
+from partitioner.distributed.loss.meeting import Untold, meeting
 from partitioner.distributed.loss.within import tails_of
 from partitioner.distributed.ranks import here
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
 from partitioner.distributed.traced.rows import growing
 from partitioner.ir.graph import Op
+from partitioner.model.node import made_of
 
 
 def warn_of_mixing(model: nn.Module, example: Example, parts: int) -> None:
@@ -29,7 +33,7 @@ def warn_of_mixing(model: nn.Module, example: Example, parts: int) -> None:
 
     Args:
         model: what was traced.
-        example: a call with a microbatch. It is traced once more if some op looks like it; no op runs.
+        example: a call with a microbatch. It is traced once more, with twice the rows, and both run where that is soon done.
         parts: microbatches of all copies.
     """
     found = mixing(model, example) if parts > 1 and here() == 0 else None
@@ -56,14 +60,25 @@ def mixing(model: nn.Module, example: Example) -> Op | None:
         >>> mixing(Centred(), example_in(Centred(), x, None, 1)).name
         'mean'
     """
+    graph, twice = example.traced.graph, cache(partial(larger, model, example))
+    try:
+        found = meeting(model, example, twice)
+    except Untold:
+        return next(_by_sizes(example, twice), None)
+    behind = set[torch.fx.Node]() if found is None else made_of([graph.nodes[found.name]])
+    return next((op for op in _by_sizes(example, twice) if graph.nodes[op.name] in behind), found) if behind else None
+
+
+def _by_sizes(example: Example, larger: Callable[[], Example | None]) -> Iterator[Op]:
+    """The ops whose sizes say that rows meet in them."""
     own = {node for tail in tails_of(example) for node in tail.nodes}
     graph = example.traced.graph
     numbers = _numbers(example)
-    asked = [op for op in graph.ops if graph.nodes[op.name] not in own and _may_mix(example, op, numbers)]
-    if not asked:
-        return None
-    more = larger(model, example)
-    return next((op for op in asked if more is not None and _mixes(example, more, op)), None)
+    for op in graph.ops:
+        if graph.nodes[op.name] not in own and _may_mix(example, op, numbers):
+            more = larger()
+            if more is not None and _mixes(example, more, op):
+                yield op
 
 
 def _numbers(example: Example) -> set[str]:

@@ -6,8 +6,9 @@
 
 A user's function is called again for that, in double precision, and what it changes meanwhile is put back. As many things have
 to count in both: results of other rows stand for those of a second microbatch, with the same targets; so do the halves of its
-rows, each of them twice; and the second microbatch itself. Nothing is said of a function that draws or fails with more rows,
-and of one that reads what has rows nobody knows where.
+rows, each of them twice; and the second microbatch itself. What torch draws meanwhile is the same for all rows (`level.py`).
+Nothing is said of a function that draws otherwise or fails with more rows, and of one that reads what has rows nobody knows
+where.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from partitioner.distributed.batch.batches import Batches
 from partitioner.distributed.loss.counts import Watched, alike
 from partitioner.distributed.loss.doubled import Doubled
 from partitioner.distributed.loss.joined import Joined, Part
+from partitioner.distributed.loss.level import Level
 from partitioner.distributed.loss.mean import A_SUM, NO_MEAN, Told
 from partitioner.distributed.loss.within import MOST, Tail, asked_of, tails_of
 from partitioner.distributed.traced.example import Example
@@ -141,7 +143,7 @@ class Whole:
                     return None
                 both = ((LOW, LOW), (HIGH, LOW), (LOW, HIGH))
                 whole, refilled, unknown = (ask(*joined.both(one, other, *each)) for each in both)
-                again = ask(*joined.of(one))  # of a function that draws, or asks for the time, it is another
+                again = ask(*joined.of(one))  # of a function that draws in Python, or asks for the time, it is another
         except Exception:  # the user's own, of a call that is none of the user's; or nothing can be said
             return None
         finally:
@@ -156,7 +158,7 @@ class Whole:
         """What the function gives; ``watched`` is told of how many things that is the mean."""
         given = self.given(*call)
         watched.found.append([])
-        with objects_kept([self.function]), Doubled(), watched:  # type: ignore[no-untyped-call]
+        with objects_kept([self.function]), Level(), Doubled(), watched:  # type: ignore[no-untyped-call]
             return self.function(*given).item()
 
 

@@ -17,6 +17,7 @@ import torch
 from partitioner.distributed.batch.batches import Batches
 from partitioner.distributed.loss.counts import MEANS, fixed_by, held_in, losses_in
 from partitioner.distributed.loss.doubled import Doubled, doubled
+from partitioner.distributed.loss.level import Level
 from partitioner.distributed.loss.mean import Told
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import growing
@@ -121,7 +122,7 @@ def asked_of(tail: Tail, batches: Batches, larger: Example) -> Told | None:
         larger: the model's graph of twice the rows.
 
     Returns:
-        ``None`` where nothing can be said: that is much, numbers are drawn, or some op does not take such numbers.
+        ``None`` where nothing can be said: that is much, or some op does not take such numbers.
     """
     if sum(_like(node).numel() for node in tail.drawn) > MOST:
         return None
@@ -196,7 +197,7 @@ def _value(example: Example, tail: Tail, given: Mapping[torch.fx.Node, torch.Ten
     """What the ops make of it."""
     graph = example.traced.graph
     values = {node: doubled(each.clone()) for node, each in given.items()}  # they may be written
-    with Doubled():  # type: ignore[no-untyped-call]
+    with Level(), Doubled():  # type: ignore[no-untyped-call]
         for node in tail.nodes:
             with in_mode(graph.by_name[node.name].mode):
                 values[node] = call_node(node, *fill((node.args, node.kwargs), values.__getitem__))
