@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from itertools import permutations
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import mean
+from time import monotonic
 
 import pytest
 from test_throughput import faults
@@ -18,10 +20,11 @@ from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
 from partitioner.planner.prices import able_seconds
+from partitioner.planner.throughput import parts
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.gather import guided
 from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.prices import park_of
+from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.solve import evenest
 
@@ -121,6 +124,29 @@ def test_nothing_is_looked_for_beside_an_optimum(monkeypatch: pytest.MonkeyPatch
     """Parts of nine hundred tasks were annealed for three quarters of a minute beside a load that was the bound."""
     monkeypatch.setattr("partitioner.planner.throughput.gather.in_parts", lambda *_: pytest.fail("the answer was known"))
     assert found(replace(forwards(300, tight=True), objective="throughput")) == pytest.approx(END)
+
+
+@pytest.mark.parametrize(("limit", "made"), [(inf, 2), (5e3, 2), (2.5e3, 1)])
+def test_clusters_are_placed_again_only_if_there_is_time(monkeypatch: pytest.MonkeyPatch, limit: float, made: int) -> None:
+    """Four tries had a small part of the time each, and were all cut short: of a thousand tasks what list found in eleven
+    seconds was 1.4% above the optimum, and what it found in seven of ten 8.5%.
+    """
+    now, tries, near = [monotonic()], list[float](), parts._near
+
+    def slow(top: Park, rules: Homes, bound: float, until: float) -> list[int]:
+        tries.append(until - now[0])
+        homes = near(top, rules, bound, inf)
+        now[0] += 1e3
+        return homes
+
+    monkeypatch.setattr(parts, "_near", slow)
+    monkeypatch.setattr(parts, "STEPS", 2)
+    monkeypatch.setattr(parts, "monotonic", lambda: now[0])
+    problem = staged(0, "line", 3, 25, equal=True)[0]
+    closed = park_of(units_of(problem, contiguous=True))
+    answer = parts.in_parts(closed, Homes(replace(problem, contiguous=False)), 0.0, now[0] + limit)
+    assert answer is not None and next(returns(problem, answer[1]), None) is None
+    assert len(tries) == made and tries[0] == pytest.approx(limit / 3), "half is for units to settle"
 
 
 def test_equal_processors_are_filled_evenly() -> None:

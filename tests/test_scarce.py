@@ -23,11 +23,12 @@ from partitioner.planner.policies.list import List
 from partitioner.planner.prices import able_seconds
 from partitioner.planner.throughput.bound import bound_of, least_load, load_bound
 from partitioner.planner.throughput.branch import FEW, Branching
-from partitioner.planner.throughput.exchanges import exchanged
+from partitioner.planner.throughput.exchanges import _Exchanges, exchanged
 from partitioner.planner.throughput.first import by_size, evened
 from partitioner.planner.throughput.fitting import certificate
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.prices import park_of
+from partitioner.planner.throughput.solve import soon_balanced
 from partitioner.planner.throughput.sparse import sparse
 from partitioner.planner.timing import largest_load
 
@@ -134,6 +135,28 @@ def test_exchanges_keep_together_what_would_travel() -> None:
         overlap=False,
     )
     assert exchanged(park_of(units_of(problem, False)), [0, 0, 0, 0, 1, 1, 1, 1], 4.0) in ([0, 1] * 4, [1, 0] * 4)
+
+
+def test_exchanges_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They went on for a quarter of a second when it was late, which on a busy machine was all that `auto` had."""
+    problem = planted(Random(0), 4, 10, tight=True)
+    park = park_of(units_of(problem, False))
+    start = certificate(problem)
+    assert start is not None
+    steps, step = list[int](), _Exchanges.step
+    monkeypatch.setattr(_Exchanges, "step", lambda walk, turn: steps.append(turn) or step(walk, turn))
+    homes = exchanged(park, park.units.of_tasks(start), 1.0, until=0.0)
+    assert keeps(problem, homes) and steps == [0]
+
+
+def test_nothing_is_exchanged_where_all_placements_were_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five tasks, exchanges took a quarter of a second, and all placements a hundredth."""
+    monkeypatch.setattr("partitioner.planner.throughput.solve.exchanged", lambda *_: pytest.fail("the optimum is known"))
+    for seed in range(8):
+        problem = few(seed)
+        start = next(homes for homes in product(range(3), repeat=7) if keeps(problem, homes))
+        homes, bound = soon_balanced(problem, list(start), 0.1)
+        assert largest_load(problem, homes) == pytest.approx(min(loads(problem))) == pytest.approx(bound)
 
 
 def few(seed: int) -> Problem:

@@ -41,7 +41,7 @@ TASKS_IN_ALL, FEWEST, MOST_TURNS = 200_000, 40, 10
 counts: an exchange takes its time however few there are; and exchanges for each that is timed."""
 
 
-def crossed(problem: Problem, known: Found, least: float, until: float = inf) -> Found | None:
+def crossed(problem: Problem, known: Found, least: float, until: float = inf, counted: bool = False) -> Found | None:
     """A schedule that keeps the memory caps, by exchanges from one that need not; ``None`` if there was none.
 
     Args:
@@ -49,14 +49,15 @@ def crossed(problem: Problem, known: Found, least: float, until: float = inf) ->
         known: where to begin.
         least: seconds that no schedule beats.
         until: moment, on `time.perf_counter`, at which to stop; infinite: exchanges are counted.
+        counted: exchanges are, whatever the time, and are only cut short.
     """
     walk, looked, cycle, least = _Crossing(problem, known), 0, 0, max(least, known.seconds)
     count = len(problem.tasks)
     placements = len(problem.lanes) ** min(count, FEWEST)  # a handful of tasks has been seen through sooner
-    most = min(max(1, TASKS_IN_ALL // max(FEWEST, count)), placements) if until == inf else 10**9
+    most = min(max(1, TASKS_IN_ALL // max(FEWEST, count)), placements) if counted or until == inf else 10**9
     began = perf_counter()
     for turn in range(MOST_TURNS * most):
-        passed = max(looked, turn / MOST_TURNS) / most if until == inf else (perf_counter() - began) / max(1e-9, until - began)
+        passed = max(max(looked, turn / MOST_TURNS) / most, (perf_counter() - began) / max(1e-9, until - began))
         if passed >= 1.0 or (walk.best is not None and walk.best.seconds <= least * (1 + 1e-9)):
             break
         if walk.best is not None and int(passed * CYCLES) > cycle:

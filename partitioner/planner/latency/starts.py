@@ -91,10 +91,15 @@ def starts(
     counted = counted or until == inf
     roomy = _roomy(problem, tries, least, until, counted)
     now, homes = perf_counter(), Homes(problem)
+
+    def when(part: float) -> float:
+        """The moment when a part of the time is over: what is counted is cut short only near the end of it all."""
+        return now + (COUNTED if counted else part) * (until - now)
+
     again = len(answers) > 0 and len(problem.tasks) <= MOST_BEAMED
-    known = several(problem, homes, tries, now + (AGAIN_RANKED if again else RANKED) * (until - now), answers)
+    known = several(problem, homes, tries, when(AGAIN_RANKED if again else RANKED), answers)
     orders = tries if counted else MOST_TRIED if problem.contiguous else FEW_ORDERS
-    cut = in_strips(problem, orders, least, now + STRIPS * (until - now))
+    cut = in_strips(problem, orders, least, when(STRIPS))
     cut = [each for each in cut if problem.contiguous or each.seconds < known[0].seconds]
     known = sorted([*known, *roomy, *cut], key=lambda each: each.seconds)
     done = known[0].seconds <= least * (1 + (ROOMY if known[0] in roomy else 1e-9))
@@ -105,21 +110,20 @@ def starts(
     if (uneven(problem) or lumpy(problem) or problem.stands) and perf_counter() + soon < until:
         with suppress(PlacementError):
             load = replace(problem, objective="throughput")
-            late = monotonic() + BEAMED * (until - perf_counter())
+            late = monotonic() + when(BEAMED) - perf_counter()
             often = max(tries, 1 + problem.crowded)  # placed one by one, what comes last goes where there is room
             placed = evenest(load, homes, often, problem.contiguous, late, parts=False)
             even, _ = soon_balanced(load, *placed, HIDDEN, late)
-            known, kept = known + settled(problem, even, tries, now + BEAMED * (until - now))[:2], [even, ()]
+            known, kept = known + settled(problem, even, tries, when(BEAMED))[:2], [even, ()]
     joins = problem.travels and not problem.contiguous and not again and len(problem.tasks) <= MOST_BEAMED
     if joins and perf_counter() + soon < until:
-        known = known + clustered(problem, least, now + BEAMED * (until - now))
+        known = known + clustered(problem, least, when(BEAMED))
     if again and min(each.seconds for each in known) > FULL * least:
         return _sorted(problem, known, counted)
     if not counted or _soon_beamed(problem):
-        part = COUNTED if counted else BEAMED
-        known = known + widened(problem, kept, least, now + part * (until - now), counted, known[0].seconds)
+        known = known + widened(problem, kept, least, when(BEAMED), counted, known[0].seconds)
     if joins and (problem.crowded or problem.stands) and perf_counter() + soon < until:
-        known = known + _sparing(problem, known, now + BEAMED * (until - now))
+        known = known + _sparing(problem, known, when(BEAMED))
     return _sorted(problem, known, counted)
 
 
@@ -166,7 +170,7 @@ def _roomy(problem: Problem, tries: int, least: float, until: float, counted: bo
     best = soon_improved(whole, known, least, soon) if counted else improved(whole, known, least, soon, 0)
     lanes = [lane for site in alike for lane, home in enumerate(problem.lanes) if home in site.processors]
     apart = replace(best, lanes=[lanes[each] for each in best.lanes])
-    found = crossed(problem, apart, least, inf if counted else now + CROSSED * (until - now))
+    found = crossed(problem, apart, least, now + CROSSED * (until - now), counted)
     return [found] if found else []
 
 

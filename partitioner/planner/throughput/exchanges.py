@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from random import Random
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ NEVER = 1e9
 """Bounds that a unit takes where it may not go."""
 
 
-def exchanged(park: Park, homes: Sequence[int], bound: float, hidden: float = 0.0) -> list[int]:
+def exchanged(park: Park, homes: Sequence[int], bound: float, hidden: float = 0.0, until: float = inf) -> list[int]:
     """Homes of units that keep memory and at which loads are more even; or those that are given.
 
     Args:
@@ -53,6 +54,7 @@ def exchanged(park: Park, homes: Sequence[int], bound: float, hidden: float = 0.
         homes: where to begin.
         bound: seconds that no placement beats, more than none.
         hidden: how much of a passage counts where processors compute meanwhile.
+        until: moment, by the monotonic clock, at which to stop; infinite: exchanges are counted.
     """
     best = walk = _Exchanges(park, homes, bound, hidden, 0)
     for turn in range(min(WALKS * MOST_TURNS, LOOKS * len(walk.caps) // park.units.count**2)):
@@ -60,7 +62,7 @@ def exchanged(park: Park, homes: Sequence[int], bound: float, hidden: float = 0.
             walk = _Exchanges(park, homes, bound, hidden, turn)
         if walk.step(turn) < best.least:
             best = walk
-        if best.least <= 1.0 + 1e-9:
+        if best.least <= 1.0 + 1e-9 or monotonic() > until:
             break
     return best.best
 

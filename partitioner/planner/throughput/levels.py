@@ -11,7 +11,7 @@ Scientific Computing 20(1), 1998 (heavy-edge matching, and refinement level by l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 
@@ -51,12 +51,10 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
         raise PlacementError("clusters are placed where memory suffices")
     levels = levels_of(park)
     _, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
-    return refined(levels, tasks, bound, until, lambda level: MOVES if level is levels[-1] else 0)
+    return refined(levels, tasks, bound, until, MOVES)
 
 
-def refined(
-    levels: Sequence[Park], tasks: list[int], bound: float, until: float, moves: Callable[[Park], int]
-) -> tuple[float, list[int]]:
+def refined(levels: Sequence[Park], tasks: list[int], bound: float, until: float, moves: int = 0) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, when units have settled, level by level from the coarsest one.
 
     Args:
@@ -64,14 +62,14 @@ def refined(
         tasks: the processor of each task, to begin with.
         bound: seconds that no placement beats.
         until: moment, by the monotonic clock, at which to stop.
-        moves: how many of each round a level is annealed with.
+        moves: how many of each round the coarsest level is annealed with.
     """
     load = inf
     for level in reversed(levels):
         load, homes = settled(level, level.units.of_tasks(tasks), until)
-        if steps := moves(level):
+        if moves and level is levels[-1]:
             search = Annealing(level, homes)
-            search.run(until, ROUNDS, steps, bound)
+            search.run(until, ROUNDS, moves, bound)
             load, homes = search.least, search.best
         tasks = level.units.spread_over(homes)
     return load, tasks

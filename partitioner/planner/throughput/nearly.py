@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from time import monotonic
 
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.prices import Park, park_of
@@ -39,10 +40,10 @@ class Nearly(Annealing):
         super().__init__(park_of(Units(closed.units.problem, False, closed.units.unit_of)), homes, seed)
 
     def walk(self, until: float, steps: int) -> list[int]:
-        """The homes after a round of so many steps for each fee, or when time is over."""
-        for self.fee in FEES:
+        """The homes after a round of so many steps for each fee, which share the time."""
+        for left, self.fee in zip(range(len(FEES), 0, -1), FEES, strict=True):
             self._restart()
-            self.run(until, 1, steps)
+            self.run(monotonic() + (until - monotonic()) / left, 1, steps)
         return self.best
 
     def _restart(self) -> None:

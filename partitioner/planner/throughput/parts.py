@@ -12,8 +12,8 @@ graphs", SIAM Journal on Scientific Computing 41(4), 2019. Clusters here are con
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from math import inf
 from time import monotonic
 
@@ -33,12 +33,6 @@ SIZES = ((20, 0.1), (10, 0.25))
 STEPS = 25
 """For each cluster, of each round towards a contiguous placement of them; half as many in each round after that."""
 
-AGAIN = 750
-"""Units from which each size is tried twice: which clusters end up where is chance, and settling takes longer than that."""
-
-FEW = 400
-"""Clusters up to which a level is annealed, too."""
-
 
 def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[float, list[int]] | None:
     """The largest load, and the processor of each task, contiguous; ``None`` if nothing was found.
@@ -52,24 +46,20 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     """
     if closed.units.reach is None:
         return None
-    known = [levels_of(closed, *size) for size in SIZES]
-    tries = list(product(range(1 + (closed.units.count >= AGAIN)), range(len(SIZES))))
-    near = [
-        _near(known[number][-1], rules, bound, moment(until, left), seed)
-        for left, (seed, number) in zip(range(2 * len(tries), len(tries), -1), tries, strict=True)
-    ]
-    found: list[tuple[float, int, list[int]]] = []
+    known, began = [levels_of(closed, *size) for size in SIZES], monotonic()
+    near, price = dict[int, list[int]](), closed.rents[0].tolist()
     for firm in (True, False) if closed.units.problem.crowded else (True,):
-        for left, (seed, number), homes in zip(range(len(tries) + 1, 1, -1), tries, near, strict=True):
-            top, turn = known[number][-1], moment(until, left)
-            tight = mended(top, homes, closed.rents[0].tolist(), firm, until)
-            if tight is not None:
-                search = Annealing(top, settled(top, tight, turn)[1], seed)
-                search.run(turn, ROUNDS, STEPS * top.units.count // 2, bound)
-                found += [(search.least, number, top.units.spread_over(search.best))] if search.least < inf else []
+        found: list[tuple[float, int, list[int]]] = []
+        for number, levels in enumerate(known):
+            now, soon = monotonic(), moment(until, 2)
+            if found and now + (now - began) / number > soon:  # a try that is cut short is worth less than units that settle
+                break
+            near[number] = near.get(number) or _near(levels[-1], rules, bound, moment(until, 3))
+            if (made := _tight(levels[-1], near[number], price, bound, firm, soon)) is not None:
+                found.append((made[0], number, made[1]))
         if found:
             _, number, tasks = min(found)
-            return refined(known[number], tasks, bound, until, _moves)
+            return refined(known[number], tasks, bound, until)
     return None
 
 
@@ -78,13 +68,21 @@ def moment(until: float, left: int) -> float:
     return until if until == inf else monotonic() + (until - monotonic()) / left
 
 
-def _near(top: Park, rules: Homes, bound: float, until: float, seed: int) -> list[int]:
+def _near(top: Park, rules: Homes, bound: float, until: float) -> list[int]:
     """The processor of each cluster, contiguous or nearly so."""
     loose = park_of(Units(top.units.problem, False, top.units.unit_of))
     _, tasks = rules.run(partial(evened, loose, sparing=SPARING[0], full=bound))
     _, homes = settled(loose, loose.units.of_tasks(tasks), until)
-    return Nearly(top, homes, seed).walk(until, STEPS * top.units.count)
+    return Nearly(top, homes).walk(until, STEPS * top.units.count)
 
 
-def _moves(level: Park) -> int:
-    return STEPS * level.units.count // 2 if level.units.count <= FEW else 0
+def _tight(
+    top: Park, homes: list[int], price: Sequence[float], bound: float, firm: bool, until: float
+) -> tuple[float, list[int]] | None:
+    """The largest load, and the processor of each task, of clusters that are contiguous; ``None`` if none were found."""
+    tight = mended(top, homes, price, firm, until)
+    if tight is None:
+        return None
+    search = Annealing(top, settled(top, tight, until)[1])
+    search.run(until, ROUNDS, STEPS * top.units.count // 2, bound)
+    return (search.least, top.units.spread_over(search.best)) if search.least < inf else None

@@ -164,21 +164,20 @@ def soon_balanced(
     if not 1 < len(problem.tasks) <= MOST_MOVED:
         return homes, bound
     units = units_of(problem, contiguous=problem.contiguous)
-    given = start = units.of_tasks(homes)
+    given, near = units.of_tasks(homes), bound * (1 + NEARLY)
     if units.spread_over(given) != homes or not units.valid(given):
         return homes, bound
     park = park_of(units)
-    if (problem.crowded or not problem.travels) and not problem.contiguous and bound > 0:
-        start = exchanged(park, start, bound, hidden)
-    search, moves = Annealing(park, start), MOVES * (2 if problem.contiguous and park.waste else 1)
-    if search.least > bound * (1 + NEARLY):
-        found = soon_searched(park, search.least * (1 - CLOSE))
-        search.take(found.homes or ())
+    known = search = Annealing(park, given)
+    if known.least > near:
+        found = soon_searched(park, known.least * (1 - CLOSE))
+        known.take(found.homes or ())
         if found.complete:
-            return units.spread_over(search.best), search.least * (1 - CLOSE)
-    _quickly(search, until, moves, bound * (1 + NEARLY))
-    if start is not given:
-        search.take(given)
+            return units.spread_over(known.best), known.least * (1 - CLOSE)
+    if (problem.crowded or not problem.travels) and not problem.contiguous and bound > 0:
+        search = Annealing(park, exchanged(park, known.best, bound, hidden, until))
+    _quickly(search, until, MOVES * (2 if problem.contiguous and park.waste else 1), near)
+    search.take(known.best)
     return units.spread_over(search.best), bound
 
 
