@@ -34,6 +34,7 @@ from partitioner.ir.mode import Mode
 from partitioner.ir.plan import state_devices
 from partitioner.lower.modes import with_autocast
 from partitioner.runtime.module import Parallel
+from partitioner.runtime.moving import move_state
 from partitioner.runtime.pieces import Piece
 
 X = numbers(4, 6)
@@ -843,3 +844,11 @@ def test_gradients_that_forward_asks_for_cross_devices(lanes: dict[str, int]) ->
     mine.sum().backward(), theirs.sum().backward()
     assert model.first.weight.grad is not None and x.grad is not None
     assert_same((model.first.weight.grad, x.grad), (parallel.first.weight.grad, same.grad))
+
+
+def test_devices_between_which_torch_moves_nothing_in_place() -> None:
+    """A device that a package of others brings took a part of the state, and the error said that the example was wrong."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    state, homes = {"first": first, "second": second}, {"first": "cpu", "second": "meta"}
+    with pytest.raises(PlacementError, match=r"second lies on cpu, and torch cannot put .* on meta .*model\.to\('meta'\)"):
+        move_state(state, homes, "cpu")

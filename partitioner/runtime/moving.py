@@ -22,13 +22,31 @@ def move_state(state: Mapping[str, torch.Tensor], devices: Mapping[str, str], de
         state: parameters, buffers and other tensors of a model, by name; one tensor may have several.
         devices: torch device by qualified name.
         default: where everything goes that no op uses.
+
+    Raises:
+        PlacementError: torch cannot do that between two kinds of devices, as from a CPU to one that a package of others brings.
     """
     by_storage: defaultdict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
     for name, tensor in state.items():
         by_storage[storage_key(tensor)].append((name, tensor))
-    for members in by_storage.values():
-        wanted = next((devices[name] for name, _ in members if name in devices), default)
-        _move_together([tensor for _, tensor in members], torch.device(wanted))
+    moves = [
+        (members, torch.device(next((devices[name] for name, _ in members if name in devices), default)))
+        for members in by_storage.values()
+    ]
+    for members, wanted in moves:
+        _refuse_strange(*members[0], wanted)
+    for members, wanted in moves:
+        _move_together([tensor for _, tensor in members], wanted)
+
+
+def _refuse_strange(name: str, tensor: torch.Tensor, wanted: torch.device) -> None:
+    """Raise if a tensor cannot be given values that lie on another kind of device."""
+    if tensor.device.type == wanted.type or torch._has_compatible_shallow_copy_type(tensor, torch.empty(0, device=wanted)):
+        return
+    raise PlacementError(
+        f"{name} lies on {tensor.device}, and torch cannot put values on {wanted} in its place; move the model there "
+        f"first: model.to({str(wanted)!r})"
+    )
 
 
 def _move_together(tensors: Iterable[torch.Tensor], device: torch.device) -> None:

@@ -1,0 +1,1 @@
+"""A simulated accelerator, and what is tried on it."""
