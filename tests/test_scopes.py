@@ -83,6 +83,11 @@ def _loaded_twice(folder: Path, scale: float) -> Any:
     return module
 
 
+def _loaded_anew(folder: Path, scale: float) -> Any:
+    partition(_from_file(folder, scale + 1.0, "net_anew").Net(), ["cpu"], example_inputs=torch.ones(1, 4))
+    return _from_file(folder, scale, "net_anew")
+
+
 def _executed(folder: Path, scale: float) -> Any:
     names: dict[str, Any] = {"__name__": "builtins"}
     exec(compile(TEXT.format(scale=scale), str(folder / "net_executed.py"), "exec"), names)
@@ -106,7 +111,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("load", [_unknown, _loaded_twice, _executed, _run])
+@pytest.mark.parametrize("load", [_unknown, _loaded_twice, _loaded_anew, _executed, _run])
 @pytest.mark.parametrize("options", [{"fullgraph": True}, {"check": False}], ids=["whole", "unchecked"])
 def test_functions_read_and_write_their_own_globals(
     load: Callable[[Path, float], Any], options: dict[str, bool], tmp_path: Path

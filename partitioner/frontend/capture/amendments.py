@@ -15,7 +15,7 @@ from partitioner.frontend.capture.tensors import functions, gradients, hooked, t
 from partitioner.frontend.capture.python import iterators, keywords
 from partitioner.frontend.capture.tensors import known
 from partitioner.frontend.capture.python import leaner, lookups, made, midway, numbers, numpys, operators
-from partitioner.frontend.capture.tensors import losses, padded, places
+from partitioner.frontend.capture.tensors import losses, padded, places, waiting
 from partitioner.frontend.capture.python import polyfills, scopes, sharing, values, written, answers
 from partitioner.frontend.capture.tensors import averages
 from partitioner.frontend.capture.python import methods

@@ -12,17 +12,20 @@ Dynamo holds an empty object for each that forward makes, and what is in it else
   object since. Of what may change the graph ends. Of an open number Dynamo gives the number for its text, which nothing equals.
 - ``format(x, "03d")`` is taken for ``str(x).format("03d")``.
 - A partial of a partial is one of the innermost function, with the arguments of both.
+- A class that is made by a call, ``type("Made", (Base,), {})``, a named tuple's or an enumeration's, is of the module that
+  calls: that was one of Dynamo's own.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo import variables
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -82,6 +85,18 @@ def _call_class(plain: Callable[..., Any], self: Any, *arguments: Any) -> Any:
     if issubclass(self.value, set | frozenset) and is_users(getattr(self.value, "__module__", None)):
         raise Unsupported(f"a {self.value.__name__} is made, which is a set")
     return plain(self, *arguments)
+
+
+@amends(UserDefinedClassVariable, "__init__")
+def _class(plain: Callable[..., None], self: Any, kind: type, **options: Any) -> None:
+    plain(self, kind, **options)
+    if str(module := getattr(kind, "__module__", "")).startswith("torch._dynamo.") and _is_new(kind, module):
+        kind.__module__ = InstructionTranslator.current_tx().output.current_tx.f_globals["__name__"]
+
+
+def _is_new(kind: type, module: str) -> bool:
+    """Whether a class is none that its module has under its name."""
+    return getattr(sys.modules[module], kind.__name__, None) is not kind
 
 
 _KINDS = (getattr(user_defined, "OrderedDictVariable", ConstDictVariable), user_defined.UserDefinedDictVariable)

@@ -2,6 +2,7 @@
 
     spec_from_file_location("model", path), not registered      there is no module of that name: no graph
     two files loaded as "model", one after the other            the first one's functions read the second one's globals
+    a model traced, its module then loaded anew                 the new one's functions read and write the old one's globals
 
 So do functions that were made by ``exec`` or `runpy`, or whose module was loaded anew. Their globals are attributes of an
 object that stands for their module, which Dynamo reads, guards and writes.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.source import AttrSource, GlobalSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, _import_module
 from torch._dynamo.variables.builder import VariableBuilder
 
 from partitioner.frontend.capture.amended import amends
@@ -30,9 +31,18 @@ class _Scope:
 @amends(InliningInstructionTranslator, "get_globals_source_and_value")
 def _globals_of(plain: Callable[..., Any], self: Any, name: str) -> Any:
     module = self.f_globals.get("__name__", "")
-    if "torch_package" in module or getattr(sys.modules.get(module), "__dict__", None) is self.f_globals:
+    if "torch_package" in module or _is_known(module, self.f_globals):
         return plain(self, name)
     scopes: dict[int, _Scope] = vars(self.output).setdefault("scopes", {})
     scope = scopes.setdefault(id(self.f_globals), _Scope(self.f_globals))
     source = GlobalSource(self.output.install_global_by_id("___scope", scope))
     return scope, VariableBuilder(self, source)(scope), AttrSource(source, name)
+
+
+def _is_known(module: str, names: dict[str, Any]) -> bool:
+    """Whether globals are of the module of that name, and of the one that Dynamo keeps for it once it has asked."""
+    return _names(sys.modules.get(module)) is names and _names(_import_module(module)) is names
+
+
+def _names(module: Any) -> dict[str, Any] | None:
+    return getattr(module, "__dict__", None)

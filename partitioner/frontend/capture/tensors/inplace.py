@@ -2,6 +2,7 @@
 
     v = torch.zeros_like(x); v[:, 1:].add_(weight)          v.requires_grad is true now
     w = z.unsqueeze_(0)                                     z.shape is w's
+    for row in y: row.mul_(2)                               an error: rows are views of one `unbind`, and not ``y[0]``, ``y[1]``
 
 Dynamo keeps what a tensor is like with each variable, and looks again at the one whose method was called, not at its base, at
 other views, at what went into ``out=`` or ``torch._foreach_add_``. So it told forward what had been true before. And a
@@ -45,9 +46,13 @@ def _call_method(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any,
 
 
 @amends(TensorVariable, "unpack_var_sequence")
-def _unpack(plain: Callable[..., Any], self: Any, tx: Any, *arguments: Any, **options: Any) -> Any:
+def _unpack(plain: Callable[..., Any], self: Any, tx: Any, idxes: Any = None) -> Any:
+    """Rows are views that one op makes, as in eager, which lets nobody write to one of several if there are gradients."""
     _look_again(self, tx)
-    return plain(self, tx, *arguments, **options)
+    shape = self.proxy.node.meta["example_value"].shape
+    if type(self) is not TensorVariable or not shape or (idxes is not None and len(idxes) != shape[0]):
+        return plain(self, tx, idxes)
+    return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
 
 @amends(builder, "get_fake_value")
