@@ -434,6 +434,7 @@ def test_a_default_device_hides_nothing(how: str | None) -> None:
     assert all(body.run for body in bodies.values()) if how else len(used) > 1
 
 
+@pytest.mark.slow
 def test_a_backward_of_inductors_may_keep_its_graph() -> None:
     """Also after one that did not: torch had compiled that to write over what forward keeps, and refused the next. A CUDA graph
     always keeps it, so a second step of training failed.
@@ -461,7 +462,7 @@ class Meeting(nn.Module):
         return self.norm(self.left(x) * self.right(x)).softmax(-1).sum(0)
 
 
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
 def test_inductor_at_other_sizes(trains: bool) -> None:
     """From the second batch size on, where a dimension is open, all ops were called one by one."""
     model = Meeting().train(trains)

@@ -14,6 +14,7 @@ from partitioner.distributed.groups import MANY
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts files in /proc")
+@pytest.mark.slow
 def test_parts_that_are_dropped_leave_no_files_open(tmp_path: Path) -> None:
     """Each part left twelve sockets and nine threads to the end of the job; with four ranks the 54th found none to open.
 

@@ -146,6 +146,7 @@ def cells(rows: int, columns: int, processors: int, seconds: float, diagonal: bo
     )
 
 
+@pytest.mark.slow
 def test_grids_are_shared_by_processors_that_stand_still() -> None:
     """No move of a task or its neighbours led from one processor to two halves: these took 6% more on average, 10% at most."""
     asked = [cells(5, 6, 4, 0.3, False), cells(5, 5, 4, 0.3, False), cells(5, 5, 8, 1.0, False)]
@@ -242,6 +243,7 @@ def test_what_is_exchanged_fits() -> None:
         assert max(held) <= room, (seed, held, room)
 
 
+@pytest.mark.slow
 def test_who_goes_on_from_an_answer_knows_what_it_sends_when() -> None:
     """Timed again by the starts of its tasks alone, answers were 6 to 30% longer, and search began there."""
     for seed in range(6):

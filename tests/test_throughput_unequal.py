@@ -99,6 +99,7 @@ def test_tasks_go_where_all_that_they_exchange_with_is(seed: int) -> None:
     assert List()(problem).cost <= 1.002 * END
 
 
+@pytest.mark.slow
 def test_memory_that_suffices_exactly_where_tasks_pay_least() -> None:
     """Largest first, no placement was found of some."""
     for seed in range(2):
