@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from math import inf
 from time import monotonic
 
@@ -33,6 +34,9 @@ SIZES = ((20, 0.1), (10, 0.25))
 STEPS = 25
 """For each cluster, of each round towards a contiguous placement of them; half as many in each round after that."""
 
+AGAIN = 750
+"""Units from which each size is tried twice where time has no limit: which clusters end up where is chance."""
+
 
 def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[float, list[int]] | None:
     """The largest load, and the processor of each task, contiguous; ``None`` if nothing was found.
@@ -47,15 +51,17 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     if closed.units.reach is None:
         return None
     known, began = [levels_of(closed, *size) for size in SIZES], monotonic()
-    near, price = dict[int, list[int]](), closed.rents[0].tolist()
+    seeds = 2 if until == inf and closed.units.count >= AGAIN else 1
+    tries = [*product(range(seeds), range(len(SIZES)))]
+    near, price = dict[tuple[int, int], list[int]](), closed.rents[0].tolist()
     for firm in (True, False) if closed.units.problem.crowded else (True,):
         found: list[tuple[float, int, list[int]]] = []
-        for number, levels in enumerate(known):
-            now, soon = monotonic(), moment(until, 2)
-            if found and now + (now - began) / number > soon:  # a try that is cut short is worth less than units that settle
+        for done, (seed, number) in enumerate(tries):
+            top, now, soon = known[number][-1], monotonic(), moment(until, 2)
+            if found and now + (now - began) / done > soon:  # a try that is cut short is worth less than units that settle
                 break
-            near[number] = near.get(number) or _near(levels[-1], rules, bound, moment(until, 3))
-            if (made := _tight(levels[-1], near[number], price, bound, firm, soon)) is not None:
+            homes = near[seed, number] = near.get((seed, number)) or _near(top, rules, bound, moment(until, 3), seed)
+            if (made := _tight(top, homes, price, bound, firm, soon, seed)) is not None:
                 found.append((made[0], number, made[1]))
         if found:
             _, number, tasks = min(found)
@@ -68,21 +74,21 @@ def moment(until: float, left: int) -> float:
     return until if until == inf else monotonic() + (until - monotonic()) / left
 
 
-def _near(top: Park, rules: Homes, bound: float, until: float) -> list[int]:
+def _near(top: Park, rules: Homes, bound: float, until: float, seed: int) -> list[int]:
     """The processor of each cluster, contiguous or nearly so."""
     loose = park_of(Units(top.units.problem, False, top.units.unit_of))
     _, tasks = rules.run(partial(evened, loose, sparing=SPARING[0], full=bound))
     _, homes = settled(loose, loose.units.of_tasks(tasks), until)
-    return Nearly(top, homes).walk(until, STEPS * top.units.count)
+    return Nearly(top, homes, seed).walk(until, STEPS * top.units.count)
 
 
 def _tight(
-    top: Park, homes: list[int], price: Sequence[float], bound: float, firm: bool, until: float
+    top: Park, homes: list[int], price: Sequence[float], bound: float, firm: bool, until: float, seed: int
 ) -> tuple[float, list[int]] | None:
     """The largest load, and the processor of each task, of clusters that are contiguous; ``None`` if none were found."""
     tight = mended(top, homes, price, firm, until)
     if tight is None:
         return None
-    search = Annealing(top, settled(top, tight, until)[1])
+    search = Annealing(top, settled(top, tight, until)[1], seed)
     search.run(until, ROUNDS, STEPS * top.units.count // 2, bound)
     return (search.least, top.units.spread_over(search.best)) if search.least < inf else None
