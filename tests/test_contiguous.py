@@ -20,7 +20,7 @@ from partitioner.planner.feasible import returns
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
 from partitioner.planner.prices import able_seconds
-from partitioner.planner.throughput import parts
+from partitioner.planner.throughput import parts, search
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.gather import guided
 from partitioner.planner.throughput.hulls import units_of
@@ -147,6 +147,7 @@ def test_clusters_are_placed_again_only_if_there_is_time(
     monkeypatch.setattr(parts, "STEPS", 2)
     monkeypatch.setattr(parts, "AGAIN", again)
     monkeypatch.setattr(parts, "monotonic", lambda: now[0])
+    monkeypatch.setattr(search, "monotonic", lambda: now[0])
     problem = staged(0, "line", 3, 25, equal=True)[0]
     closed = park_of(units_of(problem, contiguous=True))
     answer = parts.in_parts(closed, Homes(replace(problem, contiguous=False)), 0.0, now[0] + limit)

@@ -72,6 +72,10 @@ Stack changed_all(const Stack& stack, Change change, Device device) {
   return found;
 }
 
+bool is_indexed(const std::string& name) {  // whose indices may lie on the host
+  return name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index", 0) == 0;
+}
+
 std::optional<c10::DeviceIndex> device_of(const Stack& stack, bool indexed) {
   std::optional<c10::DeviceIndex> found;
   bool host = false;
@@ -125,14 +129,14 @@ bool now(const c10::OperatorHandle& op) {
 }
 
 Tensor to_device(const Tensor& each, Device device) {
-  if (!each.defined() || each.device().type() == KIND) return each;
+  if (!each.defined() || simulated(each)) return each;
   auto found = at::empty_strided(each.sizes(), each.strides(), each.options().device(device));
   on_host(found).copy_(each);
   return found;
 }
 
-void results_to(Stack* stack, const Stack& given, const std::vector<int>& written, Stack found, const std::function<Tensor(const Tensor&)>& make,
-                Device device) {
+void results_to(Stack* stack, const Stack& given, const std::vector<int>& written, const Stack& found,
+                const std::function<Tensor(const Tensor&)>& make, Device device) {
   for (size_t i = 0; i < found.size(); ++i)
     stack->push_back(i < written.size() && written[i] >= 0 ? given[written[i]] : changed(found[i], make, device));
 }
@@ -141,7 +145,7 @@ void run(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack
   const auto count = op.schema().arguments().size();
   Stack given(stack->end() - count, stack->end());
   torch::jit::drop(*stack, count);
-  auto index = device_of(given, op.schema().name().rfind("aten::index", 0) == 0 || op.schema().name().rfind("aten::_index", 0) == 0).value_or(device_now);
+  auto index = device_of(given, is_indexed(op.schema().name())).value_or(device_now);
   Device device(KIND, index);
   c10::DeviceGuard guard(device);
   auto& queue = queue_of(here(index));
@@ -237,15 +241,14 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
     };
   };
   if (!simulated(target)) {  // to the host, which waits
-    auto& queue = queue_of(here(self.device().index()));
-    drained(queue);
+    drained(queue_of(here(self.device().index())));
     const_cast<Tensor&>(target).copy_(on_host(self));
     return target;
   }
   auto& goal = queue_of(here(target.device().index()));
   if (!simulated(self)) {  // from the host: only what is pinned is read later
-    auto source = non_blocking && is_pinned(self.data_ptr()) ? at::from_blob(self.data_ptr(), self.sizes(), self.strides(), self.options())
-                                                             : self.clone();
+    bool later = non_blocking && is_pinned(self.data_ptr());
+    auto source = later ? at::from_blob(self.data_ptr(), self.sizes(), self.strides(), self.options()) : self.clone();
     goal.push(both(source, on_host(target)));
     return target;
   }
@@ -264,8 +267,7 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
 }
 
 at::Scalar number(const Tensor& self) {
-  auto& queue = queue_of(here(self.device().index()));
-  drained(queue);
+  drained(queue_of(here(self.device().index())));
   return at::_local_scalar_dense(on_host(self));
 }
 

@@ -114,11 +114,11 @@ def _differing(model: nn.Module, example: Example, more: Example, pairs: Sequenc
         with quiet(), torch.no_grad(), torch._C._DisableAutocast(), state_kept(model):
             first, second = _microbatches(example)
             kept, larger = {one for one, _ in pairs}, {both for _, both in pairs}
-            found = [_values(example, example, call, kept) for call in (first, second)]
+            found = [_values(example, call, kept) for call in (first, second)]
             joined = (
                 torch.cat(pair) if by_row else pair[0] for *pair, by_row in zip(first, second, example.by_rows, strict=True)
             )
-            whole = _values(more, example, [*joined], larger)
+            whole = _values(more, [*joined], larger)
     except Exception as error:  # an op is not known so, or takes what it is given by its values
         raise Untold from error
     finally:
@@ -153,17 +153,17 @@ def _turned(rows: torch.Tensor) -> torch.Tensor:
     return rows * 0.9 if rows.is_floating_point() else rows
 
 
-def _values(asked: Example, example: Example, tensors: Sequence[torch.Tensor], kept: Collection[str]) -> Values:
+def _values(example: Example, tensors: Sequence[torch.Tensor], kept: Collection[str]) -> Values:
     """Some of the values that a graph makes of a call.
 
     Raises:
         KeyError: it is given something that is neither of the call nor the model's.
     """
-    graph = asked.traced.graph
+    graph = example.traced.graph
     written = {each.resource for op in graph.ops for each in op.accesses if each.write}
-    known = {name: each.clone() for name, each in asked.arguments(tensors).items()}  # which may be written
+    known = {name: each.clone() for name, each in example.arguments(tensors).items()}  # which may be written
     for name, key in graph.states.items():
-        held = asked.traced.state[key].detach()
+        held = example.traced.state[key].detach()
         known[name] = doubled(held.clone()) if f"self.{key}" in written else held
     with Level(), Doubled():  # type: ignore[no-untyped-call]
         values = values_of(graph, [known[name] for name in graph.arguments], [op.name for op in graph.ops], kept, _by_itself)

@@ -14,8 +14,7 @@ from __future__ import annotations
 from time import monotonic
 
 from partitioner.planner.throughput.levels import levels_of
-from partitioner.planner.throughput.parts import moment
-from partitioner.planner.throughput.search import WARM, Annealing
+from partitioner.planner.throughput.search import WARM, Annealing, moment
 
 CYCLES = 3
 """Times that units are clustered: a few long walks find more than many short ones."""

@@ -26,8 +26,9 @@ from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.ideals import ideals
 from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.mending import mended
-from partitioner.planner.throughput.parts import in_parts, moment
+from partitioner.planner.throughput.parts import in_parts
 from partitioner.planner.throughput.prices import Park, park_of
+from partitioner.planner.throughput.search import moment
 from partitioner.planner.throughput.settling import evenly, settled
 from partitioner.planner.throughput.staging import along
 from partitioner.planner.throughput.units import Units

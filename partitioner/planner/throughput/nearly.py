@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from time import monotonic
 
 from partitioner.planner.throughput.convex import Convex
 from partitioner.planner.throughput.prices import Park, park_of
-from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.search import Annealing, moment
 from partitioner.planner.throughput.units import Units
 
 FEES = (0.3, 1.0, 3.0, 10.0)
@@ -43,7 +42,7 @@ class Nearly(Annealing):
         """The homes after a round of so many steps for each fee, which share the time."""
         for left, self.fee in zip(range(len(FEES), 0, -1), FEES, strict=True):
             self._restart()
-            self.run(monotonic() + (until - monotonic()) / left, 1, steps)
+            self.run(moment(until, left), 1, steps)
         return self.best
 
     def _restart(self) -> None:

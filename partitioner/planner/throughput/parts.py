@@ -24,7 +24,7 @@ from partitioner.planner.throughput.levels import ROUNDS, levels_of, refined
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
-from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.search import Annealing, moment
 from partitioner.planner.throughput.settling import settled
 from partitioner.planner.throughput.units import Units
 
@@ -67,11 +67,6 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
             _, number, tasks = min(found)
             return refined(known[number], tasks, bound, until)
     return None
-
-
-def moment(until: float, left: int) -> float:
-    """The moment, by the monotonic clock, when one of so many equal parts of the time that is left will be over."""
-    return until if until == inf else monotonic() + (until - monotonic()) / left
 
 
 def _near(top: Park, rules: Homes, bound: float, until: float, seed: int) -> list[int]:

@@ -44,6 +44,11 @@ WALK = 16
 """Steps towards the first or last units of a processor, after which a piece of them is given up."""
 
 
+def moment(until: float, left: int) -> float:
+    """The moment, by the monotonic clock, when one of so many equal parts of the time that is left will be over."""
+    return until if until == inf else monotonic() + (until - monotonic()) / left
+
+
 class Annealing:
     """A walk from one placement to the next, the best that it has seen, and the last one of its last round.
 
