@@ -18,10 +18,11 @@ from torch.nn import functional
 
 import zoo
 from partitioner.distributed.batch.batches import Batches
+from partitioner.distributed.loss.apart import Untold
 from partitioner.distributed.loss.counts import refuse_other_mean
 from partitioner.distributed.loss.level import Level
 from partitioner.distributed.loss.loss import Loss
-from partitioner.distributed.loss.meeting import Untold, meeting
+from partitioner.distributed.loss.meeting import meeting
 from partitioner.distributed.loss.mixing import mixing, warn_of_mixing
 from partitioner.distributed.traced.example import Example, example_in
 from partitioner.distributed.traced.larger import larger
@@ -158,6 +159,13 @@ def test_rows_that_are_all_alike_tell_nothing(x: Tensor) -> None:
     found = mixing(model, example)
     assert found is not None
     assert found.target == "mean"
+
+
+@pytest.mark.parametrize("between", [lambda x: x + x.new_zeros(1, COLUMNS), lambda x: x + torch.zeros_like(x).sum()])
+def test_what_asks_a_tensor_for_its_size_alone_takes_no_rows_together(between: Between) -> None:
+    """Swin's mask of windows is zeros of the input's dtype: too large a model to be run, it was told to take rows together."""
+    model = Net(between).to("meta")
+    assert mixing(model, example_in(model, torch.randn(ROWS, COLUMNS), None, 1)) is None
 
 
 @pytest.mark.parametrize("name", ["funnel", pytest.param("mamba", marks=pytest.mark.slow)])

@@ -62,14 +62,19 @@ def test_a_warning_is_said_once(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_outputs_of_microbatches_are_those_of_the_batch_or_refused(ranks: list[dict[str, Any]]) -> None:
-    """What had as many rows as a microbatch by accident was put together: layers of a state, weights, pairs of rows."""
+    """What had as many rows as a microbatch by accident was put together: layers, weights, pairs of rows.
+
+    What has several numbers for each row was refused, as a language model's logits are that come in one long row. Now values say
+    in what order they are; zeros say nothing.
+    """
     refused = {
         "as many weights as rows": "the model returns mul, of shape .* not one microbatch behind the other",
         "a mean over rows": "the model returns mean, of shape .* ask for one microbatch",
         "a pair of rows": "the model returns matmul, of shape .* ask for one microbatch",
         "how many rows": "the model returns [123] for [12] of a batch's [24] rows and [24] for all",
         "a list of rows": "another structure for a batch than for one of 2 microbatches",
-        "rows in order of steps": "the model returns flatten, of shape .* ask for one microbatch",
+        "steps backwards": "the model returns flip, of shape .* ask for one microbatch",
+        "nothing but zeros": "the model returns mul, of shape .* ask for one microbatch",
     }
     for (name, first), last in zip(ranks[0]["outputs"].items(), ranks[1]["outputs"].values(), strict=True):
         for batch, said in last.items():

@@ -39,7 +39,8 @@ from partitioner.distributed.pipeline.schedules import Kind, kind_of, schedule
 from partitioner.distributed.planfile import read_job
 from partitioner.distributed.predicted.outlook import distributed_in, settled, without_backward
 from partitioner.distributed.ranks import Ranks, agree, connect, first_speaks, join, together, told
-from partitioner.distributed.run.forward import Forward, merging_of
+from partitioner.distributed.run.forward import Forward
+from partitioner.distributed.run.merging import merging_of
 from partitioner.distributed.run.optimizers import refuse_old_parameters, refuse_partial_views
 from partitioner.distributed.run.step import Step
 from partitioner.distributed.run.ties import Tie, held_twice, ties_of

@@ -20,7 +20,11 @@ RESULTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "a pair of rows": lambda x, y, state, own: y[:, 0] @ y[:, 0].T,
     "how many rows": lambda x, y, state, own: (y, len(x)),
     "a list of rows": lambda x, y, state, own: list(y),
+    "steps in order of rows": lambda x, y, state, own: y.flatten(0, 1),
     "rows in order of steps": lambda x, y, state, own: y.transpose(0, 1).flatten(0, 1),
+    "places in order of steps": lambda x, y, state, own: (y, y.argmax(-1).T.reshape(1, -1)),
+    "steps backwards": lambda x, y, state, own: y.flatten(0, 1).flip(0),
+    "nothing but zeros": lambda x, y, state, own: y.flatten(0, 1) * 0,
 }
 """Made of the input, an output by rows, a state of as many tensors as a microbatch has rows, and as many weights."""
 

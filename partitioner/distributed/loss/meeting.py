@@ -3,44 +3,21 @@
     f(a0 a1 b0 b1)  =  f(a0 a1), f(b0 b1)      each row by itself
                     =  something else          rows are sorted, summed up along the batch, compared, taken from each other
 
-The graph is run, in double precision, with a microbatch, with another one, and with both in the graph of twice the rows. Draws
-are the same for all rows meanwhile, and batch norm takes its running statistics. What is made by a detour, as rows that are put
-in order for an expert and put back, is the same in the end; so what the model gives is compared, and where that differs, the
-first op whose values do is named.
+What is made by a detour, as rows that are put in order for an expert and put back, is the same in the end; so what the model
+gives is compared, and where that differs, the first op whose values do is named.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
-from partitioner.distributed.loss.doubled import Doubled, doubled
-from partitioner.distributed.loss.level import Level
+from partitioner.distributed.loss.apart import Untold, apart_and_together, orders, too_much
 from partitioner.distributed.loss.within import Tail, of_batch, tails_of
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import growing
-from partitioner.frontend.check.interpret import values_of
 from partitioner.ir.graph import Op
-from partitioner.model.keep import state_kept
-from partitioner.model.node import call_node
-from partitioner.model.process import process_undo
-from partitioner.model.quiet import quiet
-from partitioner.model.state import lies_on_meta
-
-MOST = 2**31
-"""Floating-point operations of a microbatch beyond which nobody asks: it takes ten times as many."""
-
-Values = Mapping[str, Any]
-
-
-class Untold(Exception):
-    """Values do not tell: there is too much to compute, an op is not known so, or what a model gives has no rows to compare."""
 
 
 def meeting(model: nn.Module, example: Example, larger: Callable[[], Example | None]) -> Op | None:
@@ -55,9 +32,7 @@ def meeting(model: nn.Module, example: Example, larger: Callable[[], Example | N
         Untold: nothing can be said.
     """
     graph = example.traced.graph
-    if lies_on_meta(model) or sum(op.flops or 0 for op in graph.ops) > MOST:
-        raise Untold
-    if (more := larger()) is None:
+    if too_much(model, example) or (more := larger()) is None:
         raise Untold
     given = [*_given(example, more)]
     shown = [pair for pair in given if _along(example, more, *pair) is not None]
@@ -109,96 +84,10 @@ def _differing(model: nn.Module, example: Example, more: Example, pairs: Sequenc
     Raises:
         Untold: the graph cannot be run so.
     """
-    undo = process_undo()
-    try:
-        with quiet(), torch.no_grad(), torch._C._DisableAutocast(), state_kept(model):
-            first, second = _microbatches(example)
-            kept, larger = {one for one, _ in pairs}, {both for _, both in pairs}
-            found = [_values(example, call, kept) for call in (first, second)]
-            joined = (
-                torch.cat(pair) if by_row else pair[0] for *pair, by_row in zip(first, second, example.by_rows, strict=True)
-            )
-            whole = _values(more, [*joined], larger)
-    except Exception as error:  # an op is not known so, or takes what it is given by its values
-        raise Untold from error
-    finally:
-        undo()
+    microbatches, whole = apart_and_together(model, example, more, pairs)
     for one, both in pairs:
         along = _along(example, more, one, both)
         assert along is not None
-        if not _is_both(whole[both], found[0][one], found[1][one], along, example.rows):
+        if not orders(whole[both], [values[one] for values in microbatches], along, example.rows):
             return one
     return None
-
-
-def _microbatches(example: Example) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The example's tensors, and those of another microbatch: its rows but the first, none in its place, one of them twice, and
-    not quite as large.
-
-    Raises:
-        Untold: its rows are alike, or too few for that.
-    """
-    first = [doubled(each.detach().clone()) for each in example.call.tensors]
-    rows = torch.arange(example.rows).roll(-1)
-    rows[-1:] = rows[:1]
-    pairs = [*zip(first, example.by_rows, strict=True)]
-    second = [_turned(each[rows.to(each.device)]) if by_row else each for each, by_row in pairs]
-    numbers = any(by_row and each.is_floating_point() for each, by_row in pairs)
-    if not (numbers or example.rows > 2) or all(torch.equal(*pair) for pair in zip(first, second, strict=True)):
-        raise Untold
-    return first, second
-
-
-def _turned(rows: torch.Tensor) -> torch.Tensor:
-    return rows * 0.9 if rows.is_floating_point() else rows
-
-
-def _values(example: Example, tensors: Sequence[torch.Tensor], kept: Collection[str]) -> Values:
-    """Some of the values that a graph makes of a call.
-
-    Raises:
-        KeyError: it is given something that is neither of the call nor the model's.
-    """
-    graph = example.traced.graph
-    written = {each.resource for op in graph.ops for each in op.accesses if each.write}
-    known = {name: each.clone() for name, each in example.arguments(tensors).items()}  # which may be written
-    for name, key in graph.states.items():
-        held = example.traced.state[key].detach()
-        known[name] = doubled(held.clone()) if f"self.{key}" in written else held
-    with Level(), Doubled():  # type: ignore[no-untyped-call]
-        values = values_of(graph, [known[name] for name in graph.arguments], [op.name for op in graph.ops], kept, _by_itself)
-        return {node.name: _first(each) for node, each in values.items() if node.name in kept}
-
-
-def _first(value: Any) -> torch.Tensor:
-    """Of several tensors, that of which a graph's metadata tell."""
-    found: torch.Tensor = next(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    return found
-
-
-def _by_itself(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a node gives, in double precision, which some functions ask of all that they take; of batch norm, what it would with
-    running statistics."""
-    args, kwargs = doubled((args, kwargs))
-    if node.target is not functional.batch_norm:
-        return call_node(node, args, kwargs)
-    given = inspect.signature(functional.batch_norm).bind(*args, **kwargs)
-    given.apply_defaults()
-    options, features = given.arguments, given.arguments["input"].shape[1]
-    if options["running_mean"] is None:
-        like = options["input"]
-        options["running_mean"], options["running_var"] = like.new_zeros(features), like.new_ones(features)
-    options["training"] = False
-    return functional.batch_norm(**options)
-
-
-def _is_both(whole: Any, one: Any, other: Any, along: int, rows: int) -> bool:
-    """Whether a value has the rows of two others, behind each other in its dimension or in one that is part of it."""
-    many = one.shape[along] // rows
-    for outer in (each for each in range(1, many + 1) if many % each == 0):
-        parts = [each.unflatten(along, (outer, -1)) for each in (one, other)]
-        both = torch.cat(parts, along + 1).flatten(along, along + 1)
-        scale = float(both.nan_to_num().abs().max()) if both.numel() else 0.0
-        if torch.allclose(whole, both, rtol=1e-6, atol=1e-6 * scale, equal_nan=True):
-            return True
-    return False

@@ -18,7 +18,8 @@ from functools import cache, partial
 import torch
 from torch import nn
 
-from partitioner.distributed.loss.meeting import Untold, meeting
+from partitioner.distributed.loss.apart import Untold
+from partitioner.distributed.loss.meeting import meeting
 from partitioner.distributed.loss.within import tails_of
 from partitioner.distributed.ranks import here
 from partitioner.distributed.traced.example import Example
@@ -85,9 +86,14 @@ def _numbers(example: Example) -> set[str]:
     """The values that are made of the batch's numbers or of weights, and not of indices, lengths or masks alone."""
     found = {name for name in example.places if _made(example, name)}
     for op in example.traced.graph.ops:
-        if (op.state or not found.isdisjoint(op.inputs)) and _made(example, op.name):
+        if (op.state or not found.isdisjoint(op.inputs)) and _made(example, op.name) and not _asks_sizes(op):
             found.add(op.name)
     return found
+
+
+def _asks_sizes(op: Op) -> bool:
+    """Whether an op asks a tensor for its size and dtype alone, by torch's names for such: `new_zeros`, `rand_like`."""
+    return op.target.startswith("new_") or op.target.endswith("_like")
 
 
 def _may_mix(example: Example, op: Op, numbers: Collection[str]) -> bool:
@@ -96,7 +102,7 @@ def _may_mix(example: Example, op: Op, numbers: Collection[str]) -> bool:
     if any(isinstance(size, torch.SymInt) for size in getattr(like, "shape", ())):  # as many as a mask has, of any rows
         return False
     made, given = _made(example, op.name), [shape for name in op.inputs if name in numbers for shape in _made(example, name)]
-    if rows < 2 or not made or not any(_has(rows, shape) for shape in given):
+    if rows < 2 or op.name not in numbers or not any(_has(rows, shape) for shape in given):
         return False
     often = max(shape.count(rows) for shape in given)
     return not any(_has(rows, shape) for shape in made) or any(shape.count(rows) > often for shape in made)
