@@ -60,8 +60,16 @@ def two(plain: tuple[Path, list[float], nn.Module], tmp_path_factory: pytest.Tem
     runs = [
         {"name": "undisturbed", "mesh": TWO_STAGES, "end": 10, "save": [5, 10], "folder": folder / "run"},
         {"name": "again", "mesh": TWO_STAGES, "end": 10, "load": folder / "run/step-5", "extra": saved, "rate": 0.5},
-        {"name": "data", "mesh": {"data": 2}, "end": 10, "load": folder / "run/step-5", "extra": saved},
-        {"name": "sharded", "mesh": {"data": 2}, "wrap": "fsdp2", "end": 10, "load": folder / "run/step-5", "extra": saved},
+        {"name": "data", "mesh": {"data": 2}, "microbatches": 1, "end": 10, "load": folder / "run/step-5", "extra": saved},
+        {
+            "name": "sharded",
+            "mesh": {"data": 2},
+            "microbatches": 2,
+            "wrap": "fsdp2",
+            "end": 10,
+            "load": folder / "run/step-5",
+            "extra": saved,
+        },
         {
             "name": "shared out",
             "mesh": SHARED,
@@ -72,7 +80,7 @@ def two(plain: tuple[Path, list[float], nn.Module], tmp_path_factory: pytest.Tem
             "folder": folder / "parts",
         },
         {"name": "from parts", "mesh": TWO_STAGES, "end": 10, "load": folder / "parts/step-5", "extra": saved},
-        {"name": "from plain", "mesh": TWO_STAGES, "end": 10, "load": plain[0] / "step-5", "extra": saved},
+        {"name": "from plain", "mesh": TWO_STAGES, "microbatches": 8, "end": 10, "load": plain[0] / "step-5", "extra": saved},
         {"name": "from torch", "mesh": TWO_STAGES, "end": 10, "load": folder / "torch", "begin": 5},
         {"name": "drops", "mesh": TWO_STAGES, "dropout": 0.3, "end": 10, "save": [5], "folder": folder / "drops"},
         {"name": "drops on", "mesh": TWO_STAGES, "dropout": 0.3, "end": 10, "load": folder / "drops/step-5", "extra": saved},

@@ -64,8 +64,8 @@ def test_a_warning_is_said_once(ranks: list[dict[str, Any]]) -> None:
 def test_outputs_of_microbatches_are_those_of_the_batch_or_refused(ranks: list[dict[str, Any]]) -> None:
     """What had as many rows as a microbatch by accident was put together: layers, weights, pairs of rows.
 
-    What has several numbers for each row was refused, as logits are that come in one long row. Now values say in what order they
-    are; zeros say nothing.
+    What has several numbers for each row was refused, as logits are that come in one long row. Now values say in what order
+    they are; zeros say nothing.
     """
     refused = {
         "as many weights as rows": "the model returns mul, of shape .* not one microbatch behind the other",

@@ -21,7 +21,8 @@ from partitioner.errors import PartitionerError
 
 def run(asked: dict[str, Any]) -> list[float]:
     """One run: from step ``begin`` or the checkpoint ``load`` to step ``end``, saved in ``folder`` at the steps ``save``."""
-    spec = {"distributed": {"mesh": asked["mesh"], "microbatches": 4, "wrap": asked.get("wrap", "ddp"), "timeout": 60}}
+    spec = {"distributed": {"mesh": asked["mesh"], "microbatches": asked.get("microbatches", 4), "timeout": 60}}
+    spec["distributed"]["wrap"] = asked.get("wrap", "ddp")
     rows = 16 // asked["mesh"].get("data", 1)
     whole = build(asked.get("dropout", 0.0))
     model, step = parallelize(freeze(whole) if asked.get("frozen") else whole, batch(0)[0][:rows], spec, loss_of)
