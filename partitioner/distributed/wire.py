@@ -29,6 +29,7 @@ from partitioner.distributed.batch.touched import Touched
 from partitioner.distributed.batch.watch import Watch
 from partitioner.distributed.decided import Divided, agree_on, divided
 from partitioner.distributed.loss.called import refuse_no_loss
+from partitioner.distributed.loss.left import warn_of_left
 from partitioner.distributed.loss.loss import Loss
 from partitioner.distributed.loss.mixing import warn_of_mixing
 from partitioner.distributed.pipeline.copies import refuse_stages
@@ -226,7 +227,9 @@ def stages(
     with nullcontext() if training else torch.no_grad():
         example = together(lambda: example_in(model, example_inputs, None, count))
         merging = () if training else together(lambda: merging_of(model, example, asked.microbatches))
-    warn_of_mixing(model, example, asked.microbatches * (asked.mesh.data if training else 1))
+    parts = asked.microbatches * (asked.mesh.data if training else 1)
+    warn_of_mixing(model, example, parts)
+    warn_of_left(model, example, parts)
     agree_on(whole, example, saved)
     numbers = kind.stages_of(ranks.pipeline, asked.mesh.pipeline, asked.stages_per_rank)
     found = divided(model, example, whole, asked, ranks, numbers, saved)
