@@ -153,23 +153,36 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
 
     Args:
         model: what will be called.
+        inputs, kwargs: as `call_with` takes them.
+
+    Raises:
+        InputError: as `call_with`; or parameters are sharded.
+    """
+    sharded = [name for name, value in model.named_parameters() if hasattr(value, "device_mesh")]
+    if sharded and not (inputs is None and kwargs is None):
+        raise InputError(
+            f"{sharded[0]} is a DTensor, which hooks of the model gather for a call; examples call forward alone. Partition "
+            "the model first and shard what comes out, or leave example_inputs out, so that it is traced in its first call"
+        )
+    return call_with(model, inputs, kwargs)
+
+
+def call_with(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Call | None:
+    """The call of forward that a call of the model with some inputs makes, or ``None`` if there are none.
+
+    Args:
+        model: what will be called.
         inputs: a tuple or list of positional arguments, a dict of keyword arguments by name, or one argument.
         kwargs: keyword arguments by name.
 
     Raises:
-        InputError: the examples do not fit the signature of the model's forward, or can be read only once, or what the model
-            does before its forward fails on them; or parameters are sharded.
+        InputError: the inputs do not fit the signature of the model's forward, or can be read only once, or what the model
+            does before its forward fails on them.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"example_kwargs is of type {type(kwargs).__name__}; give a dict of keyword arguments by name")
     if inputs is None and kwargs is None:
         return None
-    sharded = [name for name, value in model.named_parameters() if hasattr(value, "device_mesh")]
-    if sharded:
-        raise InputError(
-            f"{sharded[0]} is a DTensor, which hooks of the model gather for a call; examples call forward alone. Partition "
-            "the model first and shard what comes out, or leave example_inputs out, so that it is traced in its first call"
-        )
     hint = ""
     if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs) and not kwargs:
         inputs, kwargs = (), inputs

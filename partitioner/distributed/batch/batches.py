@@ -19,7 +19,7 @@ from partitioner.distributed.batch.watch import Watch
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.rows import refuse_not_dense
 from partitioner.errors import InputError
-from partitioner.model.call import Call, example_call
+from partitioner.model.call import Call, call_with
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class Batches:
         if self.watch is not None:
             self.watch.refuse_changes()
         refuse_not_dense((inputs, target), "the batch has")
-        call = example_call(self.model, inputs, None)
+        call = call_with(self.model, inputs)
         if call is None:
             raise InputError(
                 "the batch is None: give what the example inputs were, and with a loss that takes a target, a pair"
