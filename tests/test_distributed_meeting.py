@@ -168,6 +168,22 @@ def test_what_asks_a_tensor_for_its_size_alone_takes_no_rows_together(between: B
     assert mixing(model, example_in(model, torch.randn(ROWS, COLUMNS), None, 1)) is None
 
 
+class Paired(Net):
+    """Gives similarities of all pairs, which are no rows, beside the rows that these are made of; and checks a number."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        torch._assert_async((y.square().sum() >= 0).all())
+        return y, y @ y.T
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_leads_to_no_result_or_shows_in_none_is_no_alarm(device: str) -> None:
+    """GroupViT's similarities were no rows, so sizes were asked; they told of numbers that Gumbel's distribution checks."""
+    model = Paired(lambda x: x + (x.sum() - x.sum(0).sum()) * 0 if device == "cpu" else x).to(device)
+    assert mixing(model, example_of(model, torch.randn(ROWS, COLUMNS))) is None
+
+
 @pytest.mark.parametrize("name", ["funnel", pytest.param("mamba", marks=pytest.mark.slow)])
 def test_sizes_that_are_those_of_rows_by_chance_are_no_alarm(name: str) -> None:
     """A state of Mamba's, and a mask of Funnel's, looked like what three rows make together."""

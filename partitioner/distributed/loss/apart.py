@@ -31,7 +31,15 @@ Values = Mapping[str, Any]
 
 
 class Untold(Exception):
-    """Values do not tell: there is too much to compute, an op is not known so, or what a model gives has no rows to compare."""
+    """Values do not tell: there is too much to compute, an op is not known so, or what a model gives has no rows to compare.
+
+    Args:
+        apart: of what it gives, the values that do tell, and whose rows are by themselves.
+    """
+
+    def __init__(self, apart: Sequence[str] = ()) -> None:
+        super().__init__(apart)
+        self.apart = apart
 
 
 def too_much(model: nn.Module, example: Example) -> bool:

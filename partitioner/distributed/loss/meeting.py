@@ -39,7 +39,7 @@ def meeting(model: nn.Module, example: Example, larger: Callable[[], Example | N
     differs = _differing(model, example, more, shown) if shown else None
     if differs is None:
         if len(shown) < len(given):
-            raise Untold
+            raise Untold([one for one, _ in shown])
         return None
     alike = [(op.name, op.name) for op in graph.ops if op.name in more.traced.graph.by_name]
     every = [pair for pair in alike if _along(example, more, *pair) is not None]

@@ -25,7 +25,7 @@ from partitioner.distributed.ranks import here
 from partitioner.distributed.traced.example import Example
 from partitioner.distributed.traced.larger import larger
 from partitioner.distributed.traced.rows import growing
-from partitioner.ir.graph import Op
+from partitioner.ir.graph import Graph, Op
 from partitioner.model.node import made_of
 
 
@@ -64,8 +64,9 @@ def mixing(model: nn.Module, example: Example) -> Op | None:
     graph, twice = example.traced.graph, cache(partial(larger, model, example))
     try:
         found = meeting(model, example, twice)
-    except Untold:
-        return next(_by_sizes(example, twice), None)
+    except Untold as untold:
+        apart = made_of(graph.nodes[name] for name in untold.apart)
+        return next((op for op in _by_sizes(example, twice) if graph.nodes[op.name] not in apart), None)
     behind = set[torch.fx.Node]() if found is None else made_of([graph.nodes[found.name]])
     return next((op for op in _by_sizes(example, twice) if graph.nodes[op.name] in behind), found) if behind else None
 
@@ -73,13 +74,18 @@ def mixing(model: nn.Module, example: Example) -> Op | None:
 def _by_sizes(example: Example, larger: Callable[[], Example | None]) -> Iterator[Op]:
     """The ops whose sizes say that rows meet in them."""
     own = {node for tail in tails_of(example) for node in tail.nodes}
-    graph = example.traced.graph
-    numbers = _numbers(example)
+    graph, numbers, kept = example.traced.graph, _numbers(example), _kept(example.traced.graph) - own
     for op in graph.ops:
-        if graph.nodes[op.name] not in own and _may_mix(example, op, numbers):
+        if graph.nodes[op.name] in kept and _may_mix(example, op, numbers):
             more = larger()
             if more is not None and _mixes(example, more, op):
                 yield op
+
+
+def _kept(graph: Graph) -> set[torch.fx.Node]:
+    """What a model gives, or writes to something else, is made of; not what it only checks."""
+    writes = [op.name for op in graph.ops if any(each.write and each.resource != op.name for each in op.accesses)]
+    return made_of(graph.nodes[name] for name in (*graph.outputs, *writes))
 
 
 def _numbers(example: Example) -> set[str]:
