@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import local
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -65,7 +65,7 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 _CLOSED_ATTRIBUTES = (*_CODE, torch.jit.ScriptModule, CustomOpDef, OpOverload, OpOverloadPacket)
 
 _OF_GLOBALS = (
-    *(*CONTAINERS, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),
+    *(*CONTAINERS, tuple, partial, MappingProxyType, *STATEFUL, torch.Tensor, nn.Parameter, CustomOpDef),
     *(Counter, defaultdict, WeakKeyDictionary, WeakValueDictionary, WeakSet),
     *(local, SimpleNamespace, Namespace, ChainMap, UserDict, UserList),
 )

@@ -122,7 +122,8 @@ _WORDS = {
 """What torch's tracer says, and what it means for the model; the first that is found counts."""
 
 _JARGON = re.compile(
-    r"Variable(?:Tracker)?\b|[Ss]ourceless|bytecode|proxy|SymNode|[Gg]raph break|\bHOP\b|\b(?:tp|sq|mp|nb)_\w+"
+    r"Variable(?:Tracker)?\b|[Ss]ourceless|[a-z]Source\b|OutputGraph|bytecode|proxy|SymNode|[Gg]raph break|\bHOP\b"
+    r"|\b(?:tp|sq|mp|nb)_\w+"
 )
 """What only those who write the tracer have names for."""
 

@@ -12,11 +12,11 @@ import math
 import os
 import re
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
     """What is looked at again in the frame.
 
     Those are constants that have twins, attributes of tuples, texts and numbers of a class of the user's, which torch takes to
-    be constant, and the keys of dictionaries that are gone through: of ordered ones torch sees the order in which they came.
+    be constant, and the keys of dictionaries that are gone through: of ordered ones torch sees the order in which they came. Of
+    a `defaultdict` with such keys it does not look at what makes its values.
     """
     for name in sorted({name for name, kind in guards if kind in _KINDS}):
         if not _has_twins(value_at(name, scope)) or type(value_at(_LAST.sub("", name), scope)).__module__.startswith("torch."):
@@ -98,12 +99,24 @@ def _within(guards: list[tuple[str, str]], scope: Mapping[str, Any]) -> Iterator
             yield holds_at(code, partial(_is_dressed, dict(vars(value))))
     for source in sorted(map(name_of, InstructionTranslator.current_tx().output.guard_on_key_order)):
         code, value = found_at(source, scope)
+        if code and isinstance(value, defaultdict):
+            yield holds_at(code, partial(_made_alike, value.default_factory))
         if code and source.endswith(OF_FORWARD):
             yield holds_at(code, hooked_alike(source, value, scope))
         elif code and (isinstance(value, OrderedDict) or _has_twins(tuple(value))):
             yield holds_at(code, lambda now, keys=list(value): same(list(now), keys))  # type: ignore[misc]
     yield from distinct(scope)
     yield from HERE.decisions.values()
+
+
+def _made_alike(then: Any, now: Any) -> bool:
+    """Whether a dictionary makes values as another one did: by the same thing, or by one line that reads nothing else."""
+    made = getattr(now, "default_factory", now)
+    if not isinstance(then, FunctionType) or not isinstance(made, FunctionType):
+        return made is then
+    return made is then or (
+        made.__code__ is then.__code__ and not (made.__closure__ or made.__defaults__ or made.__kwdefaults__)
+    )
 
 
 def _is_dressed(then: dict[str, Any], value: Any) -> bool:

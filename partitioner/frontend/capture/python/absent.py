@@ -4,6 +4,8 @@ Dynamo asks again whether an object of the user's, or a class, has what ``hasatt
 functions, modules of Python's, partials and tensors, nor of a class where ``except AttributeError`` answered. And that an
 attribute is the one of a base, it asks of the classes in between, but not of the object's own, which may get one later. Of a
 list, or a tensor that was just made, it looks for an attribute only when that is used, where no ``except`` stands any more.
+And what a `functools.cached_property` has left on an object, its guard reads with ``getattr``: of an object that was not asked
+yet, the guard would ask, before forward has written what the property reads.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import getattr_static, signature
-from types import ClassMethodDescriptorType, MethodDescriptorType, WrapperDescriptorType
+from inspect import getattr_static, isdatadescriptor, signature
+from types import ClassMethodDescriptorType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from torch import Size, Tensor
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import ObservedAttributeError, Unsupported, raise_observed_exception
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, TypeDictSource
+from torch._dynamo.source import AttrSource, DictGetItemSource, TypeDictSource
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -29,8 +31,9 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
 )
 from torch._dynamo.variables import builtin as builtins
+from torch._dynamo.variables.base import VariableTracker
 
-from partitioner.frontend.capture.amended import amends
+from partitioner.frontend.capture.amended import GETATTR, amends
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of, value_at
 
@@ -166,3 +169,23 @@ def _lacks(key: str) -> Callable[..., None]:
     if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
         return partial(GuardBuilder.DICT_NOT_CONTAINS, key=key)
     return partial(GuardBuilder.DICT_CONTAINS, key=key, invert=True)  # torch 2.12 and before
+
+
+@amends(UserDefinedObjectVariable, GETATTR)
+def _left_by_a_property(plain: Callable[..., Any], self: Any, tx: Any, name: str) -> Any:
+    held = getattr(self.value, "__dict__", {})
+    written = name in tx.output.side_effects.store_attr_mutations.get(self, ())
+    if (
+        self.source is None
+        or written
+        or name not in held
+        or not _is_made_when_asked(getattr_static(type(self.value), name, None))
+    ):
+        return plain(self, tx, name)
+    return VariableTracker.build(tx, held[name], DictGetItemSource(AttrSource(self.source, "__dict__"), name))
+
+
+def _is_made_when_asked(found: Any) -> bool:
+    """Whether a class has what an object gets when it is first asked for it."""
+    known = isinstance(found, (FunctionType, staticmethod, classmethod, type, *_ALWAYS))
+    return hasattr(type(found), "__get__") and not known and not isdatadescriptor(found)

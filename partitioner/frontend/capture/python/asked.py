@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial, singledispatch
+from functools import _make_key, partial, singledispatch
 from inspect import getattr_static
 from types import FunctionType, UnionType
 from typing import Any, get_args
@@ -33,10 +33,17 @@ _ANY: Any = singledispatch(lambda value: value)
 _DISPATCHES = _ANY.__code__
 
 
-def asked(tx: Any, ask: Callable[[], Any], answer: Any) -> Any:
-    """The answer to a question, which is put again before each call."""
-    name = tx.output.install_global("___asked", ask)  # a number, in whose order guards ask
-    return VariableTracker.build(tx, answer, CallFunctionNoArgsSource(GlobalSource(name)))
+def asked(tx: Any, ask: partial[Any], answer: Any) -> Any:
+    """The answer to a question, which is put again before each call.
+
+    A question to which the frame has had this very object before is no other one: ``cached(n) is cached(n)``.
+    """
+    known = vars(tx.output).setdefault("asked", {})  # each question with its last answer, and the name it has in guards
+    key = ask.func, _make_key(ask.args, ask.keywords, typed=True)
+    if key not in known or known[key][0] is not answer:
+        alone: Any = torch._dynamo.disable(ask)  # type: ignore[no-untyped-call]
+        known[key] = answer, tx.output.install_global("___asked", alone)  # a number, in whose order guards ask
+    return VariableTracker.build(tx, answer, CallFunctionNoArgsSource(GlobalSource(known[key][1])))
 
 
 @amends(BuiltinVariable, "call_isinstance")
@@ -74,8 +81,7 @@ def _classes(asked: Any) -> Iterator[Any]:
 def _asked_of_classes(tx: Any, kind: type, kinds: Any, answer: Any) -> Any:
     if not any(_may_be_registered(kind, each) for each in _classes(kinds)):
         return answer
-    ask: Any = torch._dynamo.disable(partial(issubclass, kind, kinds))  # type: ignore[no-untyped-call]
-    return asked(tx, ask, answer.as_python_constant())
+    return asked(tx, partial(issubclass, kind, kinds), answer.as_python_constant())
 
 
 def _may_be_registered(kind: type, other: Any) -> bool:
@@ -89,7 +95,7 @@ def _may_be_registered(kind: type, other: Any) -> bool:
 def _dispatch(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     if self.fn.__code__ is not _DISPATCHES or not args:
         return plain(self, tx, args, kwargs)
-    ask: Any = torch._dynamo.disable(partial(self.fn.dispatch, args[0].realize().python_type()))  # type: ignore[no-untyped-call]
+    ask = partial(self.fn.dispatch, args[0].realize().python_type())
     return asked(tx, ask, ask()).call_function(tx, args, kwargs)
 
 

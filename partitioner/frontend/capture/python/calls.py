@@ -111,8 +111,7 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
     if len(tx.output.random_calls) > drawn:
         raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     named = {name: each.as_python_constant() for name, each in kwargs.items()}
-    plainly: Any = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]  # a small cache may have lost the answer
-    ask, undo = partial(plainly, *(each.as_python_constant() for each in args), **named), state_undo(function)
+    ask, undo = partial(function, *(each.as_python_constant() for each in args), **named), state_undo(function)
     with fork_rng(devices=[]):
         before = torch.get_rng_state()
         found = ask()
@@ -133,7 +132,7 @@ def _is_logged(tx: Any, source: Any, logger: Any, name: str, args: Any) -> Any:
     if source is not None:
         install_guard(source.make_guard(GuardBuilder.ID_MATCH))
     ask = partial(logger.isEnabledFor, args[0].as_python_constant() if takes else getattr(logging, name.upper()))
-    enabled = asked(tx, torch._dynamo.disable(ask), ask())  # type: ignore[no-untyped-call]
+    enabled = asked(tx, ask, ask())
     if name == "isEnabledFor":
         return enabled
     return None if enabled.as_python_constant() else ConstantVariable.create(None)

@@ -3,8 +3,9 @@
 Dynamo runs a generator to its end while it traces, and gives an iterator over a tuple in the place of it, of an iterator over a
 list, and of most that `itertools` makes. Who is given one may ask for more than the next item: its class, its length, to close
 it. So a frame goes on as it is where it returns one, or puts one into a list or a dictionary. So it does where a generator goes
-on behind the end of a graph: it may never end, and be asked for its ``send``. And ``yield from`` would give ``None``: where a
-generator returns something, the graph ends.
+on behind the end of a graph: it may never end, and be asked for its ``send``; or where an iterator over a list does, or is an
+attribute, for what is written to the list comes out of it (a loop in which a graph ends is one of Python's in any case). And
+``yield from`` would give ``None``: where a generator returns something, the graph ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch._dynamo.variables import UserDefinedObjectVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.iter import ZipVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListIteratorVariable, TupleIteratorVariable
 
 from partitioner.frontend.capture.amended import amends
 
@@ -43,6 +44,15 @@ def _return(plain: Callable[..., Any], self: Any, instruction: Any) -> None:
 def _reconstruct(plain: Callable[..., Any], self: Any, codegen: Any) -> None:
     if not self.inline_tracer.generator_exhausted:
         raise _as_it_is("a generator goes on where the graph has ended")
+    plain(self, codegen)
+
+
+@amends(ListIteratorVariable, "reconstruct")
+@amends(ZipVariable, "reconstruct")  # what ``map`` gives is one, too
+def _over_a_list(plain: Callable[..., Any], self: Any, codegen: Any) -> None:
+    made = self.mutation_type is not None  # what a generator left is put together by the tracer
+    if made and type(self) is not TupleIteratorVariable and not getattr(self, "is_exhausted", False):
+        raise _as_it_is("an iterator over a list goes on where the graph has ended")
     plain(self, codegen)
 
 

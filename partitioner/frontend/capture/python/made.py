@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._dynamo import variables
@@ -57,6 +57,12 @@ if hasattr(dicts, "DunderDictVariable"):  # torch 2.11 has none
     def _init(plain: Callable[..., None], self: Any, owner: Any, *arguments: Any, **options: Any) -> None:
         plain(self, owner, *arguments, **options)
         self.owner = owner  # whoever lives holds what it holds, which is found among its attributes
+
+    @amends(dicts.SideEffectsProxyDict, "__iter__")
+    def _names(plain: Callable[..., Iterator[Any]], self: Any) -> Iterator[Any]:
+        """Attributes that were there come first, in their order: Dynamo has those first that the frame has set."""
+        places = {name: number for number, name in enumerate(self.item_dict)}
+        return iter(sorted(plain(self), key=lambda each: places.get(each.vt.as_python_constant(), len(places))))
 
 
 @amends(BuiltinVariable, "call_str")

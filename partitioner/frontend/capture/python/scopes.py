@@ -6,6 +6,10 @@
 
 So do functions that were made by ``exec`` or `runpy`, or whose module was loaded anew. Their globals are attributes of an
 object that stands for their module, which Dynamo reads, guards and writes.
+
+And a function of which a variable is not set yet when it is called, as it sets it itself, is traced like any other one:
+
+    [y for v in values if (y := v % 3)]                         of Python before 3.12, where that is a function
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import AttrSource, GlobalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, _import_module
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.functions import ClosureConversionError, NestedUserFunctionVariable
 
 from partitioner.frontend.capture.amended import amends
 
@@ -46,3 +52,12 @@ def _is_known(module: str, names: dict[str, Any]) -> bool:
 
 def _names(module: Any) -> dict[str, Any] | None:
     return getattr(module, "__dict__", None)
+
+
+@amends(NestedUserFunctionVariable, "get_function")
+def _as_it_is(plain: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
+    """The function itself, which Dynamo has if it closes over constants. What is not there yet is none, as a tensor is none."""
+    try:
+        return plain(self, *args, **options)
+    except Unsupported as error:
+        raise ClosureConversionError("a variable that is not set yet") from error

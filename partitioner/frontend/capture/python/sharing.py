@@ -1,9 +1,9 @@
-"""Whether what a frame knows as two objects is still two, and not one under two names.
+"""Whether what a frame knows as two objects is still two, and not one under two names; and whether one is one.
 
 A list or an object that comes in under two names, or is an attribute, too, is for Dynamo one object for each name if it was so
 when it was traced: what is written under one name, the other name would not read, and ``a is b`` stays false. It asks this of
 tensors, and of nothing else. And that an object is one under two names it asks where both lead from local variables, or both
-from globals, but not of one that is a global and an attribute.
+from globals, but not of one that is a global and an attribute. A tuple under two names is for it two, each made anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import is_from_global_source, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
-from torch._dynamo.variables import UserMethodVariable, builder
+from torch._dynamo.variables import TupleVariable, UserMethodVariable, builder
 
 from partitioner.frontend.capture.amended import amends
 from partitioner.frontend.capture.here import HERE, Condition
@@ -38,12 +38,16 @@ def _equal(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[st
 @amends(compare_op_handlers, "is")
 @amends(compare_op_handlers, "is not")
 def _compare(plain: Callable[..., Any], tx: Any, pair: list[Any], options: dict[str, Any]) -> Any:
-    """Note the pairs of objects of which a frame asks whether they are one."""
+    """Note the pairs of objects of which a frame asks whether they are one. What is one now is held against itself."""
     if pair[0] is not pair[1] and all(isinstance(variable.realize(), UserMethodVariable) for variable in pair):
         raise Unsupported("bound methods are compared, of which there is a new one each time")
     if all(variable.source is not None for variable in pair):
         one, other = (name_of(variable.source) for variable in pair)
+        if one != other and "()" in one + other and isinstance(pair[0].realize(), TupleVariable):
+            raise Unsupported("a tuple is compared that a cache or a context gives")
         HERE.compared[one, other] = None
+        if len(_objects((one, other), HERE.scope)) == 1:
+            pair = [pair[0], pair[0]]
     return plain(tx, pair, options)
 
 
@@ -58,7 +62,7 @@ def _still_one(plain: Callable[..., Any], source: Any, known: Any) -> Any:
 
 
 def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:
-    """Conditions on objects that must still be different: those that were compared, and all of a class that is written.
+    """Conditions on objects that must still be one, or different: those that were compared, and all of a class that is written.
 
     Called by a backend.
 
@@ -66,9 +70,8 @@ def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:
         scope: ``L`` and ``G`` of the frame that is being traced.
     """
     for pair in HERE.compared:
-        (one, first), (other, second) = found_at(pair[0], scope), found_at(pair[1], scope)
-        if one and other and first is not second and _has_identity(first) and _has_identity(second):
-            yield _are_different([one, other])
+        if found := _objects(pair, scope):
+            yield _are_so_many(len(found), [code for code, _ in (found_at(name, scope) for name in pair) if code])
     effects = InstructionTranslator.current_tx().output.side_effects
     outside = [variable for variable in effects.id_to_variable.values() if variable.source is not None]
     known = defaultdict[type, list[CodeType]](list)
@@ -77,7 +80,15 @@ def distinct(scope: Mapping[str, Any]) -> Iterator[Condition]:
             code, value = found_at(name_of(variable.source), scope)
             if code and type(value) in written:
                 known[type(value)].append(code)
-    yield from (_are_different(codes) for codes in known.values() if len(codes) > 1)
+    yield from (_are_so_many(len(codes), codes) for codes in known.values() if len(codes) > 1)
+
+
+def _objects(names: tuple[str, str], scope: Mapping[str, Any]) -> set[int]:
+    """Who has these names, by ``id``; nobody if one of them only Dynamo has, is no object of its own, or is asked."""
+    if any("()" in name for name in names):
+        return set()
+    found = [found_at(name, scope) for name in names]
+    return {id(value) for _, value in found} if all(code and _has_identity(value) for code, value in found) else set()
 
 
 def _has_identity(value: Any) -> bool:
@@ -87,5 +98,5 @@ def _has_identity(value: Any) -> bool:
     return not isinstance(value, str | bytes | int | float | complex | None)
 
 
-def _are_different(codes: list[CodeType]) -> Condition:
-    return lambda scope: len({id(look_at(code, scope)) for code in codes}) == len(codes)
+def _are_so_many(number: int, codes: list[CodeType]) -> Condition:
+    return lambda scope: len({id(look_at(code, scope)) for code in codes}) == number

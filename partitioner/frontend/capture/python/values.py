@@ -37,7 +37,7 @@ from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.tensor import TensorSubclassVariable
 from torch._dynamo.variables.user_defined import call_random_fn
 
-from partitioner.frontend.capture.amended import GETATTR, amends, method_of_tensors
+from partitioner.frontend.capture.amended import GETATTR, amended, amends, method_of_tensors
 from partitioner.frontend.capture.here import HERE
 from partitioner.frontend.capture.names import name_of
 from partitioner.model.overriding import has_own_rules
@@ -72,6 +72,19 @@ def _wrap(plain: Callable[..., Any], self: Any, value: Any) -> Any:
     if type(value) is MethodDescriptorType:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
     return plain(self, value)
+
+
+@amends(VariableBuilder, "wrap_listlike")
+def _wrap_listlike(plain: Callable[..., Any], self: Any, value: Any) -> Any:
+    """A tuple of a module's that holds a list is no constant: what forward wrote to the list was lost."""
+    if type(value) is not tuple or not _holds_what_changes(value):
+        return plain(self, value)
+    with amended(ConstantVariable, is_literal=staticmethod(lambda *_: False)):
+        return plain(self, value)
+
+
+def _holds_what_changes(value: Any) -> bool:
+    return type(value) in (list, set) or (type(value) is tuple and any(map(_holds_what_changes, value)))
 
 
 @amends(getattr(variables, "EnumVariable", UserDefinedObjectVariable), GETATTR)  # torch 2.11 has one of its own for members
