@@ -126,7 +126,7 @@ def _topological(units: Units) -> list[int]:
 
 
 def _modelled(park: Park, until: float) -> Found:
-    if not (model.installed() and model.suits(park)):
+    if not (model.installed() and model.suits(park)) or monotonic() + model.start_up(park) > until:
         return Found(None, False)
     result = model.Model(park, inf).solve(max(1.0, until - monotonic()))
     return Found(result.homes or None, result.impossible)

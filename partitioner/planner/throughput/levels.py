@@ -1,11 +1,12 @@
 """Units in clusters first, then the clusters' units, and so on: what belongs together goes to one of several equal processors.
 
     units      a-b=c-d   e=f-g=h       a thousand, of which no price says to which of two equal processors each goes
-    clusters   a   bc  d ef  gh        those that exchange most, in pairs, and pairs of pairs, while there are many
-    placed     abcd | efgh             few enough for annealing; each level settles from where the one above it has ended
+    clusters   a   bc  d ef  gh        those that exchange most, in twos and threes, and clusters of these, while there are many
+    placed     abcd | efgh             annealed while they are few; each level settles from where the one above it has ended
 
-Source: Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM Journal on
-Scientific Computing 20(1), 1998 (heavy-edge matching, and refinement level by level).
+Sources: Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM Journal on
+Scientific Computing 20(1), 1998 (refinement level by level), and "Multilevel k-way hypergraph partitioning", DAC 1999 (first
+choice: a unit joins the one it is closest to, even if that has joined another).
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.settling import settled
 
-FEWEST = 20
-"""Clusters for each processor, about, that are placed first."""
+FEWEST, MANY = 2, 20
+"""Clusters for each processor, about, that are placed first, and of which there are too many for annealing."""
 
-LARGEST = 0.1
+LARGEST = 0.5
 """Part of a processor's mean work that a cluster may have at most."""
 
-ROUNDS, MOVES = 4, 2_000
-"""Of annealing with the first clusters."""
+ROUNDS, MOVES, STEPS = 4, 2_000, 25
+"""Of annealing with few clusters; moves of each round, at most, and for each cluster."""
+
+TOGETHER, WEAK = 3, 0.25
+"""Units that become one at once, at most; and the part of a unit's closest tie below which it rather stays alone."""
 
 ENOUGH = 0.95
 """Clusters, as a part of those before, from which on there is no coarser level."""
@@ -62,14 +66,14 @@ def refined(levels: Sequence[Park], tasks: list[int], bound: float, until: float
         tasks: the processor of each task, to begin with.
         bound: seconds that no placement beats.
         until: moment, by the monotonic clock, at which to stop.
-        moves: how many of each round the coarsest level is annealed with.
+        moves: how many of each round the coarsest level is annealed with, and others that are not `MANY`.
     """
-    load = inf
+    load, many = inf, MANY * len(levels[0].units.rows)
     for level in reversed(levels):
         load, homes = settled(level, level.units.of_tasks(tasks), until)
-        if moves and level is levels[-1]:
+        if moves and (level is levels[-1] or level.units.count <= many):
             search = Annealing(level, homes)
-            search.run(until, ROUNDS, moves, bound)
+            search.run(until, ROUNDS, min(moves, STEPS * level.units.count), bound)
             load, homes = search.least, search.best
         tasks = level.units.spread_over(homes)
     return load, tasks
@@ -86,7 +90,7 @@ def levels_of(park: Park, fewest: int = FEWEST, largest: float = LARGEST, label:
     """
     of_task, found, many = label or _suiting(park), [park], fewest * len(park.units.rows)
     while (units := found[-1].units).count > many:
-        coarse = units.joined(_matched(found[-1], [of_task[tasks[0]] for tasks in units.members], largest))
+        coarse = units.joined(_joined(found[-1], [of_task[tasks[0]] for tasks in units.members], largest))
         if coarse.count > ENOUGH * units.count:
             break
         found.append(park_of(coarse))
@@ -102,22 +106,40 @@ def _suiting(park: Park) -> list[tuple[int, int]]:
     return [label[unit] for unit in park.units.unit_of]
 
 
-def _matched(park: Park, label: Sequence[tuple[int, int]], largest: float) -> list[int]:
-    """For each unit, its name or its partner's: of those with its label, the one it exchanges most with for their work."""
-    least, units, reach = park.units.seconds.min(axis=0).tolist(), park.units, park.units.reach
-    most, mate = largest * sum(least) / len(units.problem.processors), [-1] * units.count
-    moved: list[defaultdict[int, float]] = [defaultdict(float) for _ in mate]
-    for flow, seconds in zip(units.flows, park.flow_seconds(*park.classes[0].sends).tolist(), strict=True):
+def _joined(park: Park, label: Sequence[tuple[int, int]], largest: float) -> list[int]:
+    """For each unit, the one whose cluster it is in: with its label, and near the one it exchanges most with for their work.
+
+    A unit whose neighbours are all taken joins one of these, for what it exchanges little with belongs elsewhere. Not so where
+    clusters are convex: what lies between keeps most apart from what is closest to them.
+    """
+    units, reach = park.units, park.units.reach
+    together, weak = (TOGETHER, WEAK) if reach is None else (2, 0.0)
+    work: list[float] = units.seconds.min(axis=0).tolist()
+    most, root = largest * sum(work) / len(units.problem.processors), list(range(units.count))
+    weight = [max(1e-300, each) ** 0.5 for each in work]
+    inside, moved = [[unit] for unit in root], _exchanged(park)
+    for unit in sorted(root, key=lambda each: (len(moved[each]), work[each])):
+        if len(inside[unit]) > 1 or root[unit] != unit:
+            continue
+        near = sorted(((-seconds / weight[each], each) for each, seconds in moved[unit].items()))
+        for tie, each in near:
+            if tie > weak * near[0][0]:
+                break
+            there = root[each]
+            fits = label[each] == label[unit] and work[there] + work[unit] <= most and len(inside[there]) < together
+            if fits and (reach is None or not reach.between((*inside[there], unit))):
+                root[unit] = there
+                inside[there].append(unit)
+                work[there] += work[unit]
+                break
+    return root
+
+
+def _exchanged(park: Park) -> list[defaultdict[int, float]]:
+    """For each unit, the seconds that its values take, or those that it reads, by the unit at the other end."""
+    found: list[defaultdict[int, float]] = [defaultdict(float) for _ in range(park.units.count)]
+    for flow, seconds in zip(park.units.flows, park.flow_seconds(*park.classes[0].sends).tolist(), strict=True):
         for reader in flow.readers:
-            moved[flow.maker][reader] += seconds / len(flow.readers)
-            moved[reader][flow.maker] += seconds / len(flow.readers)
-    for unit in sorted(range(units.count), key=lambda each: (len(moved[each]), least[each])):
-        if mate[unit] < 0:
-            mate[unit] = unit
-            near = [each for each in moved[unit] if mate[each] < 0 and label[each] == label[unit]]
-            near = [each for each in near if least[each] + least[unit] <= most]
-            for each in sorted(near, key=lambda each: (-moved[unit][each] / max(1e-300, least[each] ** 0.5), each)):
-                if reach is None or not reach.between((unit, each)):
-                    mate[each] = unit
-                    break
-    return mate
+            found[flow.maker][reader] += seconds / len(flow.readers)
+            found[reader][flow.maker] += seconds / len(flow.readers)
+    return found

@@ -17,6 +17,9 @@ from partitioner.planner.feasible import bits
 from partitioner.planner.prices import least_paid, owed, rents, wasted
 from partitioner.planner.throughput.units import Floats, Units
 
+ALIKE, MOSTLY = 1.01, 0.5
+"""How many times as much a unit pays on another processor if these are no longer alike to it; and part of the units."""
+
 Charge = tuple[int, float, float]
 """A slot, and what is added to it for each value and for each byte."""
 
@@ -125,10 +128,13 @@ class Park:
         ends = ((numbers, means[numbers[0]]) for numbers in found.values())
         return [Alike(tuple(each), (way[0], way[1]), (way[2], way[3]), least[each].min(axis=0)) for each, way in ends]
 
-    @property
+    @cached_property
     def apart(self) -> bool:
-        """Whether prices alone say where a unit should be: no two processors are alike."""
-        return len(self.classes) == len(self.units.problem.processors)
+        """Whether prices alone say where most units should be: no two processors are alike, nor to a unit its two best."""
+        if len(self.classes) < (count := len(self.units.problem.processors)):
+            return False
+        least, next_ = np.partition(self.paid, 1, axis=0)[:2] if count > 1 else (np.zeros(1), np.ones(1))
+        return bool(np.mean(next_ > least * ALIKE) >= MOSTLY)
 
     @cached_property
     def interchangeable(self) -> list[tuple[int, ...]]:

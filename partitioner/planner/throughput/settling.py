@@ -107,7 +107,7 @@ def _settle(loads: Loads, state: Convex, power: int, until: float) -> None:
         inside.discard(unit := waiting.popleft())
         here, held, least, best = loads.home[unit], loads.memory[unit], -1e-12, -1
         found: dict[int, float] = {}
-        for there in units.able[unit]:
+        for there in _ways(loads, unit):
             if there != here and loads.used[there] + held <= caps[there]:
                 deltas = loads.deltas(unit, there)
                 more = loads.energy(deltas, scale, power)
@@ -120,3 +120,13 @@ def _settle(loads: Loads, state: Convex, power: int, until: float) -> None:
             connected = [each for each in units.near[unit] if each not in inside]
             waiting.extend(connected)
             inside.update(connected)
+
+
+def _ways(loads: Loads, unit: int) -> list[int]:
+    """Where a unit may go: to what it is connected to, or to the one of equal processors that has the least to do."""
+    units, home, held, able = loads.park.units, loads.home, loads.memory[unit], loads.park.units.able_sets[unit]
+    found = {home[each] for each in units.near[unit]}
+    for alike in loads.park.classes:
+        free = [each for each in alike.processors if loads.used[each] + held <= units.problem.caps[each]]
+        found.update(free if len(free) < 2 else [min(free, key=loads.load)])
+    return sorted(found & able)

@@ -23,7 +23,7 @@ from partitioner.planner.throughput.levels import clustered
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.openings import CLOSE, MOST_IDEALS, none_found, start
 from partitioner.planner.throughput.prices import Park, park_of
-from partitioner.planner.throughput.search import Annealing
+from partitioner.planner.throughput.search import Annealing, moment
 from partitioner.planner.throughput.settling import evenly
 from partitioner.planner.throughput.staging import ORDERS, staged
 from partitioner.planner.timing import largest_load
@@ -56,8 +56,9 @@ MOVES, MOST_MOVED = 1_500, 600
 AGAIN, MOST_AGAIN = 0.99, 4
 """What a search may leave of a load for it to be worth as many quick rounds again, and how often there are any."""
 
-NEARLY = 2e-4
-"""A gain, relatively, for which a few moves are not made where there is no limit of time."""
+NEARLY, NEAR = 2e-4, 0.2
+"""A gain, relatively, for which a few moves are not made where there is no limit of time; and one for which nothing is joined
+beforehand where processors are equal, which takes seconds."""
 
 
 def balanced(
@@ -105,8 +106,9 @@ def evenest(
     """Of up to ``tries`` placements, the one whose largest load is smallest; the objective is ``throughput``.
 
     One by one, tasks go to the processors that suit them. In stages along a line (``in_line``) neighbours share a processor and
-    little travels, but in one call each processor would wait for the one before it. Where both matter, for contiguous parts on
-    processors that differ, tasks are placed one by one and then gathered, with clusters of them, too, if ``parts``.
+    little travels, but in one call each processor would wait for the one before it. Where both matter, tasks are joined first,
+    which takes longer, and on equal processors is left out where other answers are near the bound; contiguous parts are then
+    gathered, from clusters of their own, too, if ``parts``.
 
     Returns:
         The processor of each task, and seconds that no placement's largest load can be below.
@@ -121,26 +123,36 @@ def evenest(
     makes: list[Callable[[], tuple[float, list[int]]]] = [
         *(partial(evenly, park, homes, each, bound, until) for each in sparings(park)[:count])
     ]
-    enough = 1 if large or (count == 1 and problem.contiguous) else inf
+    enough, quick = 1 if large or (count == 1 and problem.contiguous) else 1 + len(makes), 0
     if (tries > 1 or large) and in_line:
         first = problem.contiguous or (large and not park.waste)
         makes.insert(
             0 if first else len(makes), lambda: _in_a_line(park, bound, until, min((each for each, _ in found), default=inf))
         )
-        if park.waste and not park.apart and not problem.contiguous and not large:
-            makes.insert(0, partial(clustered, park, homes, bound, until))
-        if problem.contiguous and park.waste and not large:
-            makes, enough = [partial(gathered, park, bound, until, parts=parts), *makes], enough + 1
+        joined = _joining(park, homes, bound, until, parts) if not large else []
+        quick = 0 if park.waste else enough
+        makes, enough = [*makes[:quick], *joined, *makes[quick:]], enough + len(joined)
     for number, make in enumerate(makes, start=1):
         try:
             found.append(make())
         except PlacementError as error:
             reason = error
-        if found and (number >= enough or found[-1][0] <= bound * (1 + NEARLY) or monotonic() > until):
+        near = NEAR if number == quick else NEARLY
+        if found and (number >= enough or min(found)[0] <= bound * (1 + near) or monotonic() > until):
             break
     if not found:
         raise reason
     return min(found)[1], bound
+
+
+def _joining(park: Park, homes: Homes, bound: float, until: float, parts: bool) -> list[Callable[[], tuple[float, list[int]]]]:
+    """Ways that join tasks before they are placed, where prices alone do not say where each belongs."""
+    problem = park.units.problem
+    if problem.contiguous:
+        if park.waste:
+            return [partial(gathered, park, bound, until, parts=parts)]
+        return [lambda: gathered(park, bound, moment(until, 2), parts=False)] if problem.travels else []
+    return [] if park.apart else [lambda: clustered(park, homes, bound, until if park.waste else moment(until, 2))]
 
 
 def _in_a_line(park: Park, bound: float, until: float, least: float) -> tuple[float, list[int]]:
