@@ -21,7 +21,7 @@ from partitioner.planner.latency.homes import Homes
 from partitioner.planner.policies.list import List
 from partitioner.planner.throughput import fitting, model
 from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.levels import clustered, levels_of
+from partitioner.planner.throughput.levels import BLOCKS, clustered, levels_of
 from partitioner.planner.throughput.prices import park_of
 
 EACH, WORK = 80, 8_000
@@ -71,7 +71,7 @@ def test_what_exchanges_little_is_not_joined() -> None:
     """In pairs, the odd one of a block joined that of another one, and what was placed was of two blocks."""
     problem = blocks(8)
     park = park_of(units_of(problem, contiguous=False))
-    for level in levels_of(park):
+    for level in levels_of(park, BLOCKS):
         assert all(len({task // EACH for task in tasks}) == 1 for tasks in level.units.members)
     assert clustered(park, Homes(problem), WORK, inf)[0] <= 1.02 * WORK
 

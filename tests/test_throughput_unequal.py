@@ -27,7 +27,7 @@ from partitioner.planner.throughput.cycles import cycled
 from partitioner.planner.throughput.fitting import anywhere
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.levels import clustered, levels_of
+from partitioner.planner.throughput.levels import PAIRS, clustered, levels_of
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
@@ -143,7 +143,7 @@ def test_one_misplaced_unit_leaves_and_what_lies_between_stays() -> None:
 def test_where_no_change_mends_any_more_one_that_does_not_goes_first(seed: int) -> None:
     """Clusters anywhere: some tasks between others were left, and a thousand looks at them."""
     problem = parted(Random(seed), 8, 300, "mutual", host=False, kinds=1)
-    top = levels_of(park_of(units_of(problem, contiguous=True)), 10, 0.25)[-1]
+    top = levels_of(park_of(units_of(problem, contiguous=True)), PAIRS._replace(fewest=10, largest=0.25))[-1]
     random = Random(seed)
     tight = mended(top, [random.randrange(8) for _ in range(top.units.count)], [1 / 8] * 8)
     assert tight is not None and next(returns(problem, top.units.spread_over(tight)), None) is None

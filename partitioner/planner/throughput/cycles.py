@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from partitioner.planner.throughput.levels import levels_of
+from partitioner.planner.throughput.levels import BLOCKS, PAIRS, levels_of
 from partitioner.planner.throughput.search import WARM, Annealing, moment
 
 CYCLES = 3
@@ -52,7 +52,9 @@ def _cycle(search: Annealing, bound: float, until: float) -> None:
     if known.count > MOST or (known.contiguous and known.reach is None):
         return search.run(until, 1, SLOWLY, bound)
     label = [(home, int(random.random() < APART)) for home in search.best]
-    levels = levels_of(search.park, random.choice(FEWEST), random.choice(LARGEST), [label[unit] for unit in known.unit_of])
+    made = BLOCKS if known.reach is None else PAIRS
+    made = made._replace(fewest=random.choice(FEWEST), largest=random.choice(LARGEST))
+    levels = levels_of(search.park, made, [label[unit] for unit in known.unit_of])
     shares, tasks = [level.units.count**0.5 for level in levels], known.spread_over(search.best)
     for number in reversed(range(len(levels))):
         level, warm = levels[number], WARM if number == len(levels) - 1 else MILD

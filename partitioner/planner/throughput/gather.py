@@ -24,7 +24,7 @@ from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.blocks import blocks
 from partitioner.planner.throughput.hulls import units_of
 from partitioner.planner.throughput.ideals import ideals
-from partitioner.planner.throughput.levels import clustered
+from partitioner.planner.throughput.levels import BLOCKS, PAIRS, clustered
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.parts import in_parts
 from partitioner.planner.throughput.prices import Park, park_of
@@ -69,7 +69,7 @@ def gathered(
     if problem.crowded or park.apart:
         loose = evenly(park, rules, SPARING if problem.crowded else inf, bound, until)[1]
     else:
-        loose = clustered(park, rules, bound, moment(until, 3))[1]
+        loose = clustered(park, rules, bound, moment(until, 3), PAIRS if park.waste else BLOCKS)[1]
     tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist(), until=until)
     if tight is not None and closed.units.valid(tight):
         load, homes = settled(closed, tight, moment(until, 3))

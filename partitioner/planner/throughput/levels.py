@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from partitioner.errors import PlacementError
 from partitioner.planner.latency.homes import Homes
@@ -23,23 +24,41 @@ from partitioner.planner.throughput.prices import Park, park_of
 from partitioner.planner.throughput.search import Annealing
 from partitioner.planner.throughput.settling import settled
 
-FEWEST, MANY = 2, 20
-"""Clusters for each processor, about, that are placed first, and of which there are too many for annealing."""
 
-LARGEST = 0.5
-"""Part of a processor's mean work that a cluster may have at most."""
+class Coarsening(NamedTuple):
+    """How units become clusters.
+
+    Args:
+        fewest: clusters for each processor, about, at which to stop.
+        largest: part of a processor's mean work that a cluster may have at most.
+        together: units that become one at once, at most.
+        weak: part of a unit's closest tie below which it rather stays alone.
+    """
+
+    fewest: int
+    largest: float
+    together: int
+    weak: float
+
+
+BLOCKS = Coarsening(fewest=2, largest=0.5, together=3, weak=0.25)
+"""First choice, down to a few clusters: of what exchanges much within and little between, each is found whole."""
+
+PAIRS = Coarsening(fewest=20, largest=0.1, together=2, weak=0.0)
+"""Matching, down to many small clusters, which fill unlike processors more evenly. It is also all that convex clusters allow:
+what lies between keeps most units apart from what is closest to them."""
+
+MANY = 20
+"""Clusters for each processor of which there are too many for annealing."""
 
 ROUNDS, MOVES, STEPS = 4, 2_000, 25
 """Of annealing with few clusters; moves of each round, at most, and for each cluster."""
-
-TOGETHER, WEAK = 3, 0.25
-"""Units that become one at once, at most; and the part of a unit's closest tie below which it rather stays alone."""
 
 ENOUGH = 0.95
 """Clusters, as a part of those before, from which on there is no coarser level."""
 
 
-def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[float, list[int]]:
+def clustered(park: Park, rules: Homes, bound: float, until: float, coarsening: Coarsening = BLOCKS) -> tuple[float, list[int]]:
     """The largest load, and the processor of each task, contiguous or not.
 
     Args:
@@ -47,13 +66,14 @@ def clustered(park: Park, rules: Homes, bound: float, until: float) -> tuple[flo
         rules: where a task may go.
         bound: seconds that no placement beats.
         until: moment, by the monotonic clock, at which to stop.
+        coarsening: how clusters are made.
 
     Raises:
         PlacementError: memory is scarce, which clusters do not look at.
     """
     if rules.problem.crowded:
         raise PlacementError("clusters are placed where memory suffices")
-    levels = levels_of(park)
+    levels = levels_of(park, coarsening)
     _, tasks = rules.run(partial(evened, levels[-1], sparing=SPARING[0] if park.waste else 0.0, full=bound))
     return refined(levels, tasks, bound, until, MOVES)
 
@@ -79,18 +99,17 @@ def refined(levels: Sequence[Park], tasks: list[int], bound: float, until: float
     return load, tasks
 
 
-def levels_of(park: Park, fewest: int = FEWEST, largest: float = LARGEST, label: Sequence[tuple[int, int]] = ()) -> list[Park]:
+def levels_of(park: Park, coarsening: Coarsening, label: Sequence[tuple[int, int]] = ()) -> list[Park]:
     """Ever fewer clusters of the units, each of some with the same label.
 
     Args:
         park: units, of which convex clusters are made if contiguity is asked for, and processors.
-        fewest: clusters for each processor, about, at which to stop.
-        largest: part of a processor's mean work that a cluster may have at most.
+        coarsening: how clusters are made.
         label: of each task; if there are none, on which processors it runs, and the kind on which it pays least.
     """
-    of_task, found, many = label or _suiting(park), [park], fewest * len(park.units.rows)
+    of_task, found, many = label or _suiting(park), [park], coarsening.fewest * len(park.units.rows)
     while (units := found[-1].units).count > many:
-        coarse = units.joined(_joined(found[-1], [of_task[tasks[0]] for tasks in units.members], largest))
+        coarse = units.joined(_joined(found[-1], [of_task[tasks[0]] for tasks in units.members], coarsening))
         if coarse.count > ENOUGH * units.count:
             break
         found.append(park_of(coarse))
@@ -106,16 +125,15 @@ def _suiting(park: Park) -> list[tuple[int, int]]:
     return [label[unit] for unit in park.units.unit_of]
 
 
-def _joined(park: Park, label: Sequence[tuple[int, int]], largest: float) -> list[int]:
+def _joined(park: Park, label: Sequence[tuple[int, int]], by: Coarsening) -> list[int]:
     """For each unit, the one whose cluster it is in: with its label, and near the one it exchanges most with for their work.
 
-    A unit whose neighbours are all taken joins one of these, for what it exchanges little with belongs elsewhere. Not so where
-    clusters are convex: what lies between keeps most apart from what is closest to them.
+    A unit whose neighbours are all taken joins one of these if more than two may be together, for what it exchanges little with
+    belongs elsewhere.
     """
     units, reach = park.units, park.units.reach
-    together, weak = (TOGETHER, WEAK) if reach is None else (2, 0.0)
     work: list[float] = units.seconds.min(axis=0).tolist()
-    most, root = largest * sum(work) / len(units.problem.processors), list(range(units.count))
+    most, root = by.largest * sum(work) / len(units.problem.processors), list(range(units.count))
     weight = [max(1e-300, each) ** 0.5 for each in work]
     inside, moved = [[unit] for unit in root], _exchanged(park)
     for unit in sorted(root, key=lambda each: (len(moved[each]), work[each])):
@@ -123,10 +141,10 @@ def _joined(park: Park, label: Sequence[tuple[int, int]], largest: float) -> lis
             continue
         near = sorted(((-seconds / weight[each], each) for each, seconds in moved[unit].items()))
         for tie, each in near:
-            if tie > weak * near[0][0]:
+            if tie > by.weak * near[0][0]:
                 break
             there = root[each]
-            fits = label[each] == label[unit] and work[there] + work[unit] <= most and len(inside[there]) < together
+            fits = label[each] == label[unit] and work[there] + work[unit] <= most and len(inside[there]) < by.together
             if fits and (reach is None or not reach.between((*inside[there], unit))):
                 root[unit] = there
                 inside[there].append(unit)

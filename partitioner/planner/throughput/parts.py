@@ -20,7 +20,7 @@ from time import monotonic
 
 from partitioner.planner.latency.homes import Homes
 from partitioner.planner.throughput.first import SPARING, evened
-from partitioner.planner.throughput.levels import ROUNDS, levels_of, refined
+from partitioner.planner.throughput.levels import PAIRS, ROUNDS, levels_of, refined
 from partitioner.planner.throughput.mending import mended
 from partitioner.planner.throughput.nearly import Nearly
 from partitioner.planner.throughput.prices import Park, park_of
@@ -28,8 +28,8 @@ from partitioner.planner.throughput.search import Annealing, moment
 from partitioner.planner.throughput.settling import settled
 from partitioner.planner.throughput.units import Units
 
-SIZES = ((20, 0.1), (10, 0.25))
-"""Clusters for each processor, and the part of its mean work that one may have at most: many small ones, or few large ones."""
+SIZES = (PAIRS, PAIRS._replace(fewest=10, largest=0.25))
+"""Many small clusters, or few large ones."""
 
 STEPS = 25
 """For each cluster, of each round towards a contiguous placement of them; half as many in each round after that."""
@@ -50,7 +50,7 @@ def in_parts(closed: Park, rules: Homes, bound: float, until: float) -> tuple[fl
     """
     if closed.units.reach is None:
         return None
-    known, began = [levels_of(closed, *size) for size in SIZES], monotonic()
+    known, began = [levels_of(closed, size) for size in SIZES], monotonic()
     seeds = 2 if until == inf and closed.units.count >= AGAIN else 1
     tries = [*product(range(seeds), range(len(SIZES)))]
     near, price = dict[tuple[int, int], list[int]](), closed.rents[0].tolist()

@@ -19,7 +19,7 @@ from partitioner.planner.throughput.exchanges import exchanged
 from partitioner.planner.throughput.first import by_size, sparings
 from partitioner.planner.throughput.gather import gathered
 from partitioner.planner.throughput.hulls import units_of
-from partitioner.planner.throughput.levels import clustered
+from partitioner.planner.throughput.levels import BLOCKS, PAIRS, Coarsening, clustered
 from partitioner.planner.throughput.lns import Neighbourhoods
 from partitioner.planner.throughput.openings import CLOSE, MOST_IDEALS, none_found, start
 from partitioner.planner.throughput.prices import Park, park_of
@@ -152,7 +152,14 @@ def _joining(park: Park, homes: Homes, bound: float, until: float, parts: bool) 
         if park.waste:
             return [partial(gathered, park, bound, until, parts=parts)]
         return [lambda: gathered(park, bound, moment(until, 2), parts=False)] if problem.travels else []
-    return [] if park.apart else [lambda: clustered(park, homes, bound, until if park.waste else moment(until, 2))]
+    if park.apart:
+        return []
+    ways = (BLOCKS, PAIRS) if park.waste else (BLOCKS,)
+
+    def by(way: Coarsening) -> Callable[[], tuple[float, list[int]]]:
+        return lambda: clustered(park, homes, bound, moment(until, 2), way)
+
+    return [by(way) for way in ways]
 
 
 def _in_a_line(park: Park, bound: float, until: float, least: float) -> tuple[float, list[int]]:
