@@ -14,7 +14,7 @@ SEA 2017.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -66,29 +66,41 @@ def gathered(
     """
     problem, found = park.units.problem, list[tuple[float, list[int]]]()
     rules, closed = Homes(replace(problem, contiguous=False)), park_of(units_of(problem, contiguous=True))
-    if problem.crowded or park.apart:
-        loose = evenly(park, rules, SPARING if problem.crowded else inf, bound, until)[1]
-    else:
-        loose = clustered(park, rules, bound, moment(until, 3), PAIRS if park.waste else BLOCKS)[1]
-    tight = mended(closed, closed.units.of_tasks(loose), park.rents[0].tolist(), until=until)
-    if tight is not None and closed.units.valid(tight):
-        load, homes = settled(closed, tight, moment(until, 3))
-        found.append((load, closed.units.spread_over(homes)))
-        if load <= bound * (1 + NEARLY):
-            return found[0]
     whole = park_of(blocks(park.units))
-    order = _gathering(whole.units, loose)
-    if not order and problem.crowded and not park.apart:
-        order = _gathering(whole.units, _regardless(park, bound, moment(until, 4)))
-    if order:
-        line = along(whole, order, bound, min(found, default=(inf,))[0], moment(until, 3))
-        found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
+    for loose in _loose(park, rules, bound, until):
+        found += _mended(closed, loose, bound, until)
+        if found and min(found)[0] <= bound * (1 + NEARLY):
+            return min(found)
+        order = _gathering(whole.units, loose)
+        if not order and problem.crowded and not park.apart:
+            order = _gathering(whole.units, _regardless(park, bound, moment(until, 4)))
+        if order:
+            line = along(whole, order, bound, min(found, default=(inf,))[0], moment(until, 3))
+            found += [] if line is None else [(line[0], whole.units.spread_over(line[1]))]
     if parts and (problem.crowded or not park.apart) and ideals(whole.units, few) is None:
         parts_of = in_parts(closed, rules, bound, until)
         found += [] if parts_of is None else [parts_of]
     if not found:
         raise PlacementError("No contiguous parts were found near a placement that is not contiguous.")
     return min(found)
+
+
+def _loose(park: Park, rules: Homes, bound: float, until: float) -> Iterator[list[int]]:
+    """Placements that need not be contiguous; of clusters made in one way or two, where prices tell no processors apart."""
+    if park.units.problem.crowded or park.apart:
+        yield evenly(park, rules, SPARING if park.units.problem.crowded else inf, bound, until)[1]
+        return
+    for coarsening in (PAIRS, BLOCKS) if park.waste else (BLOCKS,):
+        yield clustered(park, rules, bound, moment(until, 3), coarsening)[1]
+
+
+def _mended(closed: Park, loose: Sequence[int], bound: float, until: float) -> list[tuple[float, list[int]]]:
+    """The largest load, and the processor of each task, of a placement in which nothing lies between any more; or nothing."""
+    tight = mended(closed, closed.units.of_tasks(loose), closed.rents[0].tolist(), until=until)
+    if tight is None or not closed.units.valid(tight):
+        return []
+    load, homes = settled(closed, tight, moment(until, 3))
+    return [(load, closed.units.spread_over(homes))]
 
 
 def _gathering(units: Units, tasks: Sequence[int]) -> list[int]:
