@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partitioner.distributed.loss.left import left_in, warn_of_left
 from partitioner.distributed.traced.example import example_in
@@ -83,4 +85,22 @@ def decay(model: Keeps, y: Tensor) -> None:
 @pytest.mark.parametrize("keep", [nothing, count, slow_copy, decay])
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(COLUMNS), nn.BatchNorm1d(COLUMNS, momentum=None), nn.LayerNorm(COLUMNS)])
 def test_what_is_not_made_of_rows_or_documented_is_not(keep: Callable[[Keeps, Tensor], None], norm: nn.Module) -> None:
-    assert left_in(example_in(Keeps(keep, norm), X, None, 2)) is None
+    model = Keeps(keep, norm)
+    assert left_in(model, example_in(model, X, None, 2)) is None
+
+
+class Checkpointed(nn.Module):
+    """A layer with a batch norm that is run again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(COLUMNS, COLUMNS), nn.BatchNorm1d(COLUMNS))
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def test_nor_is_a_norm_in_a_layer_that_is_run_again() -> None:
+    """To the graph the layer is one op, which writes the running statistics."""
+    model = Checkpointed()
+    assert left_in(model, example_in(model, X, None, 2)) is None

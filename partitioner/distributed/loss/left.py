@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from partitioner.distributed.loss.within import of_batch
 from partitioner.distributed.ranks import here
@@ -18,7 +19,7 @@ from partitioner.distributed.traced.example import Example
 from partitioner.ir.graph import Op
 
 NORMS = ("batch_norm", "instance_norm")
-"""Ops whose running statistics are documented."""
+"""Ops whose running statistics are documented; in a checkpointed layer they are part of another op."""
 
 
 def warn_of_left(model: nn.Module, example: Example, parts: int) -> None:
@@ -29,7 +30,7 @@ def warn_of_left(model: nn.Module, example: Example, parts: int) -> None:
         example: a call with a microbatch.
         parts: microbatches of all copies.
     """
-    found = left_in(example) if parts > 1 and here() == 0 else None
+    found = left_in(model, example) if parts > 1 and here() == 0 else None
     if found is not None:
         op, key = found
         warnings.warn(
@@ -40,8 +41,12 @@ def warn_of_left(model: nn.Module, example: Example, parts: int) -> None:
         )
 
 
-def left_in(example: Example) -> tuple[Op, str] | None:
+def left_in(model: nn.Module, example: Example) -> tuple[Op, str] | None:
     """The first op that writes numbers of the batch to a buffer, and which.
+
+    Args:
+        model: what was traced.
+        example: a call of it.
 
     Example:
         >>> import torch
@@ -54,8 +59,8 @@ def left_in(example: Example) -> tuple[Op, str] | None:
         ...         found = x @ self.keys.T
         ...         self.keys.copy_(torch.cat([self.keys[len(x):], x.detach()]))
         ...         return found
-        >>> x = torch.randn(2, 3, requires_grad=True)
-        >>> op, key = left_in(example_in(Queue(), x, None, 1))
+        >>> queue, x = Queue(), torch.randn(2, 3, requires_grad=True)
+        >>> op, key = left_in(queue, example_in(queue, x, None, 1))
         >>> op.target, key
         ('copy_', 'keys')
     """
@@ -65,6 +70,12 @@ def left_in(example: Example) -> tuple[Op, str] | None:
             continue
         for access in op.accesses:
             key = access.resource.removeprefix("self.")
-            if access.write and key in example.traced.state and example.traced.state[key].is_floating_point():
+            held = example.traced.state.get(key) if access.write else None
+            if held is not None and held.is_floating_point() and not isinstance(_owner(model, key), _NormBase):
                 return op, key
     return None
+
+
+def _owner(model: nn.Module, key: str) -> nn.Module | None:
+    """The layer that has a buffer."""
+    return dict(model.named_modules(remove_duplicate=False)).get(key.rpartition(".")[0])
