@@ -1,8 +1,10 @@
 """How results of microbatches are put together, so that they are what the model returns of the batch.
 
-behind each other   y          (4, 16), (4, 16)  ->  (8, 16)
-in blocks           y.mT.flatten(0, 1), of a row for each step and then for each of the batch's
-any of them         what has nothing of rows
+    behind each other   y          (4, 16), (4, 16)  ->  (8, 16)
+    in blocks           y.mT.flatten(0, 1), of a row for each step and then for each of the batch's
+    any of them         what has nothing of rows
+
+Sizes say in which dimension rows lie; in what order, where there are several numbers for each, only values do.
 """
 
 from __future__ import annotations
