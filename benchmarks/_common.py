@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -145,3 +149,29 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def job(script: str, ranks: int, *asked: object) -> Any:
+    """What the first rank of a job writes: a script on several ranks of one thread, called with ``--job`` and what is asked.
+
+    Args:
+        script: the file that runs.
+        ranks: processes on this machine.
+        asked: what `json` takes; the script is given a list of it, and behind it the file that `written` is to write.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        here = [str(Path(script).resolve()), "--job", json.dumps([*asked, str(out)])]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *here]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, timeout=600)
+        return json.loads(out.read_text())
+
+
+def written(out: str, found: object) -> None:
+    """End a rank of a job, of which the first one leaves what it found."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

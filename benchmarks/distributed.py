@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import print_machine, table
+from _common import job, print_machine, table, written
 from torch import Tensor, nn
 
 ROUNDS = 9
@@ -41,23 +38,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.job:
-        bubble_job(*options.job.split(","))
+        bubble_job(*json.loads(options.job))
         return
     print_machine()
     for name, section in (("balance", balance), ("bubble", bubble)):
         if options.only in (None, name):
             print(f"{name}\n")
             section()
-
-
-def job(ranks: int, *asked: object) -> Any:
-    """What the first rank of a job of this file writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        here = [str(Path(__file__).resolve()), "--job", ",".join(map(str, (*asked, out)))]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *here]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, timeout=600)
-        return json.loads(out.read_text())
 
 
 # Balance --------------------------------------------------------------------------------------------------------------
@@ -164,34 +151,24 @@ def bubble() -> None:
     """Print the table of schedules."""
     rows = []
     for schedule, ranks, each, count in SCHEDULES:
-        step = job(ranks, schedule, ranks, each, count)
+        step = job(__file__, ranks, schedule, ranks, each, count)
         work = count * each * 3 * SLEEP
         formula = (ranks - 1) / (each * count + ranks - 1)
         rows.append([schedule, ranks, each, count, f"{1e3 * step:.0f}", f"{1 - work / step:.1%}", f"{formula:.1%}"])
     print(table(("schedule", "ranks", "stages each", "microbatches", "step ms", "bubble", "formula"), rows), "\n")
 
 
-def bubble_job(schedule: str, ranks: str, each: str, count: str, out: str) -> None:
+def bubble_job(schedule: str, ranks: int, each: int, count: int, out: str) -> None:
     """Median step of stages that sleep."""
     from partitioner.distributed import parallelize
 
     declare_sleep()
-    model = nn.Sequential(*(Sleeper() for _ in range(int(ranks) * int(each))))
-    asked = {"mesh": {"pipeline": int(ranks)}, "schedule": schedule, "stages_per_rank": int(each), "microbatches": int(count)}
-    x = torch.ones(int(count), 8)
+    model = nn.Sequential(*(Sleeper() for _ in range(ranks * each)))
+    asked = {"mesh": {"pipeline": ranks}, "schedule": schedule, "stages_per_rank": each, "microbatches": count}
+    x = torch.ones(count, 8)
     _, step = parallelize(model, x, {"distributed": asked}, lambda output: output.mean())
     samples = [timed(lambda: step(x)) for _ in range(4)]
     written(out, statistics.median(samples[1:]))
-
-
-def written(out: str, found: object) -> None:
-    """Leave what the first rank found."""
-    import torch.distributed as dist
-
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -19,19 +19,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import print_machine, table
+from _common import job, print_machine, table, written
 from torch import Tensor, nn
 
 FIRST, STEPS = 40, 5
@@ -63,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
     rows = []
     for name, (ranks, cases) in ROWS.items():
         for case in cases if options.only in (None, name) else ():
-            turns = job(ranks, name, case, options.rounds)
+            turns = job(__file__, ranks, name, case, options.rounds)
             rows.append([name, ranks, " x ".join(map(str, case[:2])), *case[2:], *_figures(turns)])
     heads = ("axes", "ranks", "layers", "rows", "microbatches, length", "by hand ms", "ours ms", "wall, ours / by hand", "CPU")
     print(table(heads, rows), "\n")
@@ -79,16 +74,6 @@ def _figures(turns: list[list[list[float]]]) -> list[str]:
     return [f"{1e3 * hand:.2f}", f"{1e3 * ours:.2f}", f"{middle:.2f}x ({low:.2f} to {high:.2f})", f"{spent:.2f}x"]
 
 
-def job(ranks: int, name: str, case: Sequence[int], rounds: int) -> Any:
-    """What the first rank of a job of this file writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        here = [str(Path(__file__).resolve()), "--job", json.dumps([name, case, rounds, str(out)])]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *here]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, timeout=600)
-        return json.loads(out.read_text())
-
-
 def run(name: str, case: Sequence[int], rounds: int, out: str) -> None:
     """One rank of a job: both ways in turns."""
     torch.set_num_threads(1)
@@ -100,10 +85,7 @@ def run(name: str, case: Sequence[int], rounds: int, out: str) -> None:
         for _ in range(FIRST):
             step()
     turns = [[_timed(ours), _timed(by_hand)] for _ in range(rounds)]
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(turns))
-    dist.barrier()
-    dist.destroy_process_group()
+    written(out, turns)
 
 
 def _timed(step: Step) -> tuple[float, float]:
