@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward
+from torch.utils.checkpoint import checkpoint
 
 from partitioner.distributed.loss.between import between
 from partitioner.distributed.loss.called import refuse_no_loss
 from partitioner.distributed.loss.loss import Loss
-from partitioner.distributed.run.reached import results_of
+from partitioner.distributed.pipeline.reaching import reaching_all
+from partitioner.distributed.run.reached import all_reached, results_of
 from partitioner.distributed.traced.example import example_in
 
 
@@ -114,3 +120,64 @@ def test_a_decorated_loss_takes_what_its_decorator_names(loss: Callable[..., Ten
     """It was refused: "loss_fn needs output, target, weight"."""
     refuse_no_loss(loss, None)
     assert Loss(loss, batches=None).takes_target == target  # type: ignore[arg-type]
+
+
+class Rounded(torch.autograd.Function):
+    """A step whose slope is learnt with the input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: Tensor) -> Tensor:
+        return torch.round(x * slope)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def sum_of_all(net: Net, x: Tensor) -> Tensor:
+    return net.c(net.a(x) + net.b(x).relu())
+
+
+def rounded(net: Net, x: Tensor) -> Tensor:
+    result: Tensor = Rounded.apply(net.c(net.b(net.a(x))), net.a.bias)
+    return result
+
+
+def recomputed(net: Net, x: Tensor) -> Tensor:
+    result: Tensor = checkpoint(net.c, net.b(net.a(x)), use_reentrant=False)
+    return result
+
+
+@pytest.mark.parametrize(("body", "sure"), [(sum_of_all, True), (apart, False), (rounded, False), (recomputed, False)])
+def test_ddp_looks_for_parameters_without_a_gradient_where_there_may_be_some(body: Callable[..., Any], sure: bool) -> None:
+    """It did so everywhere, with an exchange more in each step."""
+    net = Net(body)
+    assert all_reached(net, example_in(net, torch.randn(4, 4), None, 2)) is sure
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A job of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_parameter_that_is_frozen_for_a_while_keeps_its_gradient_and_nobody_waits(alone: None, last: bool) -> None:
+    """DDP does not know of it, and would refuse the next forward: not all gradients had come."""
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+    plain, ddp = copy.deepcopy(net), nn.parallel.DistributedDataParallel(net)
+    for frozen in (False, True, True, False):
+        for each in (plain, net):
+            each[0].weight.requires_grad_(not frozen)
+        with ddp.no_sync():
+            output = ddp(x)
+        ddp.reducer.prepare_for_backward([output])
+        given = (output.sum(), None) if last else ((output, x), (torch.ones_like(output), None))
+        with reaching_all(ddp, {"stage_output": given[0], "output_grads": given[1]}) as asked:
+            stage_backward(**asked, input_values=())
+        plain(x).sum().backward()
+        assert [each.requires_grad for each in net.parameters()] == [each.requires_grad for each in plain.parameters()]
+        torch.testing.assert_close([each.grad for each in net.parameters()], [each.grad for each in plain.parameters()])
+        ddp.reducer._rebuild_buckets()

@@ -240,7 +240,8 @@ def stages(
     with told(ranks, "sharing the model out"):
         start_alike(modules, ties, ranks, state)
         warn_of_copies(model, bool(state.moved) or (training and asked.wrap == "fsdp2" and asked.mesh.data > 1))
-        wrapped, apart = wrapped_for(modules, asked, ranks, held_twice(holders)) if training else (modules, set())
+        twice = held_twice(holders)
+        wrapped, apart = wrapped_for(modules, asked, ranks, twice, found.example) if training else (modules, set())
     made = [_stage(module, part, found, ranks) for module, part in zip(wrapped, found.parts, strict=True)]
     ranks.groups.needed_by(*modules)
     held = held_of(model, found.cut, numbers, modules, found.shards, ranks.device)

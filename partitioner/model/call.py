@@ -167,13 +167,16 @@ def example_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
     return call_with(model, inputs, kwargs)
 
 
-def call_with(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Call | None:
+def call_with(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None, *, fitting: Call | None = None
+) -> Call | None:
     """The call of forward that a call of the model with some inputs makes, or ``None`` if there are none.
 
     Args:
         model: what will be called.
         inputs: a tuple or list of positional arguments, a dict of keyword arguments by name, or one argument.
         kwargs: keyword arguments by name.
+        fitting: a call that fits: others of its structure are not held against the signature again.
 
     Raises:
         InputError: the inputs do not fit the signature of the model's forward, or can be read only once, or what the model
@@ -190,6 +193,8 @@ def call_with(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = 
     inputs = () if inputs is None else inputs
     args, kwargs = tuple(inputs) if type(inputs) in (tuple, list) else (inputs,), dict(kwargs or {})
     call = repeatable(_reaching_forward(model, repeatable(Call.of(args, kwargs))))
+    if fitting is not None and call.spec == fitting.spec:
+        return call
     args, kwargs = call.fill(call.tensors)
     try:
         inspect.signature(model.forward, follow_wrapped=False).bind(*args, **kwargs)  # a decorator may give what is missing

@@ -70,7 +70,7 @@ class Batches:
         if self.watch is not None:
             self.watch.refuse_changes()
         refuse_not_dense((inputs, target), "the batch has")
-        call = call_with(self.model, inputs)
+        call = call_with(self.model, inputs, fitting=self.example.call)
         if call is None:
             raise InputError(
                 "the batch is None: give what the example inputs were, and with a loss that takes a target, a pair"

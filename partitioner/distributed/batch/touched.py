@@ -12,6 +12,8 @@ Values that are written in place are seen, and gradients may be what the user ma
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -43,8 +45,10 @@ class Touched:
         self.shared = {self.state[key] for key in shared if key in self.state}
         layers = list(part.modules())
         self.hooks = [getattr(layer, each) for layer in layers for each in HOOKS]
-        self.held = [held for layer in layers for held in (layer._parameters, layer._buffers, layer._modules)]
-        self.then = [dict(held) for held in self.held]
+        self.held: list[dict[str, Any]] = [
+            held for layer in layers for held in (layer._parameters, layer._buffers, layer._modules)
+        ]
+        self.names, self.then = self._there()
 
     def refuse_changes(self) -> None:
         """Refuse a part that its stages are not like any more.
@@ -62,12 +66,15 @@ class Touched:
 
     @property
     def _is_as_it_was(self) -> bool:
-        """Whether all tensors and layers lie where they lay, without hooks; of each step, so no names are made up."""
-        there = all(
-            len(held) == len(then) and all(held.get(name) is each for name, each in then.items())
-            for held, then in zip(self.held, self.then, strict=True)
-        )
+        """Whether all tensors and layers lie where they lay, without hooks: asked in each step, so without loops."""
+        names, now = self._there()
+        there = names == self.names and all(map(is_, now, self.then))
         return there and not any(self.hooks) and all(_form(each) == self.forms[key] for key, each in self.state.items())
+
+    def _there(self) -> tuple[list[Any], list[Any]]:
+        """What all layers have, and under which names."""
+        held = self.held
+        return [*map(len, held), *chain.from_iterable(held)], [*chain.from_iterable(each.values() for each in held)]
 
     def _refuse_hooks(self) -> None:
         for name, layer in self.part.named_modules():

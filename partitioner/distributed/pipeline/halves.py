@@ -13,6 +13,7 @@ Source: Qi et al., "Zero bubble pipeline parallelism", ICLR 2024.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.distributed.pipeline.passing import second_half, tokens_behind
+from partitioner.distributed.pipeline.reaching import reaching_all
 
 Arrived = tuple[Tensor | None, ...]
 """The gradients of an op's results."""
@@ -136,7 +138,9 @@ class SplitStage(PipelineStage):
             found: Any = of_inputs(*given, self.submod.parameters())
         else:
             last_backward = last_backward and not self._is_frozen
-            found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            ddp = self.submod if last_backward and isinstance(self.submod, DistributedDataParallel) else None
+            with nullcontext(bwd_kwargs) if ddp is None else reaching_all(ddp, bwd_kwargs) as asked:
+                found = super().backward_maybe_with_nosync(backward_type, asked, last_backward)
         return tuple(None if each is None else each.contiguous() for each in found[0]), found[1]
 
     @property

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from partitioner.distributed.traced.example import Example
 from partitioner.ir.access import ANY, TOKENS
 from partitioner.ir.graph import Graph
 from partitioner.model.state import all_parameters
@@ -69,11 +71,36 @@ def _without_gradient(graph: Graph, changed: frozenset[str]) -> set[str]:
     return none - {op.name for op in graph.ops if changed.intersection(op.storages)}
 
 
-def doubtful(part: nn.Module, graph: Graph, results: Sequence[str]) -> dict[nn.Parameter, int]:
-    """The parameters of a rank's part that not every result reaches, and the bits of those that do."""
-    bits, everything = results_of(graph, results), (1 << len(results)) - 1
+def differentiable_results(example: Example) -> list[tuple[int, str]]:
+    """The results of a model that have a gradient: their places, and what the graph calls them."""
+    outputs = enumerate(example.traced.graph.outputs)
+    return [(place, name) for place, name in outputs if name in example.differentiable]
+
+
+def doubtful(part: nn.Module, example: Example) -> dict[nn.Parameter, int]:
+    """The parameters of a rank's part that not every result of the model reaches, and the bits of those that do."""
+    results = [name for _, name in differentiable_results(example)]
+    bits, everything = results_of(example.traced.graph, results), (1 << len(results)) - 1
     found: dict[nn.Parameter, int] = {}
     for key, parameter in all_parameters(part).items():
         if key in bits:
             found[parameter] = found.get(parameter, 0) | bits[key]
     return {parameter: each for parameter, each in found.items() if each != everything}
+
+
+def all_reached(part: nn.Module, example: Example) -> bool:
+    """Whether a gradient comes to each trained parameter of a part, whatever the loss reads: all results are made of all of
+    them, by ops of torch alone. What others give in a backward, custom ops, functions and checkpoints, none can tell before.
+    """
+    doubted = any(each.requires_grad for each in doubtful(part, example))
+    return not doubted and all(_is_known(node.target) for node in example.traced.graph.fx.nodes if node.op == "call_function")
+
+
+def _is_known(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(target).startswith("aten.")
+    where = getattr(target, "__module__", None) or "torch"  # those in C++ have none
+    ours = where.startswith("partitioner.distributed.")  # what ranks of a tensor axis exchange
+    return not isinstance(target, torch._ops.HigherOrderOperator) and (
+        ours or where.partition(".")[0] in ("torch", "_operator", "builtins")
+    )

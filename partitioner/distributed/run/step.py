@@ -30,7 +30,7 @@ from partitioner.distributed.loss.counts import refuse_other_mean
 from partitioner.distributed.loss.loss import Loss
 from partitioner.distributed.ranks import Ranks, all_go_on, refuse, told
 from partitioner.distributed.run.norms import scale_gradients, total_norm
-from partitioner.distributed.run.reached import doubtful
+from partitioner.distributed.run.reached import differentiable_results, doubtful
 from partitioner.distributed.run.stale import train_begins
 from partitioner.distributed.run.ties import Tie, gradients_summed
 from partitioner.distributed.tensor.shards import Shards
@@ -104,10 +104,9 @@ class Step:
             self.loss.own = [*self.parameters.values()]
         double = any(each.dtype in (torch.float64, torch.complex128) for each in self.batches.model.parameters())
         self.dtype = torch.float64 if double else torch.float32
-        example, graph = self.batches.example, self.batches.example.traced.graph
-        self.results = [place for place, name in enumerate(graph.outputs) if name in example.differentiable]
-        names = [graph.outputs[place] for place in self.results]
-        self.doubtful = {} if self.loss.own else doubtful(self.part, graph, names)  # of these, DDP itself knows
+        example = self.batches.example
+        self.results = [place for place, _ in differentiable_results(example)]
+        self.doubtful = {} if self.loss.own else doubtful(self.part, example)  # of these, DDP itself knows
         self.frozen = {key for key, each in self.parameters.items() if not each.requires_grad}
 
     def __call__(self, batch: Any) -> torch.Tensor:

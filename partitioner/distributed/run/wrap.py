@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partitioner.distributed.pipeline.part import Stage
 from partitioner.distributed.ranks import Ranks, here
+from partitioner.distributed.run.reached import all_reached
+from partitioner.distributed.traced.example import Example
 from partitioner.errors import SpecError
 from partitioner.model.state import all_parameters
 from partitioner.spec.distributed import DistributedSpec
@@ -59,7 +61,7 @@ def refuse_synchronized(model: nn.Module, ranks: Ranks) -> None:
 
 
 def wrapped_for(
-    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks, twice: Collection[str]
+    modules: Sequence[Stage], asked: DistributedSpec, ranks: Ranks, twice: Collection[str], example: Example
 ) -> tuple[Sequence[nn.Module], set[nn.Parameter]]:
     """A rank's stages, each of which agrees with the same stage of other copies; and the parameters that are left to others.
 
@@ -68,6 +70,7 @@ def wrapped_for(
         asked: the mesh, and how copies agree.
         ranks: this rank.
         twice: the keys of what two stages of any rank share.
+        example: of the model, from which it is read which parameters any loss reaches.
     """
     if asked.mesh.data == 1:
         return modules, set()
@@ -75,7 +78,7 @@ def wrapped_for(
         _warn_of_copies_that_part(asked)
         return modules, set()
     apart = _reduced_apart(modules, asked, twice)
-    return [_wrapped(module, asked, ranks, apart) for module in modules], apart
+    return [_wrapped(module, asked, ranks, apart, example) for module in modules], apart
 
 
 def _warn_of_copies_that_part(asked: DistributedSpec) -> None:
@@ -98,7 +101,7 @@ def _reduced_apart(modules: Iterable[Stage], asked: DistributedSpec, twice: Coll
     return {each for key, each in held if key in twice or (asked.wrap == "fsdp2" and not (each.dim() and each.numel()))}
 
 
-def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter]) -> nn.Module:
+def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.Parameter], example: Example) -> nn.Module:
     """A stage that agrees with the same stage of other copies, but for ``apart``; the stage itself where that is all."""
     if not any(each.requires_grad for each in {*module.parameters()} - apart):
         return module
@@ -112,7 +115,8 @@ def _wrapped(module: Stage, asked: DistributedSpec, ranks: Ranks, apart: Set[nn.
     ignored = [name for name, each in all_parameters(module).items() if each in apart]
     ignored += [name for name, each in module.named_buffers() if not _is_in_order(each) and f"self.{name}" not in written]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
-    wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+    looks = not all_reached(module, example)  # in each step, which costs it an exchange
+    wrapped = DistributedDataParallel(module, process_group=group, find_unused_parameters=looks)
     if asked.hook == "power_sgd":
         wrapped.register_comm_hook(PowerSGDState(group), powerSGD_hook)
     elif asked.hook != "none":

@@ -111,7 +111,7 @@ def example_of(model: nn.Module, call: Call) -> Example:
     method = compiled(model, traces.receive, whole=True, once=True)
     args, kwargs = call.fill(call.tensors)
     try:
-        with unread(model), state_kept(model) as changed, on_examples(model):
+        with traces.unread(), state_kept(model) as changed, on_examples(model):
             returned = method(*args, **kwargs)
             left = held_in(model, traces.named())
     except TraceError:
@@ -154,7 +154,7 @@ class Traces:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.ended = model, False
+        self.model, self.ended, self.unread = model, False, unread(model)
         self.found: list[tuple[Traced, Found]] = []
         self.results: list[Any] = []
         self.last: Graph | None = None
@@ -198,7 +198,7 @@ class Traces:
         self.last = None
         args, kwargs = call.fill((known or call).tensors)
         try:
-            with unread(self.model):
+            with self.unread():
                 method(*args, **kwargs)
         except PartitionerError:
             return None

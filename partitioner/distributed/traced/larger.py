@@ -68,5 +68,5 @@ def _looked_at(model: nn.Module, call: Call) -> tuple[Any, Graph | None]:
     traces = Traces(model)
     traces.end()
     args, kwargs = call.fill(call.tensors)
-    with unread(model), state_kept(model), on_examples(model):
+    with unread(model)(), state_kept(model), on_examples(model):
         return compiled(model, traces.receive, whole=True, once=True)(*args, **kwargs), traces.last

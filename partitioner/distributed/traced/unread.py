@@ -7,8 +7,10 @@ would say it again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,13 +23,20 @@ LOGGED = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions
 """What older versions of torch call it."""
 
 
-@contextmanager
-def unread(model: nn.Module) -> Iterator[None]:
-    """While a call of a model is looked at: its transformers do not look at their masks, and nothing is logged once."""
+def unread(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Blocks in which a call of a model is looked at: its transformers do not look at their masks, and nothing is logged once.
+
+    Every step of a job has one, so the model's layers are gone through but here.
+    """
     attends = any(isinstance(each, nn.TransformerEncoder | nn.TransformerDecoder) for each in model.modules())
-    once = {each for name, each in vars(logging.Logger).items() if name.endswith("_once")}
+    methods = {each for name, each in vars(logging.Logger).items() if name.endswith("_once")}
+    return partial(_unread, attends, methods)
+
+
+@contextmanager
+def _unread(attends: bool, methods: Set[Any]) -> Iterator[None]:
     masks = amended(transformer, _detect_is_causal_mask=_is_causal) if attends else nullcontext()
-    with masks, config.patch({LOGGED: {*getattr(config, LOGGED), *once}}):
+    with masks, config.patch({LOGGED: {*getattr(config, LOGGED), *methods}}):
         yield
 
 
