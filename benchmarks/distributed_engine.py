@@ -119,10 +119,10 @@ def _staged(blocks: nn.Sequential, mesh: Any, count: int, x: Tensor, target: Ten
     """Half of the layers on each of two stages, copies of them in step with each other if there are several."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    group, half = mesh.get_group("pipeline"), len(blocks) // 2
+    group, half, copies = mesh.get_group("pipeline"), len(blocks) // 2, mesh["data"].size()
     rank = dist.get_group_rank(group, dist.get_rank())
     part: nn.Module = blocks[rank * half : (rank + 1) * half]
-    if mesh["data"].size() > 1:
+    if copies > 1:
         part = nn.parallel.DistributedDataParallel(part, process_group=mesh.get_group("data"))
     schedule = Schedule1F1B(
         PipelineStage(part, rank, 2, torch.device("cpu"), group=group), count, loss_fn=nn.functional.mse_loss
@@ -136,7 +136,7 @@ def _staged(blocks: nn.Sequential, mesh: Any, count: int, x: Tensor, target: Ten
             schedule.step(target=target, losses=losses, return_outputs=False)
         mean = torch.stack([each.detach() for each in losses]).mean() if losses else torch.zeros(())
         dist.all_reduce(mean)
-        return mean / mesh["data"].size()
+        return mean / copies
 
     return step
 
