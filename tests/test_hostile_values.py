@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import pytest
 import torch
 from lanes import numbers
@@ -99,3 +101,33 @@ def test_a_lazy_layer_that_comes_later_draws_its_weights() -> None:
         parallel(X)
     assert not torch.equal(model.left.weight, model.right.weight)
     torch.testing.assert_close(parallel(X), model(X))
+
+
+class Size(float):
+    """A number that may say more."""
+
+    said = 0
+
+
+class Hue(IntEnum):
+    RED = 1
+
+
+def test_what_a_number_says_of_itself_is_put_back() -> None:
+    """Numbers hold nothing, it was thought: what forward wrote to a member of an IntEnum stayed when examples were run."""
+
+    class Counting(Pair):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size, self.hue = Size(2.0), Hue.RED
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.size.said, self.hue.note = self.size.said + 1, getattr(self.hue, "note", 0) + 1  # type: ignore[attr-defined]
+            return self.left(x) * self.size + self.hue.note  # type: ignore[attr-defined,no-any-return]
+
+    model = Counting()
+    parallel = partition(model, LANES, example_inputs=X)
+    assert (vars(model.size), "note" in vars(Hue.RED)) == ({}, False)
+    for count in (1, 2):
+        torch.testing.assert_close(parallel(X), model.left(X) * 2 + count)
+        assert (model.size.said, vars(Hue.RED)["note"]) == (count, count)
