@@ -91,11 +91,15 @@ def common_gap(lines: Sequence[Busy], ready: float, seconds: float) -> float:
     start, agreed, looked = ready, 0, 0
     places = [bisect_right(line.ends, ready) for line in lines]
     for number in cycle(range(len(lines))):  # one after the other, until all agree
-        starts, ends, place, before = lines[number].starts, lines[number].ends, places[number], start
-        while place < len(ends) and (ends[place] <= start or starts[place] < start + seconds):
-            if ends[place] > start:
-                start = ends[place]
-            place += 1
+        starts, ends, before = lines[number].starts, lines[number].ends, start
+        place = len(ends)
+        for here in range(places[number], place):
+            end = ends[here]
+            if end > start:
+                if starts[here] >= start + seconds:
+                    place = here
+                    break
+                start = end
         looked, places[number] = looked + place - places[number], place
         agreed = agreed + 1 if start == before else 1
         if agreed == len(lines):
@@ -114,14 +118,20 @@ def gap_of_two(one: Busy, other: Busy, ready: float, seconds: float) -> float:
     here, there, count, most = bisect_right(ends, ready), bisect_right(others, ready), len(ends), len(others)
     enough = here + there + MOST_IN_COMMON
     while True:
-        while here < count and (ends[here] <= start or starts[here] < start + seconds):
-            if ends[here] > start:
-                start = ends[here]
+        while here < count:
+            end = ends[here]
+            if end > start:
+                if starts[here] >= start + seconds:
+                    break
+                start = end
             here += 1
         before = start
-        while there < most and (others[there] <= start or beside[there] < start + seconds):
-            if others[there] > start:
-                start = others[there]
+        while there < most:
+            end = others[there]
+            if end > start:
+                if beside[there] >= start + seconds:
+                    break
+                start = end
             there += 1
         if here + there > enough:
             return common_gap([one, other], ready, seconds)
