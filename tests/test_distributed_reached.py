@@ -68,13 +68,18 @@ def through_a_buffer(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
     return net.kept * net.b(x), net.c(x)
 
 
+def alike(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight that says of which dtype, device or shape something is to be."""
+    return net.a(x).to(net.b.weight), net.c(x).type_as(net.b.bias).view_as(net.a.weight[:2]).reshape_as(net.a(x))
+
+
 def in_pieces(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
     one, two = net.a(x).chunk(2, 1)
     return torch.cat([net.b(x), one], 1), net.c(torch.cat([two, two], 1))
 
 
 @pytest.mark.parametrize(
-    "body", [apart, detached, without_gradients, written_in_part, written_behind_a_result, through_a_buffer, in_pieces]
+    "body", [apart, detached, without_gradients, written_in_part, written_behind_a_result, through_a_buffer, alike, in_pieces]
 )
 def test_results_that_gradients_come_from_are_those_of_autograd(body: Callable[..., tuple[Tensor, Tensor]]) -> None:
     net, x = Net(body), torch.randn(4, 4)

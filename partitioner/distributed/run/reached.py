@@ -20,6 +20,9 @@ from partitioner.ir.access import ANY, TOKENS
 from partitioner.ir.graph import Graph
 from partitioner.model.state import all_parameters
 
+LIKE = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+"""Ops that make of their first argument something like the second."""
+
 
 def results_of(graph: Graph, results: Sequence[str]) -> dict[str, int]:
     """By the key of each state that a graph uses, the results that a gradient may come from, as bits: never too few.
@@ -33,7 +36,7 @@ def results_of(graph: Graph, results: Sequence[str]) -> dict[str, int]:
     if any(access.resource == ANY for op in graph.ops for access in op.accesses):
         return dict.fromkeys(found, everything)
     changed, known = _written_later(graph), graph.by_name
-    lost = _without_gradient(graph, changed)
+    lost, forms = _without_gradient(graph, changed), _asked_for_their_form(graph)
     bits: defaultdict[str, int] = defaultdict(int)  # of values, and of storages that are written after they were made
 
     def storages(name: str) -> Collection[str]:
@@ -47,13 +50,25 @@ def results_of(graph: Graph, results: Sequence[str]) -> dict[str, int]:
         own = bits[op.name]
         for access in touched:
             own |= bits[access.resource] if access.write else 0
-        for name in (each for each in op.inputs if each not in lost):
+        asked = forms.get(op.name, frozenset())
+        for name in (each for each in op.inputs if each not in lost and each not in asked):
             for each in (name, *storages(name)):
                 bits[each] |= own
         for each in (access.resource for access in touched if access.resource.startswith("self.")):
             bits[each] |= own
-        for key in op.state:
+        for key in {*op.state}.difference(map(graph.states.get, asked)):
             found[key] |= own
+    return found
+
+
+def _asked_for_their_form(graph: Graph) -> dict[str, frozenset[str]]:
+    """By op, the values of which it reads shape, dtype or device alone: no gradient goes there."""
+    found = {}
+    for node in graph.fx.nodes:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op in ("call_method", "call_function") and target in LIKE:
+            others = {each.name for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, torch.fx.Node)}
+            found[node.name] = frozenset(others - {getattr(node.args[0], "name", "")})
     return found
 
 

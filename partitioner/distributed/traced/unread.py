@@ -26,7 +26,7 @@ LOGGED = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions
 def unread(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
     """Blocks in which a call of a model is looked at: its transformers do not look at their masks, and nothing is logged once.
 
-    Every step of a job has one, so the model's layers are gone through but here.
+    Every step of a job has one, so that the model's layers are gone through here, and not there.
     """
     attends = any(isinstance(each, nn.TransformerEncoder | nn.TransformerDecoder) for each in model.modules())
     methods = {each for name, each in vars(logging.Logger).items() if name.endswith("_once")}
