@@ -53,9 +53,9 @@ Path = tuple[Any, ...] | None
 """Where something lies: the path of what holds it, and the key under which it does; of the model itself, ``()``, and of what
 is no part of it, ``None``."""
 
-_NUMBERS = (str, bytes, int, float, complex)
+_VALUES = (str, bytes, int, float, complex)
 """Of these a user's class may be made whose objects have attributes, as the members of an `IntEnum`."""
-_CLOSED = (*_NUMBERS, bool, type(None), torch.dtype, torch.device, ModuleType, CodeType)
+_CLOSED = (*_VALUES, bool, type(None), torch.dtype, torch.device, ModuleType, CodeType)
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most frequent of them, told by their exact type."""
 
@@ -242,7 +242,7 @@ class _Kept:
         """Models have thousands of objects of few classes, and each class is asked once."""
         kind = type(value)
         if (facts := self.facts.get(kind)) is None:
-            plain = issubclass(kind, _CLOSED) and not (issubclass(kind, _NUMBERS) and kind.__dictoffset__)
+            plain = issubclass(kind, _CLOSED) and not (issubclass(kind, _VALUES) and kind.__dictoffset__)
             closed = plain or _stands_between(kind)
             facts = self.facts[kind] = _Facts(closed, issubclass(kind, STATEFUL), has_slots(kind))
         return facts

@@ -138,8 +138,7 @@ class SplitStage(PipelineStage):
             found: Any = of_inputs(*given, self.submod.parameters())
         else:
             last_backward = last_backward and not self._is_frozen
-            ddp = self.submod if last_backward and isinstance(self.submod, DistributedDataParallel) else None
-            with nullcontext(bwd_kwargs) if ddp is None else reaching_all(ddp, bwd_kwargs) as asked:
+            with reaching_all(self.submod, bwd_kwargs) if last_backward else nullcontext(bwd_kwargs) as asked:
                 found = super().backward_maybe_with_nosync(backward_type, asked, last_backward)
         return tuple(None if each is None else each.contiguous() for each in found[0]), found[1]
 

@@ -9,7 +9,7 @@ for these itself, ``find_unused_parameters``: by going through the graph of ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,34 +31,33 @@ class _Token(torch.autograd.Function):
 
 
 @contextmanager
-def reaching_all(ddp: DistributedDataParallel, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def reaching_all(stage: nn.Module, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A block in which a stage's backward reaches all parameters of DDP, where that does not look for those that it does not.
 
     Args:
-        ddp: around the stage.
+        stage: with DDP around it, or without.
         asked: a backward of `torch.distributed.pipelining`: ``stage_output``, ``output_grads``.
 
     Yields:
         The backward to run. A frozen parameter keeps the gradient that it has, as in one process.
     """
-    if ddp.find_unused_parameters:
+    if not isinstance(stage, DistributedDataParallel) or stage.find_unused_parameters:
         yield asked
         return
-    frozen = [(each, each.grad) for each in ddp._module_parameters if not each.requires_grad]
-    token = _token_of(ddp._module_parameters)
+    frozen = {each: each.grad for each in stage._module_parameters if not each.requires_grad}
     outputs, gradients = asked["stage_output"], asked["output_grads"]
     if isinstance(outputs, Tensor):
         outputs, gradients = (outputs,), (gradients,)
     try:
+        token = _token_of(stage._module_parameters, frozen)
         yield {**asked, "stage_output": (*outputs, token), "output_grads": (*gradients, torch.ones_like(token))}
     finally:
-        for parameter, before in frozen:
+        for parameter, before in frozen.items():
             parameter.grad = before
 
 
-def _token_of(parameters: list[nn.Parameter]) -> Tensor:
-    """A token of parameters; of frozen ones, too, whose gradients DDP takes for zeros then."""
-    frozen = [each for each in parameters if not each.requires_grad]
+def _token_of(parameters: list[nn.Parameter], frozen: Iterable[nn.Parameter]) -> Tensor:
+    """A token of parameters; of those that are frozen, too, whose gradients DDP takes for zeros then."""
     for each in frozen:
         each.requires_grad_(True)
         each.grad = None

@@ -65,8 +65,8 @@ def _asked_for_their_form(graph: Graph) -> dict[str, frozenset[str]]:
     """By op, the values of which it reads shape, dtype or device alone: no gradient goes there."""
     found = {}
     for node in graph.fx.nodes:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if node.op in ("call_method", "call_function") and target in LIKE:
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if name in LIKE and (node.op == "call_method" or _is_known(node.target)):
             others = {each.name for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, torch.fx.Node)}
             found[node.name] = frozenset(others - {getattr(node.args[0], "name", "")})
     return found
@@ -112,6 +112,7 @@ def all_reached(part: nn.Module, example: Example) -> bool:
 
 
 def _is_known(target: Any) -> bool:
+    """Whether a function that a graph calls is torch's, Python's, or ours between ranks."""
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(target).startswith("aten.")
     where = getattr(target, "__module__", None) or "torch"  # those in C++ have none
