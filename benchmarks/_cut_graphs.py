@@ -129,6 +129,23 @@ def groups() -> Iterator[Known]:
         yield posed(random, tasks, _edges(random, spans, 1), ["p"] * processors), END
 
 
+def job_shops() -> Iterator[Known]:
+    """Chains of tasks each of which can run on one machine alone, cut out of a full schedule: what is left is to order them.
+
+    H. Fisher and G. L. Thompson, Probabilistic learning combinations of local job-shop scheduling rules, 1963, is the problem.
+    """
+    for machines, each in ((3, 7), (4, 25), (6, 50), (8, 125)):
+        random = Random(f"job shops {machines} {each}")
+        spans, last, pairs = _spans(random, machines, each), dict[int, int](), list[tuple[int, int]]()
+        for task, (start, _, _) in enumerate(spans):
+            free = [job for job in range(int(1.3 * machines)) if job not in last or spans[last[job]][1] <= start]
+            for job in random.sample(free, min(1, len(free))):
+                pairs += [(last[job], task)] if job in last else []
+                last[job] = task
+        tasks = [{"seconds": {f"m{home}": end - start}} for start, end, home in spans]
+        yield posed(random, tasks, pairs, [f"m{home}" for home in range(machines)]), END
+
+
 def unequal(kinds: int, away: Sequence[float], missing: float) -> Iterator[Known]:
     """Processors of ``kinds`` kinds, or each of its own with 0; elsewhere a task takes as many times as long, or cannot run.
 

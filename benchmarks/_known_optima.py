@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 
 import networkx as nx
-from _cut_graphs import Known, Pairs, chains, clusters, full_memory, groups, packings, posed, unequal
+from _cut_graphs import Known, Pairs, chains, clusters, full_memory, groups, job_shops, packings, posed, unequal
 
 from partitioner.ir.problem import Problem
 
@@ -205,6 +205,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Known]]] = {
     "three kinds, half missing": partial(unequal, 3, (1, 1.2, 2, 3), 0.5),
     "full memory": full_memory,
     "flow shops": flow_shops,
+    "job shops": job_shops,
     "contiguous chains, overlap": partial(contiguous_chains, overlap=True),
     "contiguous chains": partial(contiguous_chains, overlap=False),
 }

@@ -9,7 +9,7 @@ pipedream      profiled layers on two and four devices: predicted, and executed 
 exchanged      graphs cut from full schedules with passages, up to 1,000 tasks: how far plans and bounds are from these
 parts          graphs made of contiguous parts, up to 3,000 tasks on unequal processors: how far loads are from theirs
 strips         towers, trees and grids that four processors can share in contiguous parts: how far makespans are from bounds
-theory         eighteen families of graphs whose optimum is known by theory: how far above it plans are, and faults
+theory         nineteen families of graphs whose optimum is known by theory: how far above it plans are, and faults
 random         random task graphs: how far `list` and `auto` are from proven optima; every schedule is checked
 side-by-side   real models on 2, 4 and 8 GPUs, simulated: accelerate, METIS, KaHyPar, HEFT, round robin and ours
 promise        what policies promise, beside what the simulator finds for the lowered program

@@ -20,6 +20,7 @@ from time import perf_counter
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.moves import Moves
 from partitioner.planner.latency.quick import Quick
+from partitioner.planner.latency.tabu import reordered, searchable
 from partitioner.planner.latency.tries import Found
 from partitioner.planner.latency.walk import Walk
 from partitioner.planner.throughput.hulls import MOST_FOR_CLOSURE
@@ -35,6 +36,10 @@ EACH = 1_000
 
 UNCOUNTED = 10**9
 """Moves that nobody makes: time ends the search."""
+
+WALKED, STEPS = 0.5, 20_000
+"""Part of the time in which tasks move at random, where tabu search has the rest; and its steps for one problem, times its
+tasks, where they are counted."""
 
 ENOUGH = 120
 """Moves for each start, of which it has a quarter before it is seen what it is good for."""
@@ -60,9 +65,24 @@ def improved(
         most: moves, in all.
         share: moves for each start, about; with fewer in all there are fewer starts.
     """
-    count = len(problem.tasks)
+    count, now, counted = len(problem.tasks), perf_counter(), most < UNCOUNTED
     if count < 2 or len(problem.lanes) < 2 or (problem.contiguous and count > MOST_FOR_CLOSURE):
         return known[0]
+    if not searchable(problem):
+        return _walked(problem, known, least, until, seed, most, share)
+    if not _given(problem):
+        soon = until if counted else now + WALKED * (until - now)
+        known = [_walked(problem, known, least, soon, seed, most, share)]
+    return reordered(problem, known[0], least, until, seed, STEPS // count if counted else UNCOUNTED)
+
+
+def _given(problem: Problem) -> bool:
+    """Whether each task has one lane, and only orders are left to be found."""
+    return all(len(able) == 1 and problem.processors[able[0]].lanes == 1 for able in problem.able.values())
+
+
+def _walked(problem: Problem, known: Sequence[Found], least: float, until: float, seed: int, most: int, share: int) -> Found:
+    """Likewise, by moves at random from several schedules."""
     look = Quick(problem)
     moves = Moves(look, Random(seed), bold=most < UNCOUNTED)
     began = perf_counter()

@@ -47,7 +47,7 @@ class Timed:
     marks: list[State] = field(default_factory=list)
 
 
-def _plain(problem: Problem) -> bool:
+def plain(problem: Problem) -> bool:
     """Whether lanes share nothing, issue for themselves and fetch nothing."""
     kinds = [problem.kinds[each.kind] for each in problem.processors]
     shared = any(each.lanes > 1 and kind.share is not None for each, kind in zip(problem.processors, kinds, strict=True))
@@ -57,7 +57,7 @@ def _plain(problem: Problem) -> bool:
 def _pools(problem: Problem) -> list[tuple[int, ...]]:
     """The lanes that cannot be told apart, together; each by itself where something passes."""
     pools = sites(problem)[1]
-    if _plain(problem) and not any(problem.routes.values()) and not any(pool.wait for pool in pools):
+    if plain(problem) and not any(problem.routes.values()) and not any(pool.wait for pool in pools):
         return [pool.lanes for pool in pools]
     return [(lane,) for lane in range(len(problem.lanes))]
 
@@ -71,7 +71,7 @@ class Quick:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, count = problem, len(problem.processors)
-        self.plain, self.pools = _plain(problem), _pools(problem)
+        self.plain, self.pools = plain(problem), _pools(problem)
         self.pool_of = {lane: number for number, pool in enumerate(self.pools) for lane in pool}
         self.before = [sorted(set(each)) for each in problem.before]
         self.routes = [problem.routes.get((one, other), ()) for one in range(count) for other in range(count)]
