@@ -66,10 +66,12 @@ def longest_paths(graph: Disjunctive) -> tuple[list[float], list[float]]:
 def true_to(graph: Disjunctive) -> None:
     """All that the graph keeps, held against what is linked in it."""
     end, tail = longest_paths(graph)
-    assert graph.end == pytest.approx(end) and graph.tail == pytest.approx(tail)
-    assert graph.seconds == pytest.approx(max(map(float.__add__, end, graph.last)))
-    assert sorted(graph.order) == list(range(len(end)))
-    assert [graph.order[place] for place in graph.place] == list(range(len(end)))
+    here = [*range(graph.count), *(node for node in range(graph.count, len(end)) if graph.fixed_after[node])]
+    assert [graph.end[node] for node in here] == pytest.approx([end[node] for node in here])
+    assert [graph.tail[node] for node in here] == pytest.approx([tail[node] for node in here])
+    assert graph.seconds == pytest.approx(max(end[node] + graph.last[node] for node in here))
+    assert sorted(graph.order) == here
+    assert [graph.order[graph.place[node]] for node in here] == here
     for number, line in enumerate(graph.lines):
         assert [graph.resource[node] for node in line] == [number] * len(line)
         assert [graph.after[node] for node in line] == [*line[1:], -1][: len(line)]

@@ -125,7 +125,7 @@ def estimate(graph: Disjunctive, turn: Turn) -> float:
 
 
 class Lanes:
-    """Where else tasks may go in a problem in which nothing passes: those that are alone in their group.
+    """Where else tasks may go, those that are alone in their group; parts that are to be contiguous stay as they are.
 
     Args:
         graph: the schedule that changes.
@@ -134,10 +134,12 @@ class Lanes:
 
     def __init__(self, graph: Disjunctive, random: Random) -> None:
         self.graph, self.random, problem = graph, random, graph.problem
-        free = not problem.travels and not problem.contiguous and not any(each.handoff for each in problem.processors)
+        self.readers: list[list[tuple[int, int]]] = [[] for _ in problem.tasks]
+        for source, target, value in problem.edges if graph.passes else ():
+            self.readers[source].append((target, value))
         lanes_of: dict[tuple[int, ...], list[int]] = {}
         self.ways: dict[int, list[int]] = {}
-        for group, tasks in problem.members.items() if free else ():
+        for group, tasks in problem.members.items() if not problem.contiguous else ():
             able = tuple(problem.able[group])
             if len(tasks) == 1 and able not in lanes_of:
                 lanes_of[able] = [lane for lane, home in enumerate(problem.lanes) if home in able]
@@ -164,13 +166,36 @@ class Lanes:
             for lane in self.ways[task]:
                 there = problem.lanes[lane]
                 if lane != graph.resource[task] and (there == here or need <= room[there]):
-                    yield from self.places(task, lane, problem.seconds[there][task])
+                    ready, rest = self.around(task, lane) if graph.passes else (graph.ready[task], graph.rest[task])
+                    yield from self.places(task, lane, ready, rest)
 
-    def places(self, task: int, lane: int, seconds: float) -> Iterator[Move]:
+    def around(self, task: int, lane: int) -> tuple[float, float]:
+        """When all that a task waits for would be on a lane, and how long all takes from its end then; with no one in the way."""
+        graph, problem = self.graph, self.graph.problem
+        end, tail, there = graph.end, graph.tail, problem.lanes[lane]
+        handoff = problem.processors[there].handoff
+        ready = handoff if lane else 0.0
+        rest = problem.back if lane and not problem.after[task] else 0.0
+        for source, value in problem.before[task]:
+            ready = max(ready, end[source] + self.between(graph.resource[source], lane, value))
+        for reader, value in self.readers[task]:
+            rest = max(rest, tail[reader] + self.between(lane, graph.resource[reader], value))
+        return ready, rest
+
+    def between(self, one: int, other: int, value: int) -> float:
+        """Seconds from the end of a task on one lane until what it makes is on another one."""
+        if one == other:
+            return 0.0
+        problem, here, there = self.graph.problem, self.graph.problem.lanes[one], self.graph.problem.lanes[other]
+        route = problem.routes.get((here, there), ()) if value >= 0 and here != there else ()
+        passing = sum(problem.channels[each].seconds(problem.values[value][1]) for each in route)
+        return problem.processors[there].handoff + passing
+
+    def places(self, task: int, lane: int, ready: float, rest: float) -> Iterator[Move]:
         """Where a task may come on another lane."""
         graph, line = self.graph, self.graph.lines[lane]
-        end, tail, length, ready, rest = graph.end, graph.tail, graph.length, graph.ready[task], graph.rest[task]
-        first = min((end[each] - length[each] for each, _ in graph.fixed_after[task]), default=inf)
+        end, tail, length, seconds = graph.end, graph.tail, graph.length, graph.problem.seconds[graph.problem.lanes[lane]][task]
+        first = min((end[each] - length[each] for each in graph.problem.after[task]), default=inf)
         latest = min(first, graph.seconds - seconds - rest)  # what starts later is behind it, or waits for what waits for it
         low = bisect_right(line, ready + CLOSE, key=end.__getitem__)
         high = bisect_left(line, latest - CLOSE, lo=low, key=lambda each: end[each] - length[each])

@@ -5,7 +5,8 @@
     lane 1     | b 3 |    | d 3 |         exchange c with a, and only c, a, v and d have other heads
 
 Nodes are tasks and, where values travel while others compute, passages. What follows from the problem and from where tasks
-are is *fixed*; the order of those on one resource is what may change. Where nothing passes, a task may change its lane, too.
+are is *fixed*; the order of those on one resource is what may change. A task may change its lane, too: where something passes
+then, all is laid out anew, in the order that there was.
 
 Source: Roy and Sussmann, "Les problemes d'ordonnancement avec contraintes disjonctives", SEMA, 1964.
 """
@@ -20,7 +21,10 @@ from partitioner.planner.latency.tries import Found
 from partitioner.planner.timing import Ahead, timed
 
 Kept = tuple[list[int], list[int]]
-"""What makes a schedule: the order of all nodes, and the resource of each."""
+"""What makes a schedule: the order of all nodes, and the lane of each task."""
+
+Key = tuple[float, float, int]
+"""What is first of two nodes neither of which waits for the other: the smaller of these."""
 
 
 class Disjunctive:
@@ -33,64 +37,67 @@ class Disjunctive:
 
     def __init__(self, problem: Problem, known: Found) -> None:
         self.problem, self.count = problem, len(problem.tasks)
-        self.resource = list(known.clock.lane)
-        self.length = [problem.seconds[problem.lanes[lane]][task] for task, lane in enumerate(self.resource)]
+        self.resource, self.length = list(known.clock.lane), [0.0] * self.count
         self.passages: list[tuple[int, int]] = []
-        arcs = self._arcs()
-        nodes = range(len(self.length))
-        self.fixed_before: list[list[tuple[int, float]]] = [[] for _ in nodes]
-        self.fixed_after: list[list[tuple[int, float]]] = [[] for _ in nodes]
+        self.passage: dict[tuple[int, int], int] = {}
+        self.passes = problem.travels or problem.back > 0 or any(each.handoff for each in problem.processors)
+        self._lay_out()
+        clock = known.clock
+        ends = [*clock.end, *(clock.arrived[each] for each in self.passages)]
+        key: list[Key] = [(end - each, end, node) for node, (end, each) in enumerate(zip(ends, self.length, strict=True))]
+        key[: self.count] = zip(clock.start, clock.end, clock.turn, strict=True)
+        self.order = self._sorted(key)
+        self._line_up()
+
+    def _lay_out(self) -> None:
+        """Who waits for whom, and how long after its end, with tasks where they are; passages are nodes on the way."""
+        problem, home, lanes = self.problem, self.problem.lanes, self.resource
+        for task in range(self.count):
+            self.length[task] = problem.seconds[home[lanes[task]]][task]
+        arcs: dict[tuple[int, int], float] = {}
+        for task, before in enumerate(problem.before):
+            there = home[lanes[task]]
+            for source, value in before:
+                here, last = home[lanes[source]], source
+                for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
+                    node = self._passage(value, channel)
+                    if node >= 0:
+                        arcs[last, node] = 0.0
+                        last = node
+                arcs[last, task] = problem.processors[there].handoff if lanes[source] != lanes[task] else 0.0
+        nodes = len(self.length)
+        self.fixed_before: list[list[tuple[int, float]]] = [[] for _ in range(nodes)]
+        self.fixed_after: list[list[tuple[int, float]]] = [[] for _ in range(nodes)]
         for (source, target), lag in arcs.items():
             self.fixed_before[target].append((source, lag))
             self.fixed_after[source].append((target, lag))
-        handoff = [problem.processors[problem.lanes[lane]].handoff if lane else 0.0 for lane in known.clock.lane]
-        self.release = [*handoff, *(0.0 for _ in self.passages)]
-        waits = (lane and not problem.after[task] for task, lane in enumerate(known.clock.lane))
-        self.last = [*(problem.back if each else 0.0 for each in waits), *(0.0 for _ in self.passages)]
-        self.marked = bytearray(len(nodes))
-        self.order = self._by_start(known)
-        self._line_up()
+        self.release, self.last = [0.0] * nodes, [0.0] * nodes
+        for task, lane in enumerate(lanes[: self.count]) if self.passes else ():
+            self.release[task] = problem.processors[home[lane]].handoff if lane else 0.0
+            self.last[task] = problem.back if lane and not problem.after[task] else 0.0
 
-    def _arcs(self) -> dict[tuple[int, int], float]:
-        """Who waits for whom, and how long after its end; passages become nodes on the way."""
-        problem, home, lanes = self.problem, self.problem.lanes, self.resource[:]
-        node: dict[tuple[int, int], int] = {}
-        arcs: dict[tuple[int, int], float] = {}
-        for task, lane in enumerate(lanes):
-            for source, value in problem.before[task]:
-                here, there = home[lanes[source]], home[lane]
-                last = source
-                for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
-                    seconds = problem.channels[channel].seconds(problem.values[value][1])
-                    if not seconds:
-                        continue
-                    if (value, channel) not in node:
-                        node[value, channel] = len(self.length)
-                        self.passages.append((value, channel))
-                        self.length.append(seconds)
-                        self.resource.append(len(problem.lanes) + channel)
-                        arcs[last, node[value, channel]] = 0.0
-                    last = node[value, channel]
-                arcs[last, task] = problem.processors[there].handoff if lanes[source] != lane else 0.0
-        return arcs
+    def _passage(self, value: int, channel: int) -> int:
+        """The node of a value on a channel, which stays its own when it is gone; -1: it takes no time, and is none."""
+        node = self.passage.get((value, channel))
+        if node is None:
+            seconds = self.problem.channels[channel].seconds(self.problem.values[value][1])
+            node = self.passage[value, channel] = len(self.length) if seconds else -1
+            if seconds:
+                self.passages.append((value, channel))
+                self.length.append(seconds)
+                self.resource.append(len(self.problem.lanes) + channel)
+        return node
 
-    def _by_start(self, known: Found) -> list[int]:
-        """All nodes in the order in which they start, those that others wait for first."""
-        clock, length = known.clock, self.length
-        ends = [*clock.end, *(clock.arrived[each] for each in self.passages)]
-        key: list[tuple[float, float, int]] = [
-            (end - each, end, node) for node, (end, each) in enumerate(zip(ends, length, strict=True))
-        ]
-        for task, start in enumerate(clock.start):
-            key[task] = (start, ends[task], clock.turn[task])
-        waits = [len(each) for each in self.fixed_before]
-        ready = [(key[node], node) for node, count in enumerate(waits) if not count]
+    def _sorted(self, key: Sequence[Key]) -> list[int]:
+        """All tasks and what passes, those that others wait for first, and else by ``key``."""
+        waits, after = [len(each) for each in self.fixed_before], self.fixed_after
+        ready = [(key[node], node) for node, count in enumerate(waits) if not count and (node < self.count or after[node])]
         heapify(ready)
         order = []
         while ready:
             node = heappop(ready)[1]
             order.append(node)
-            for each, _ in self.fixed_after[node]:
+            for each, _ in after[node]:
                 waits[each] -= 1
                 if not waits[each]:
                     heappush(ready, (key[each], each))
@@ -98,14 +105,14 @@ class Disjunctive:
 
     def _line_up(self) -> None:
         """Who is before and after whom on each resource, from the order of all; then heads and tails."""
-        nodes = len(self.order)
+        nodes = len(self.length)
         self.before, self.after = [-1] * nodes, [-1] * nodes
         self.lines: list[list[int]] = [[] for _ in range(len(self.problem.lanes) + len(self.problem.channels))]
         for node in self.order:
             self.lines[self.resource[node]].append(node)
         for line in self.lines:
             self._link(line, -1, -1)
-        self.place = [0] * nodes
+        self.place, self.marked = [-1] * nodes, bytearray(nodes)
         for place, node in enumerate(self.order):
             self.place[node] = place
         self.end, self.ready = [-1.0] * nodes, [0.0] * nodes
@@ -202,7 +209,10 @@ class Disjunctive:
         return True
 
     def move(self, task: int, lane: int, ahead: int, behind: int) -> bool:
-        """Put a task on another lane, between two others or -1; whether that closes no circle. Only where nothing passes."""
+        """Put a task on another lane, between two others or -1, or near them; whether that closes no circle."""
+        if self.passes:
+            self._moved(task, lane, ahead, behind)
+            return True
         before, after, was, seconds = self.before[task], self.after[task], self.resource[task], self.problem.seconds
         self._link((), before, after)
         self._link((task,), ahead, behind)
@@ -218,6 +228,21 @@ class Disjunctive:
         self.resource[task], self.length[task] = lane, seconds[self.problem.lanes[lane]][task]
         self._changed([task, behind, after], [task, ahead, before])
         return True
+
+    def _moved(self, task: int, lane: int, ahead: int, behind: int) -> None:
+        """Lay all out anew, with a task on another lane: what passes now comes right behind what it waits for."""
+        place = self.place
+        key: list[Key] = [(each, 0.0, 0) for each in place]
+        key[task] = (place[behind], -1.0, 0) if behind >= 0 else (place[ahead] if ahead >= 0 else place[task], 1.0, 0)
+        self.resource[task] = lane
+        self._lay_out()
+        key += [(0.0, 0.0, 0)] * (len(self.length) - len(key))
+        for node, (value, _) in enumerate(self.passages, start=self.count):
+            if node >= len(place) or place[node] < 0:
+                first, second, _ = key[self.problem.values[value][0]]
+                key[node] = (first, second, 1)
+        self.order = self._sorted(key)
+        self._line_up()
 
     def _link(self, nodes: Sequence[int], first: int, last: int) -> None:
         for node in nodes:
@@ -265,14 +290,12 @@ class Disjunctive:
 
     def kept(self) -> Kept:
         """The schedule, for `restore`."""
-        return self.order[:], self.resource[:]
+        return self.order[:], self.resource[: self.count]
 
     def restore(self, kept: Kept) -> None:
         """Go back to a schedule."""
-        seconds, home = self.problem.seconds, self.problem.lanes
-        self.order, self.resource = kept[0][:], kept[1][:]
-        for task in range(self.count):
-            self.length[task] = seconds[home[self.resource[task]]][task]
+        self.order, self.resource[: self.count] = kept[0][:], kept[1]
+        self._lay_out()
         self._line_up()
 
     def found(self, rank: str) -> Found:
