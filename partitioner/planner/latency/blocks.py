@@ -16,12 +16,13 @@ Mastrolilli and Gambardella, "Effective neighbourhood functions for the flexible
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from random import Random
 from typing import NamedTuple
 
 from partitioner.planner.latency.disjunctive import Disjunctive
+from partitioner.planner.latency.selection import Selection
 
 REACH = 10
 """How many places a node moves at most, and how many neighbours within a longer block are exchanged."""
@@ -44,14 +45,35 @@ class Turn(NamedTuple):
     later: bool
 
 
+class Way(NamedTuple):
+    """A task on another lane.
+
+    Args:
+        task: which.
+        lane: where.
+        ready: when all that it waits for is there.
+        length: what it takes.
+        rest: what it takes from its end to the end of all.
+        seconds: the longest path through it and through what passes for it, about.
+    """
+
+    task: int
+    lane: int
+    ready: float
+    length: float
+    rest: float
+    seconds: float
+
+
 class Move(NamedTuple):
-    """A task on another lane, between two nodes there; and how long the longest path through it is then, about."""
+    """A task on another lane, between two nodes there; how long the longest path through it is then, and its end; about."""
 
     seconds: float
     task: int
     lane: int
     ahead: int
     behind: int
+    end: float
 
 
 def critical(graph: Disjunctive, random: Random) -> list[list[int]]:
@@ -132,7 +154,7 @@ class Lanes:
         random: which tasks are looked at.
     """
 
-    def __init__(self, graph: Disjunctive, random: Random) -> None:
+    def __init__(self, graph: Selection, random: Random) -> None:
         self.graph, self.random, problem = graph, random, graph.problem
         self.readers: list[list[tuple[int, int]]] = [[] for _ in problem.tasks]
         for source, target, value in problem.edges if graph.passes else ():
@@ -154,8 +176,8 @@ class Lanes:
             left[problem.lanes[lanes[tasks[0]]]] -= problem.demand[group]
         return left
 
-    def __call__(self, blocks: Sequence[Sequence[int]]) -> Iterator[Move]:
-        """Moves of some tasks of a critical path."""
+    def __call__(self, blocks: Sequence[Sequence[int]]) -> Iterator[Way]:
+        """Other lanes for some tasks of a critical path."""
         tasks = [node for block in blocks for node in block if node in self.ways]
         if not tasks:
             return
@@ -166,40 +188,60 @@ class Lanes:
             for lane in self.ways[task]:
                 there = problem.lanes[lane]
                 if lane != graph.resource[task] and (there == here or need <= room[there]):
-                    ready, rest = self.around(task, lane) if graph.passes else (graph.ready[task], graph.rest[task])
-                    yield from self.places(task, lane, ready, rest)
+                    yield self.way(task, lane, problem.seconds[there][task])
 
-    def around(self, task: int, lane: int) -> tuple[float, float]:
-        """When all that a task waits for would be on a lane, and how long all takes from its end then; with no one in the way."""
+    def way(self, task: int, lane: int, length: float) -> Way:
+        """What it would be to have a task on a lane, if it had to wait for nothing there."""
         graph, problem = self.graph, self.graph.problem
-        end, tail, there = graph.end, graph.tail, problem.lanes[lane]
-        handoff = problem.processors[there].handoff
-        ready = handoff if lane else 0.0
-        rest = problem.back if lane and not problem.after[task] else 0.0
+        if not graph.passes:
+            ready, rest = graph.ready[task], graph.rest[task]
+            return Way(task, lane, ready, length, rest, ready + length + rest)
+        ready = problem.processors[problem.lanes[lane]].handoff if lane else 0.0
+        rest, most = problem.back if lane and not problem.after[task] else 0.0, 0.0
         for source, value in problem.before[task]:
-            ready = max(ready, end[source] + self.between(graph.resource[source], lane, value))
+            there, late = self.passing(graph.end[source], graph.resource[source], lane, value, graph.sent[value])
+            ready, most = max(ready, there), max(most, late)
+        done = ready + length
         for reader, value in self.readers[task]:
-            rest = max(rest, tail[reader] + self.between(lane, graph.resource[reader], value))
-        return ready, rest
+            there, late = self.passing(done, lane, graph.resource[reader], value, {})
+            rest, most = max(rest, there - done + graph.tail[reader]), max(most, late)
+        return Way(task, lane, ready, length, rest, max(most, done + rest))
 
-    def between(self, one: int, other: int, value: int) -> float:
-        """Seconds from the end of a task on one lane until what it makes is on another one."""
+    def passing(self, at: float, one: int, other: int, value: int, sent: Mapping[int, int]) -> tuple[float, float]:
+        """When what is made on one lane is on another one, and the longest path through what it then comes before on channels.
+
+        Args:
+            at: when it is made.
+            one: where.
+            other: where it is read.
+            value: what it is, or less than 0.
+            sent: its passages that there are, by their channels.
+        """
         if one == other:
-            return 0.0
-        problem, here, there = self.graph.problem, self.graph.problem.lanes[one], self.graph.problem.lanes[other]
-        route = problem.routes.get((here, there), ()) if value >= 0 and here != there else ()
-        passing = sum(problem.channels[each].seconds(problem.values[value][1]) for each in route)
-        return problem.processors[there].handoff + passing
+            return at, 0.0
+        graph, problem, most = self.graph, self.graph.problem, 0.0
+        here, there = problem.lanes[one], problem.lanes[other]
+        for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
+            if channel in sent:
+                at = max(at, graph.end[sent[channel]])
+                continue
+            line = graph.lines[len(problem.lanes) + channel]
+            place = bisect_right(line, at, key=graph.end.__getitem__)
+            at += problem.channels[channel].seconds(problem.values[value][1])
+            if place < len(line):
+                most = max(most, at + graph.tail[line[place]])
+        return at + problem.processors[there].handoff, most
 
-    def places(self, task: int, lane: int, ready: float, rest: float) -> Iterator[Move]:
+    def places(self, way: Way) -> Iterator[Move]:
         """Where a task may come on another lane."""
-        graph, line = self.graph, self.graph.lines[lane]
-        end, tail, length, seconds = graph.end, graph.tail, graph.length, graph.problem.seconds[graph.problem.lanes[lane]][task]
+        graph, (task, lane, ready, seconds, rest, least) = self.graph, way
+        line, end, tail, length = graph.lines[lane], graph.end, graph.tail, graph.length
         first = min((end[each] - length[each] for each in graph.problem.after[task]), default=inf)
         latest = min(first, graph.seconds - seconds - rest)  # what starts later is behind it, or waits for what waits for it
         low = bisect_right(line, ready + CLOSE, key=end.__getitem__)
         high = bisect_left(line, latest - CLOSE, lo=low, key=lambda each: end[each] - length[each])
         for place in range(low, high + 1) if high - low < PLACES else self.random.sample(range(low, high + 1), PLACES):
             ahead, behind = line[place - 1] if place else -1, line[place] if place < len(line) else -1
-            begin, left = end[ahead] if place else 0.0, tail[behind] if behind >= 0 else 0.0
-            yield Move(max(begin, ready) + seconds + max(left, rest), task, lane, ahead, behind)
+            done = max(end[ahead] if place else 0.0, ready) + seconds
+            left = max(tail[behind], rest) if behind >= 0 else rest
+            yield Move(max(least, done + left), task, lane, ahead, behind, done)

@@ -1,134 +1,104 @@
-"""A schedule as a disjunctive graph: who comes after whom on each lane and channel; heads and tails are longest paths in it.
+"""A disjunctive graph: who comes after whom on each resource; heads and tails are longest paths in it.
 
     lane 0     | a 4 | c 2 |              head of d: 4 + 1 = 5, for it reads what a makes
     channel          |v1|                 tail of a: 4 + 1 + 3 = 8, from its start to the end of all
     lane 1     | b 3 |    | d 3 |         exchange c with a, and only c, a, v and d have other heads
 
-Nodes are tasks and, where values travel while others compute, passages. What follows from the problem and from where tasks
-are is *fixed*; the order of those on one resource is what may change. A task may change its lane, too: where something passes
-then, all is laid out anew, in the order that there was.
+Nodes are numbers. Arcs that are *fixed* have a lag; the order of the nodes on one resource is what may change.
 
 Source: Roy and Sussmann, "Les problemes d'ordonnancement avec contraintes disjonctives", SEMA, 1964.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-
-from partitioner.ir.problem import Problem
-from partitioner.planner.latency.tries import Found
-from partitioner.planner.timing import Ahead, timed
-
-Kept = tuple[list[int], list[int]]
-"""What makes a schedule: the order of all nodes, and the lane of each task."""
 
 Key = tuple[float, float, int]
 """What is first of two nodes neither of which waits for the other: the smaller of these."""
 
 
 class Disjunctive:
-    """A schedule and what it would take to change it.
+    """Nodes, arcs between them, and the order of each resource.
 
     Args:
-        problem: whose lanes share nothing, and whose processors compute while values travel.
-        known: a schedule of it.
+        resources: how many there are.
     """
 
-    def __init__(self, problem: Problem, known: Found) -> None:
-        self.problem, self.count = problem, len(problem.tasks)
-        self.resource, self.length = list(known.clock.lane), [0.0] * self.count
-        self.passages: list[tuple[int, int]] = []
-        self.passage: dict[tuple[int, int], int] = {}
-        self.passes = problem.travels or problem.back > 0 or any(each.handoff for each in problem.processors)
-        self._lay_out()
-        clock = known.clock
-        ends = [*clock.end, *(clock.arrived[each] for each in self.passages)]
-        key: list[Key] = [(end - each, end, node) for node, (end, each) in enumerate(zip(ends, self.length, strict=True))]
-        key[: self.count] = zip(clock.start, clock.end, clock.turn, strict=True)
-        self.order = self._sorted(key)
-        self._line_up()
+    def __init__(self, resources: int) -> None:
+        self.length: list[float] = []
+        self.resource: list[int] = []
+        self.release: list[float] = []
+        self.last: list[float] = []
+        self.fixed_before: list[list[tuple[int, float]]] = []
+        self.fixed_after: list[list[tuple[int, float]]] = []
+        self.place: list[int] = []
+        self.before: list[int] = []
+        self.after: list[int] = []
+        self.end: list[float] = []
+        self.ready: list[float] = []
+        self.tail: list[float] = []
+        self.rest: list[float] = []
+        self.marked, self.order = bytearray(), list[int]()
+        self.lines: list[list[int]] = [[] for _ in range(resources)]
+        self.seconds, self.free, self.waited = 0.0, list[int](), False
 
-    def _lay_out(self) -> None:
-        """Who waits for whom, and how long after its end, with tasks where they are; passages are nodes on the way."""
-        problem, home, lanes = self.problem, self.problem.lanes, self.resource
-        for task in range(self.count):
-            self.length[task] = problem.seconds[home[lanes[task]]][task]
-        arcs: dict[tuple[int, int], float] = {}
-        for task, before in enumerate(problem.before):
-            there = home[lanes[task]]
-            for source, value in before:
-                here, last = home[lanes[source]], source
-                for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
-                    node = self._passage(value, channel)
-                    if node >= 0:
-                        arcs[last, node] = 0.0
-                        last = node
-                arcs[last, task] = problem.processors[there].handoff if lanes[source] != lanes[task] else 0.0
-        nodes = len(self.length)
-        self.fixed_before: list[list[tuple[int, float]]] = [[] for _ in range(nodes)]
-        self.fixed_after: list[list[tuple[int, float]]] = [[] for _ in range(nodes)]
-        for (source, target), lag in arcs.items():
-            self.fixed_before[target].append((source, lag))
-            self.fixed_after[source].append((target, lag))
-        self.release, self.last = [0.0] * nodes, [0.0] * nodes
-        for task, lane in enumerate(lanes[: self.count]) if self.passes else ():
-            self.release[task] = problem.processors[home[lane]].handoff if lane else 0.0
-            self.last[task] = problem.back if lane and not problem.after[task] else 0.0
+    def node(self, length: float, resource: int) -> int:
+        """A node that is not in the order yet: a new one, or one that is gone."""
+        if self.free:
+            node = self.free.pop()
+            self.length[node], self.resource[node] = length, resource
+            return node
+        for each in (self.release, self.last, self.ready, self.rest):
+            each.append(0.0)
+        for times in (self.end, self.tail):
+            times.append(-1.0)
+        for nodes in (self.place, self.before, self.after):
+            nodes.append(-1)
+        for arcs in (self.fixed_before, self.fixed_after):
+            arcs.append([])
+        self.length.append(length)
+        self.resource.append(resource)
+        self.marked.append(0)
+        return len(self.length) - 1
 
-    def _passage(self, value: int, channel: int) -> int:
-        """The node of a value on a channel, which stays its own when it is gone; -1: it takes no time, and is none."""
-        node = self.passage.get((value, channel))
-        if node is None:
-            seconds = self.problem.channels[channel].seconds(self.problem.values[value][1])
-            node = self.passage[value, channel] = len(self.length) if seconds else -1
-            if seconds:
-                self.passages.append((value, channel))
-                self.length.append(seconds)
-                self.resource.append(len(self.problem.lanes) + channel)
-        return node
-
-    def _sorted(self, key: Sequence[Key]) -> list[int]:
-        """All tasks and what passes, those that others wait for first, and else by ``key``."""
+    def sort(self, key: Sequence[Key], nodes: Iterable[int]) -> None:
+        """Put all nodes in order, those that others wait for first, and else by ``key``; and those of each resource."""
         waits, after = [len(each) for each in self.fixed_before], self.fixed_after
-        ready = [(key[node], node) for node, count in enumerate(waits) if not count and (node < self.count or after[node])]
+        ready = [(key[node], node) for node in nodes if not waits[node]]
         heapify(ready)
-        order = []
+        self.order = []
         while ready:
             node = heappop(ready)[1]
-            order.append(node)
+            self.order.append(node)
             for each, _ in after[node]:
                 waits[each] -= 1
                 if not waits[each]:
                     heappush(ready, (key[each], each))
-        return order
+        self.line_up()
 
-    def _line_up(self) -> None:
+    def line_up(self) -> None:
         """Who is before and after whom on each resource, from the order of all; then heads and tails."""
-        nodes = len(self.length)
-        self.before, self.after = [-1] * nodes, [-1] * nodes
-        self.lines: list[list[int]] = [[] for _ in range(len(self.problem.lanes) + len(self.problem.channels))]
-        for node in self.order:
-            self.lines[self.resource[node]].append(node)
         for line in self.lines:
-            self._link(line, -1, -1)
-        self.place, self.marked = [-1] * nodes, bytearray(nodes)
+            line.clear()
         for place, node in enumerate(self.order):
             self.place[node] = place
-        self.end, self.ready = [-1.0] * nodes, [0.0] * nodes
-        self.tail, self.rest = [-1.0] * nodes, [0.0] * nodes
-        self._heads(self.order, self.order)
-        self._tails(self.order, self.order)
-        self.seconds = self._makespan()
+            self.lines[self.resource[node]].append(node)
+        for line in self.lines:
+            self.link(line, -1, -1)
+        self.heads(self.order, self.order)
+        self.tails(self.order, self.order)
+        self.seconds = self.makespan()
 
     def final(self) -> Sequence[int]:
-        """The nodes that may end last: the last ones of their resources, and any if the caller waits for what others end."""
-        return range(len(self.end)) if self.problem.back else [line[-1] for line in self.lines if line]
+        """The nodes that may end last: the last ones of their resources, and any if something is waited for at the end."""
+        return self.order if self.waited else [line[-1] for line in self.lines if line]
 
-    def _makespan(self) -> float:
-        return max(map(float.__add__, self.end, self.last)) if self.problem.back else max(self.end)
+    def makespan(self) -> float:
+        """The longest path."""
+        return max(map(float.__add__, self.end, self.last)) if self.waited else max(self.end)
 
-    def _heads(self, order: Sequence[int], first: Sequence[int]) -> None:
+    def heads(self, order: Sequence[int], first: Iterable[int]) -> None:
         """When nodes end, and when all that is fixed before them has: of some, and of what follows if they change."""
         end, ready, length, release, marked = self.end, self.ready, self.length, self.release, self.marked
         before, after, sources, targets, left = self.before, self.after, self.fixed_before, self.fixed_after, 0
@@ -161,7 +131,7 @@ class Disjunctive:
             if not left:
                 break
 
-    def _tails(self, order: Sequence[int], first: Sequence[int]) -> None:
+    def tails(self, order: Sequence[int], first: Iterable[int]) -> None:
         """Likewise from the end of all: ``tail`` with a node's length, ``rest`` without it and what is next on its resource."""
         tail, rest, length, last, marked = self.tail, self.rest, self.length, self.last, self.marked
         before, after, sources, targets, left = self.before, self.after, self.fixed_before, self.fixed_after, 0
@@ -199,52 +169,17 @@ class Disjunctive:
         line = self.lines[self.resource[nodes[0]]]
         place = line.index(first) + 1 if first >= 0 else 0
         kept = line[place : place + len(nodes)]
-        self._link(nodes, first, last)
+        self.link(nodes, first, last)
         places = [self.place[each] for each in nodes]
-        if not self._sort(min(places), max(places)):
-            self._link(kept, first, last)
+        if not self.mend(min(places), max(places)):
+            self.link(kept, first, last)
             return False
         line[place : place + len(nodes)] = nodes
-        self._changed([*nodes, last], [*nodes, first])
+        self.changed([*nodes, last], [*nodes, first])
         return True
 
-    def move(self, task: int, lane: int, ahead: int, behind: int) -> bool:
-        """Put a task on another lane, between two others or -1, or near them; whether that closes no circle."""
-        if self.passes:
-            self._moved(task, lane, ahead, behind)
-            return True
-        before, after, was, seconds = self.before[task], self.after[task], self.resource[task], self.problem.seconds
-        self._link((), before, after)
-        self._link((task,), ahead, behind)
-        place = self.place[task]
-        low = min(place, self.place[behind]) if behind >= 0 else place
-        high = max(place, self.place[ahead]) if ahead >= 0 else place
-        if not self._sort(low, high):
-            self._link((), ahead, behind)
-            self._link((task,), before, after)
-            return False
-        self.lines[was].remove(task)
-        self.lines[lane].insert(self.lines[lane].index(ahead) + 1 if ahead >= 0 else 0, task)
-        self.resource[task], self.length[task] = lane, seconds[self.problem.lanes[lane]][task]
-        self._changed([task, behind, after], [task, ahead, before])
-        return True
-
-    def _moved(self, task: int, lane: int, ahead: int, behind: int) -> None:
-        """Lay all out anew, with a task on another lane: what passes now comes right behind what it waits for."""
-        place = self.place
-        key: list[Key] = [(each, 0.0, 0) for each in place]
-        key[task] = (place[behind], -1.0, 0) if behind >= 0 else (place[ahead] if ahead >= 0 else place[task], 1.0, 0)
-        self.resource[task] = lane
-        self._lay_out()
-        key += [(0.0, 0.0, 0)] * (len(self.length) - len(key))
-        for node, (value, _) in enumerate(self.passages, start=self.count):
-            if node >= len(place) or place[node] < 0:
-                first, second, _ = key[self.problem.values[value][0]]
-                key[node] = (first, second, 1)
-        self.order = self._sorted(key)
-        self._line_up()
-
-    def _link(self, nodes: Sequence[int], first: int, last: int) -> None:
+    def link(self, nodes: Sequence[int], first: int, last: int) -> None:
+        """Make some nodes neighbours, between two others or -1."""
         for node in nodes:
             self.before[node] = first
             if first >= 0:
@@ -255,14 +190,14 @@ class Disjunctive:
         if last >= 0:
             self.before[last] = first
 
-    def _changed(self, later: Sequence[int], sooner: Sequence[int]) -> None:
+    def changed(self, later: Iterable[int], sooner: Iterable[int]) -> None:
         """Heads of some nodes and tails of others change, and with them those of what follows and of what comes before."""
         later, sooner = [each for each in later if each >= 0], [each for each in sooner if each >= 0]
-        self._heads(self.order[min(self.place[each] for each in later) :], later)
-        self._tails(self.order[: max(self.place[each] for each in sooner) + 1], sooner)
-        self.seconds = self._makespan()
+        self.heads(self.order[min(self.place[each] for each in later) :], later)
+        self.tails(self.order[: max(self.place[each] for each in sooner) + 1], sooner)
+        self.seconds = self.makespan()
 
-    def _sort(self, first: int, last: int) -> bool:
+    def mend(self, first: int, last: int) -> bool:
         """Make a part of the order of all topological again, depth first; whether that can be done."""
         part, order, seen = self.order[first : last + 1], list[int](), dict[int, bool]()
         inside, sources, before = set(part), self.fixed_before, self.before
@@ -287,27 +222,3 @@ class Disjunctive:
         for place, node in enumerate(order, start=first):
             self.place[node] = place
         return True
-
-    def kept(self) -> Kept:
-        """The schedule, for `restore`."""
-        return self.order[:], self.resource[: self.count]
-
-    def restore(self, kept: Kept) -> None:
-        """Go back to a schedule."""
-        self.order, self.resource[: self.count] = kept[0][:], kept[1]
-        self._lay_out()
-        self._line_up()
-
-    def found(self, rank: str) -> Found:
-        """The schedule on the clock, which may have gaps that something fits into."""
-        order, early = list[int](), list[tuple[int, int]]()
-        ahead: dict[int, list[tuple[int, int]]] = {}
-        for node in self.order:
-            if node >= self.count:
-                early.append(self.passages[node - self.count])
-                continue
-            if early:
-                ahead[node], early = early, []
-            order.append(node)
-        sent: Ahead = ahead
-        return Found.of(timed(self.problem, self.resource[: self.count], order, ahead=sent), order, rank, sent)

@@ -18,8 +18,8 @@ from time import perf_counter
 
 from partitioner.ir.problem import Problem
 from partitioner.planner.latency.blocks import CLOSE, Lanes, Move, Turn, critical, estimate, turns
-from partitioner.planner.latency.disjunctive import Disjunctive
 from partitioner.planner.latency.quick import plain
+from partitioner.planner.latency.selection import Selection
 from partitioner.planner.latency.tries import Found
 
 TENURE, SPREAD = 10, 0.4
@@ -69,7 +69,7 @@ class Tabu:
     """
 
     def __init__(self, problem: Problem, known: Found, random: Random) -> None:
-        self.graph, self.random, self.rank = Disjunctive(problem, known), random, known.rank
+        self.graph, self.random, self.rank = Selection(problem, known), random, known.rank
         self.lanes = Lanes(self.graph, random)
         self.tenure = TENURE + len(self.graph.length) / (2 * len(set(self.graph.resource)))
         self.until: dict[tuple[int, int], int] = {}
@@ -109,21 +109,19 @@ class Tabu:
             seconds += noise * self.random.random()
             if seconds < least:
                 least, best = seconds, turn
-        for move in self.lanes(blocks):
-            if move.seconds >= self.seconds and until.get((move.task, ~move.lane), 0) > step:
-                continue
-            seconds = move.seconds + noise * self.random.random()
-            if seconds < least:
-                least, best = seconds, move
+        for way in self.lanes(blocks):
+            most = self.seconds if until.get((way.task, ~way.lane), 0) > step else least
+            for move in self.lanes.places(way) if way.seconds < most else ():
+                if move.seconds < most and move.seconds + noise * self.random.random() < least:
+                    least, best = move.seconds, move
         return best or (self.random.choice(other) if other else None)
 
     def make(self, change: Turn | Move) -> None:
         """Change the schedule, and note what is not to be undone."""
         until = self.step + int(self.tenure * (1 + SPREAD * self.random.random()))
         if isinstance(change, Move):
-            back = (change.task, ~self.graph.resource[change.task])
-            made = self.graph.move(change.task, change.lane, change.ahead, change.behind)
-            self.until[back if made else (change.task, ~change.lane)] = until
+            self.until[change.task, ~self.graph.resource[change.task]] = until
+            self.graph.move(change.task, change.lane, change.ahead, change.behind, change.end)
             return
         made = self.graph.line(change.nodes, change.first, change.last)
         for each in change.past:  # tasks of no length may close a circle: then the change itself is not tried again
