@@ -37,7 +37,10 @@ def schedules(seed: int, tasks: int = 14, count: int = 2) -> Iterator[tuple[Prob
     """Problems with some of everything that tabu search takes, and a schedule of each."""
     random = Random(seed)
     while count:
-        problem = closed(replace(anything(random, random.randint(4, tasks), random.randint(2, 3)), overlap=True))
+        drawn = anything(random, random.randint(4, tasks), random.randint(2, 3))
+        if random.random() < 0.2:  # nothing has a size
+            drawn = replace(drawn, edges=[(source, target, ORDER) for source, target, _ in drawn.edges], values=[])
+        problem = closed(replace(drawn, overlap=True))
         with suppress(PlacementError):
             known = several(problem, Homes(problem), 1)[0]
             if searchable(problem) and known.seconds < inf:

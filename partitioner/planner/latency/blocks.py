@@ -199,7 +199,8 @@ class Lanes:
         ready = problem.processors[problem.lanes[lane]].handoff if lane else 0.0
         rest, most = problem.back if lane and not problem.after[task] else 0.0, 0.0
         for source, value in problem.before[task]:
-            there, late = self.passing(graph.end[source], graph.resource[source], lane, value, graph.sent[value])
+            sent = graph.sent[value] if value >= 0 else {}
+            there, late = self.passing(graph.end[source], graph.resource[source], lane, value, sent)
             ready, most = max(ready, there), max(most, late)
         done = ready + length
         for reader, value in self.readers[task]:
