@@ -602,8 +602,8 @@ def _share_again(alias: Any, tensor: Any) -> None:
 
 
 def taken(tensor: Tensor, world: World) -> Tensor:
-    """A program's tensor as callers see it. What the program has made a leaf gets its gradient as one, so it is no alias."""
-    if tensor.is_leaf and tensor.requires_grad and type(tensor) is Placed:
+    """A program's tensor as callers see it. What keeps its gradient, as a leaf does, is no alias."""
+    if ((tensor.is_leaf and tensor.requires_grad) or tensor.retains_grad) and type(tensor) is Placed:
         tensor.__class__ = Tensor  # type: ignore[assignment]
         return tensor
     with torch._C.DisableTorchFunctionSubclass(), history_kept(tensor):

@@ -133,7 +133,7 @@ def test_what_is_not_logged(world: World, caplog: pytest.LogCaptureFixture) -> N
 
     class Says(Two):
         def forward(self, x: Tensor) -> Tensor:
-            LOGGER.debug("rows %s", x.shape)
+            LOGGER.debug("values %s", x)
             LOGGER.log(logging.INFO, f"{x.shape[0]} rows")
             return super().forward(x) * (2 if LOGGER.isEnabledFor(logging.ERROR) else 3)
 

@@ -559,14 +559,14 @@ BEYOND: dict[str, Callable[[Tensor], object]] = {
     r"does not look into pack_padded_sequence": lambda x: nn.utils.rnn.pack_padded_sequence(x[..., None], [4] * 6),
     r"it makes an object of a library of C\+\+": lambda x: torch._C._DisableTorchDispatch(),
     r"an op gives what is no tensor": lambda x: torch.random.fork_rng(devices=[]).__enter__(),
-    r"it logs": lambda x: LOGGER.error("called"),
+    r"it logs": lambda x: LOGGER.error("called %s", x),
     r"torch's tracer takes no sparse Tensor": lambda x: x.to_sparse(),
     r"it makes a torch\.Generator": lambda x: torch.Generator(),
     r"an op is given a Generator, which no graph can hold": lambda x: torch.rand(4, generator=GENERATOR),
     r"Tensor\.numpy\(\) gives values to Python": lambda x: x.detach().numpy(),
     r"it makes a parameter, or a layer that has one": lambda x: nn.Linear(6, 6)(x),
     r"Attempted to use tensor creation function with requires_grad=True": lambda x: torch.ones(6, requires_grad=True),
-    r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: (x * SCALE).retain_grad(),
+    r"Tensor\.retain_grad\(\) keeps a gradient": lambda x: SCALE.retain_grad(),
     r"a hook .* reads in backward what may have changed": lambda x: (x * SCALE).register_hook(lambda grad: grad * len(BEYOND)),
 }
 

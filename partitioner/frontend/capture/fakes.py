@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dynamo import convert_frame, utils
+from torch._dynamo.exc import Unsupported
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from partitioner.frontend.capture.amended import amended, amends
@@ -56,6 +57,8 @@ def _run_node(plain: Callable[..., Any], tracer: Any, node: torch.fx.Node, *rest
     value, mode = plain(tracer, node, *rest, **named), active_fake_mode()
     if mode is None or not isinstance(value, torch.Tensor) or is_functorch_wrapped_tensor(value):
         return value
+    if HERE.apart and is_traceable_wrapper_subclass(value):
+        raise Unsupported(f"it makes a {type(value).__name__}, which is several tensors in one")
     value = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
     if HERE.empty and not node.all_input_nodes and value.fake_device.type == "cpu":
         value.fake_device = torch.device("meta")

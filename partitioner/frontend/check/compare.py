@@ -163,6 +163,8 @@ def _calls(module: nn.Module, call: Call, runs: Sequence[Run], draws: Sequence[S
             try:
                 with objects_kept(call.leaves):  # each run is given what the first was
                     calls.append(_one_call(module, call, run, tensors, gradients=not calls))
+            except PartitionerError:
+                raise
             except Exception:
                 if not calls:
                     raise

@@ -119,7 +119,7 @@ def runs_alone(node: torch.fx.Node) -> bool:
     """Whether nothing may run beside an op: it may do anything, or uses or changes what autograd has recorded of others."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.target._name not in BESIDE_OTHERS
-    return node.target in (torch.autograd.grad, passing, "requires_grad_") or isinstance(node.target, Hooking)
+    return node.target in (torch.autograd.grad, passing, "requires_grad_", "retain_grad") or isinstance(node.target, Hooking)
 
 
 def is_reentrant(node: torch.fx.Node) -> bool:

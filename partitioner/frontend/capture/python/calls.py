@@ -6,8 +6,6 @@
   constants is looked up instead, as an attribute is: the function is called before each call, which its cache answers.
 - Functions of the user's that are marked with `torch.compiler.assume_constant_result`. Dynamo keeps what the first call gave;
   here such a function is traced like any other, under guards on what it reads.
-- A logger's methods with a cache, as ``warning_once`` of transformers. Where one graph must be all, the call is made while it
-  is traced, and has then been made for the process.
 - Functions of `torch.jit.script`, under autocast. TorchScript goes by rules of its own there: ``x * 2`` of a bfloat16 gives
   float32, and in Python bfloat16. Dynamo traces the Python that the function was made of, and so would miss it.
 - Gradients by `torch.func` under inference mode: in eager there are some, and of what Dynamo makes of them torch raises.
@@ -23,7 +21,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +28,6 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import UncapturedHigherOrderOpError, UnspecializeRestartAnalysis, Unsupported
-from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import (
     BuiltinVariable,
@@ -45,7 +41,6 @@ from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew,
 from torch._dynamo.variables.ctx_manager import GradIncrementNestingCtxManagerVariable
 from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CondHigherOrderVariable, find_mismatched_vars
-from torch._dynamo.variables.misc import LoggingLoggerVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.random import fork_rng
 
@@ -119,37 +114,6 @@ def _of_user(plain: Callable[..., Any], tx: Any, function: Any, args: Any, kwarg
             undo()
             raise Unsupported(f"{function.__qualname__} has a cache, and draws random numbers")
     return asked(tx, ask, found)
-
-
-_LOGS = [getattr(logging.Logger, name) for name in "debug info warning error critical log isEnabledFor".split()]
-
-
-def _is_logged(tx: Any, source: Any, logger: Any, name: str, args: Any) -> Any:
-    """What a logger's method gives, if it only says that nothing is logged at that level, or asks whether something is."""
-    takes = name in ("log", "isEnabledFor")
-    if type(logger).isEnabledFor is not logging.Logger.isEnabledFor or (takes and not (args and args[0].is_python_constant())):
-        return None
-    if source is not None:
-        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
-    ask = partial(logger.isEnabledFor, args[0].as_python_constant() if takes else getattr(logging, name.upper()))
-    enabled = asked(tx, ask, ask())
-    if name == "isEnabledFor":
-        return enabled
-    return None if enabled.as_python_constant() else ConstantVariable.create(None)
-
-
-@amends(LoggingLoggerVariable, "call_method")
-def _log_once(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-    method: Any = getattr(self.value, name, None)
-    if HERE.whole and getattr(method, "__func__", None) in _LOGS:
-        answer = _is_logged(tx, self.source, self.value, name, args)
-        if answer is not None:
-            return answer
-    cached = hasattr(getattr(method, "__func__", None), "cache_info")
-    if not (HERE.whole and cached and all(each.is_python_constant() for each in (*args, *kwargs.values()))):
-        return plain(self, tx, name, args, kwargs)
-    method(*(each.as_python_constant() for each in args), **{key: each.as_python_constant() for key, each in kwargs.items()})
-    return ConstantVariable.create(None)
 
 
 @amends(UserFunctionVariable, "call_function")

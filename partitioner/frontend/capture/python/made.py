@@ -144,7 +144,7 @@ def _partial(plain: Callable[..., None], self: Any, function: Any, args: Any, ke
 
 @amends(StringFormatVariable, "__init__")
 def _format(plain: Callable[..., None], self: Any, text: str, values: Any, named: Any, **options: Any) -> None:
-    if not all(map(_stays, (*values, *named.values()))):
+    if not all(map(stays, (*values, *named.values()))):
         raise Unsupported("a text of what may change is made")
     plain(self, text, values, named, **options)
 
@@ -186,9 +186,9 @@ if hasattr(_KEYS, "specialize_symnode"):
         return known
 
 
-def _stays(value: Any) -> bool:
+def stays(value: Any) -> bool:
     """Whether nothing can be written to a value."""
     value = value.realize()
     if type(value) is SizeVariable or type(value) is TupleVariable:
-        return all(map(_stays, value.items))
+        return all(map(stays, value.items))
     return isinstance(value, ConstantVariable | SymNodeVariable)

@@ -12,6 +12,8 @@
     del self.state                   is no error where there is no such attribute
     half = partialmethod(scaled, 2)  functions have no ``__get__`` in the Python that binds it
     [1].remove(2), (1,)[1]           what the error says is said of others: ``tuple.index()``, a list
+    SimpleNamespace(x=1)             is a class without a constructor to trace, whose attributes nobody may set
+    super().__init__(text)           of an error's class sets its ``args``
 
 Some are put right; at the others the graph ends, and Python does what it does.
 """
@@ -23,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dis import opmap
 from enum import EnumType
 from functools import partialmethod
-from types import FunctionType, MemberDescriptorType
+from types import FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 from torch._dynamo import utils
@@ -44,10 +46,13 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # it says s
     RangeVariable,
     SetVariable,
     SliceVariable,
+    SuperVariable,
     TupleVariable,
     UserDefinedClassVariable,
+    UserDefinedExceptionObjectVariable,
     UserDefinedObjectVariable,
     UserMethodVariable,
+    user_defined,
 )
 from torch._dynamo.variables.base import AsPythonConstantNotImplementedError, VariableTracker
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
@@ -59,6 +64,9 @@ from partitioner.frontend.capture.python.absent import has_guard
 
 _MATCHES_ITSELF = 1 << 22
 """The flag of a class of Python's own that ``case int(number)`` gives as it is."""
+
+_PLAIN = (SimpleNamespace.__new__, SimpleNamespace.__setattr__)
+"""Methods that do what those of ``object`` do."""
 
 _OF_ITEMS = ("add", "discard", "remove", "__contains__")
 """Methods of sets that are given an item; all others are given items."""
@@ -177,10 +185,23 @@ for _kind in (InstructionTranslator, InliningInstructionTranslator, InliningGene
     amends(_kind.dispatch_table, opmap["MATCH_CLASS"])(_match_class)
 
 
+def _is_plain(plain: Callable[..., bool], method: Any) -> bool:
+    return method in _PLAIN or plain(method)
+
+
+amends(user_defined, "is_standard_setattr")(_is_plain)
+amends(UserDefinedClassVariable, "is_supported_new_method")(_is_plain)
+
+
 @amends(UserDefinedClassVariable, "call_function")
 def _call_class(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     if issubclass(self.value, dict):
         _refuse_keys(args)
+    if self.value is SimpleNamespace and not args:
+        made = tx.output.side_effects.track_new_user_defined_object(self, self, [])
+        for name, value in kwargs.items():
+            made.call_method(tx, "__setattr__", [ConstantVariable.create(name), value], {})
+        return made
     known = [utils.specialize_symnode(each.realize()) for each in args] if isinstance(self.value, EnumType) else args
     return plain(self, tx, known, kwargs)
 
@@ -215,3 +236,17 @@ def _is_its_own(item: Any, name: str) -> bool:
     if isinstance(of_class, MemberDescriptorType):
         return item.source is not None and hasattr(owner, name)
     return item.source is not None and of_class is None and name in getattr(owner, "__dict__", {})
+
+
+@amends(SuperVariable, "call_method")
+def _of_super(plain: Callable[..., Any], self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    made = self.objvar
+    if name != "__init__" or kwargs or made.source is not None or not isinstance(made, UserDefinedExceptionObjectVariable):
+        return plain(self, tx, name, args, kwargs)
+    found = getattr(super(self.typevar.as_python_constant(), made.python_type()), name)
+    owner = getattr(found, "__objclass__", BaseException)
+    if isinstance(found, FunctionType) or any(isinstance(each, MemberDescriptorType) for each in vars(owner).values()):
+        return plain(self, tx, name, args, kwargs)
+    made.exc_vt.args = list(args)
+    tx.output.side_effects.store_attr(made, "args", TupleVariable(list(args)))
+    return ConstantVariable.create(None)

@@ -5,6 +5,8 @@ of a dictionary, a variable of a loop. So a hook is looked into if it reads its 
 are set once, to tensors or constants. One that forward finds somewhere, as a method of the model's, is given as it is where one
 graph must be all of forward, on several devices; and any other one ends the graph.
 
+That a gradient is retained is an op on several devices, of the very tensor, and ends the graph on lanes.
+
 A module with hooks for backward has them around it: what goes in and what comes out passes through two functions of autograd,
 which know the same object of torch's. On several devices these are ops of the graph, and what they know is made in each call,
 of the hooks that the module has then. Nothing else runs beside them, and one thread issues all, so that hooks are called in
@@ -21,11 +23,13 @@ from inspect import isroutine
 from types import CodeType, MethodType, ModuleType
 from typing import Any
 
+from torch._dynamo import external_utils
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import (
     BackwardHookVariable,
     ConstantVariable,
+    LambdaVariable,
     NestedUserFunctionVariable,
     TensorVariable,
     TupleVariable,
@@ -46,6 +50,9 @@ from partitioner.model.hooks import Hooking, hooks_of, passing
 _OPTIONS = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled"))
 """Functions of torch that say otherwise in backward."""
 
+_HOOKS_ARE_FUNCTIONS = hasattr(external_utils, "_ApplyBackwardHook")
+"""Whether Dynamo makes another tensor of one that gets a hook, as in torch 2.11, whose gradient has not been through it."""
+
 
 @amends(*method_of_tensors("register_hook"))
 def _register_hook(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +64,15 @@ def _register_hook(plain: Callable[..., Any], self: Any, tx: Any, *args: Any, **
         raise Unsupported("a hook is given to what forward computes, and reads in backward what may have changed by then")
     wrap_fx_proxy(tx, tx.output.create_proxy("call_function", Hooking(found), (self.as_proxy(),), {}))
     return VariableTracker()  # nobody may ask for the handle
+
+
+@amends(TensorVariable, "method_attr_retain_grad")
+def _retain_grad(plain: Callable[..., Any], self: Any, tx: Any) -> Any:
+    if self.source or not HERE.apart or _HOOKS_ARE_FUNCTIONS:
+        return plain(self, tx)
+    return LambdaVariable(
+        lambda: wrap_fx_proxy(tx, tx.output.create_proxy("call_method", "retain_grad", (self.as_proxy(),), {}))
+    )
 
 
 def _found(hook: Any) -> Any:
