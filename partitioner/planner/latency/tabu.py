@@ -4,8 +4,8 @@
     60.1   c before b     60.9     a before d: not for some steps
     60.9   e on lane 2    58.8  <- the best so far
 
-Where tasks are is mostly what other searches have found; once places stand, ordering is a job shop, and there a step that
-looks at all changes of a critical path is worth hundreds at random.
+A step looks at all changes of a critical path that may be worth anything, and is worth hundreds of moves at random where few
+are: on long graphs, on full ones, and where values travel over slow links.
 
 Source: Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem", Management Science 42, 1996.
 """
@@ -72,7 +72,9 @@ class Tabu:
         self.graph, self.random, self.rank = Selection(problem, known), random, known.rank
         self.lanes = Lanes(self.graph, random)
         self.tenure = TENURE + len(self.graph.length) / (2 * len(set(self.graph.resource)))
-        self.until: dict[tuple[int, int], int] = {}
+        self.until: dict[
+            tuple[int, int], int
+        ] = {}  # by nodes; those of passages that are gone serve others, which may wait, too
         self.best, self.seconds, self.step = self.graph.kept(), self.graph.seconds, 0
 
     def run(self, least: float, until: float, most: int) -> float:
