@@ -3,10 +3,10 @@
 Dynamo ends the graph there. Here what is told is told when the graph has run, before Python's objects are set, in its order,
 and names the line of forward that tells it. That holds of numbers, texts and shapes, which are the same then. A tensor ends the
 graph. So does what a backward may run again, what is told after something was set in a module of Python's, as ``sys.stdout``
-is, and a warning where forward may handle or hold it, for a filter may make an error of it.
+is, and a warning where forward may handle or hold it, or a filter may make an error of it.
 
-Which level a logger has is asked before each call. A method with a cache, as ``warning_once`` of transformers, is called while
-it is traced, and has then been called for the process.
+Which filters there are and which level a logger has is asked before each call. A method with a cache, as ``warning_once`` of
+transformers, is called while it is traced, and has then been called for the process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,21 @@ def _warn(plain: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Any)
     said = {"category": UserWarning, "stacklevel": 1} | {name: each.as_python_constant() for name, each in options.items()}
     if len(said) > 2 or said["stacklevel"] != 1 or not isinstance(said["category"], type):
         return plain(self, tx, args, kwargs)
+    ask = partial(_is_error, said["category"])
+    if asked(tx, ask, ask()).as_python_constant():
+        return plain(self, tx, args, kwargs)
     file, line, _ = _line(tx)
     return _tell(tx, partial(_warns, tx.f_globals, said["category"], file, line), args[:1])
+
+
+def _is_error(category: type) -> bool:
+    """Whether a filter may make an error of such a warning: forward ends there then, with what it has done so far."""
+    for action, message, kind, module, line in warnings.filters:
+        if issubclass(category, kind) and action == "error":
+            return True
+        if issubclass(category, kind) and not (message or module or line):
+            return False
+    return False
 
 
 def _warns(names: dict[str, Any], category: type[Warning], file: str, line: int, message: str) -> None:
