@@ -178,6 +178,14 @@ class Problem:
         return found
 
     @cached_property
+    def made(self) -> list[list[int]]:
+        """The values that each task makes."""
+        found: list[list[int]] = [[] for _ in self.tasks]
+        for value, (maker, _) in enumerate(self.values):
+            found[maker].append(value)
+        return found
+
+    @cached_property
     def given_to(self) -> dict[int, list[int]]:
         """The numbers of the given values that each task reads, by task; tasks that read none are left out."""
         found: defaultdict[int, list[int]] = defaultdict(list)

@@ -196,8 +196,7 @@ class Lanes:
         if not graph.passes:
             ready, rest = graph.ready[task], graph.rest[task]
             return Way(task, lane, ready, length, rest, ready + length + rest)
-        ready = problem.processors[problem.lanes[lane]].handoff if lane else 0.0
-        rest, most = problem.back if lane and not problem.after[task] else 0.0, 0.0
+        (ready, rest), most = graph.ends(task, lane), 0.0
         for source, value in problem.before[task]:
             sent = graph.sent[value] if value >= 0 else {}
             there, late = self.passing(graph.end[source], graph.resource[source], lane, value, sent)
@@ -221,8 +220,7 @@ class Lanes:
         if one == other:
             return at, 0.0
         graph, problem, most = self.graph, self.graph.problem, 0.0
-        here, there = problem.lanes[one], problem.lanes[other]
-        for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
+        for channel in graph.route(one, other, value):
             if channel in sent:
                 at = max(at, graph.end[sent[channel]])
                 continue
@@ -231,7 +229,7 @@ class Lanes:
             at += problem.channels[channel].seconds(problem.values[value][1])
             if place < len(line):
                 most = max(most, at + graph.tail[line[place]])
-        return at + problem.processors[there].handoff, most
+        return at + problem.processors[problem.lanes[other]].handoff, most
 
     def places(self, way: Way) -> Iterator[Move]:
         """Where a task may come on another lane."""

@@ -17,6 +17,12 @@ from heapq import heapify, heappop, heappush
 Key = tuple[float, float, int]
 """What is first of two nodes neither of which waits for the other: the smaller of these."""
 
+Times = tuple[list[float], list[float], list[float]]
+"""Longest paths to each node: with its length; without it and what is on its resource; and what they are at least."""
+
+Arcs = tuple[list[int], list[list[tuple[int, float]]]]
+"""Of each node in one direction: its neighbour on its resource, or -1, and what is fixed, with lags."""
+
 
 class Disjunctive:
     """Nodes, arcs between them, and the order of each resource.
@@ -100,8 +106,26 @@ class Disjunctive:
 
     def heads(self, order: Sequence[int], first: Iterable[int]) -> None:
         """When nodes end, and when all that is fixed before them has: of some, and of what follows if they change."""
-        end, ready, length, release, marked = self.end, self.ready, self.length, self.release, self.marked
-        before, after, sources, targets, left = self.before, self.after, self.fixed_before, self.fixed_after, 0
+        forwards = (self.before, self.fixed_before), (self.after, self.fixed_after)
+        self._longest(order, first, (self.end, self.ready, self.release), *forwards)
+
+    def tails(self, order: Sequence[int], first: Iterable[int]) -> None:
+        """Likewise from the end of all: ``tail`` with a node's length, ``rest`` without it and what is next on its resource."""
+        backwards = (self.after, self.fixed_after), (self.before, self.fixed_before)
+        self._longest(reversed(order), first, (self.tail, self.rest, self.last), *backwards)
+
+    def _longest(self, order: Iterable[int], first: Iterable[int], times: Times, near: Arcs, far: Arcs) -> None:
+        """The longest paths that lead to some nodes, and to those beyond if they change.
+
+        Args:
+            order: nodes, each behind those that lead to it.
+            first: the nodes.
+            times: what is found.
+            near: what leads to each node.
+            far: where each node leads to.
+        """
+        (whole, fixed, least), (beside, sources), (beyond, targets) = times, near, far
+        length, marked, left = self.length, self.marked, 0
         for node in first:
             left += not marked[node]
             marked[node] = 1
@@ -110,57 +134,24 @@ class Disjunctive:
                 continue
             marked[node] = 0
             left -= 1
-            begin = release[node]
-            for source, lag in sources[node]:
-                if end[source] + lag > begin:
-                    begin = end[source] + lag
-            ready[node] = begin
-            ahead = before[node]
-            if ahead >= 0 and end[ahead] > begin:
-                begin = end[ahead]
-            begin += length[node]
-            if begin != end[node]:
-                end[node] = begin
+            at = least[node]
+            for each, lag in sources[node]:
+                if whole[each] + lag > at:
+                    at = whole[each] + lag
+            fixed[node] = at
+            each = beside[node]
+            if each >= 0 and whole[each] > at:
+                at = whole[each]
+            at += length[node]
+            if at != whole[node]:
+                whole[node] = at
                 for each, _ in targets[node]:
                     left += not marked[each]
                     marked[each] = 1
-                behind = after[node]
-                if behind >= 0:
-                    left += not marked[behind]
-                    marked[behind] = 1
-            if not left:
-                break
-
-    def tails(self, order: Sequence[int], first: Iterable[int]) -> None:
-        """Likewise from the end of all: ``tail`` with a node's length, ``rest`` without it and what is next on its resource."""
-        tail, rest, length, last, marked = self.tail, self.rest, self.length, self.last, self.marked
-        before, after, sources, targets, left = self.before, self.after, self.fixed_before, self.fixed_after, 0
-        for node in first:
-            left += not marked[node]
-            marked[node] = 1
-        for node in reversed(order):
-            if not marked[node]:
-                continue
-            marked[node] = 0
-            left -= 1
-            most = last[node]
-            for target, lag in targets[node]:
-                if tail[target] + lag > most:
-                    most = tail[target] + lag
-            rest[node] = most
-            behind = after[node]
-            if behind >= 0 and tail[behind] > most:
-                most = tail[behind]
-            most += length[node]
-            if most != tail[node]:
-                tail[node] = most
-                for each, _ in sources[node]:
+                each = beyond[node]
+                if each >= 0:
                     left += not marked[each]
                     marked[each] = 1
-                ahead = before[node]
-                if ahead >= 0:
-                    left += not marked[ahead]
-                    marked[ahead] = 1
             if not left:
                 break
 

@@ -72,9 +72,6 @@ class Moves:
             list(range(first, first + each.lanes)) for first, each in zip(problem.first_lane, problem.processors, strict=True)
         ]
         self.near = [[*sources, *after] for sources, after in zip(self.sources, problem.after, strict=True)]
-        self.made: list[list[int]] = [[] for _ in problem.tasks]
-        for value, (maker, _) in enumerate(problem.values):
-            self.made[maker].append(value)
         self.standing, self.sends = look.standing, look.standing is not None
         if self.sends:  # of what is sent, counted from the end
             self.sources += [[maker] for maker, _ in reversed(problem.values)] * (1 + len(problem.processors))
@@ -109,7 +106,7 @@ class Moves:
         problem, home, random = self.problem, self.problem.lanes, self.random
         own = home[lanes[task]]
         values = [value for source, value in problem.before[task] if value >= 0 and home[lanes[source]] != own]
-        values += [each for each in self.made[task] if any(home[lanes[reader]] != own for reader in problem.readers[each])]
+        values += [each for each in problem.made[task] if any(home[lanes[reader]] != own for reader in problem.readers[each])]
         if not values:
             return None
         value = random.choice(values)

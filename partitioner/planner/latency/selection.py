@@ -39,10 +39,7 @@ class Selection(Disjunctive):
         super().__init__(len(problem.lanes) + len(problem.channels))
         self.problem, self.count, self.waited = problem, len(problem.tasks), problem.back > 0
         self.passes = problem.travels or problem.back > 0 or any(each.handoff for each in problem.processors)
-        self.made: list[list[int]] = [[] for _ in problem.tasks]
-        for value, (maker, _) in enumerate(problem.values):
-            self.made[maker].append(value)
-        self.names: list[Name] = [(-1, self.node(0.0, 0)) for _ in problem.tasks]
+        self.names: dict[int, Name] = {node: (-1, node) for node in (self.node(0.0, 0) for _ in problem.tasks)}
         self.sent: list[dict[int, int]] = []
         self.come: list[int] = []
         self._lay_out(known.clock.lane)
@@ -75,18 +72,28 @@ class Selection(Disjunctive):
         """What depends on a task's own lane alone."""
         problem, lane = self.problem, self.resource[task]
         self.length[task] = problem.seconds[problem.lanes[lane]][task]
-        self.release[task] = problem.processors[problem.lanes[lane]].handoff if lane else 0.0
-        self.last[task] = problem.back if lane and not problem.after[task] else 0.0
+        self.release[task], self.last[task] = self.ends(task, lane)
+
+    def ends(self, task: int, lane: int) -> tuple[float, float]:
+        """Before which moment nobody begins on a lane, and what it takes until the caller knows of a task's end there."""
+        problem = self.problem
+        begin = problem.processors[problem.lanes[lane]].handoff if lane else 0.0
+        return begin, problem.back if lane and not problem.after[task] else 0.0
+
+    def route(self, one: int, other: int, value: int) -> Sequence[int]:
+        """The channels that a value, or -1, passes from a lane to another one."""
+        here, there = self.problem.lanes[one], self.problem.lanes[other]
+        return self.problem.routes.get((here, there), ()) if value >= 0 and here != there else ()
 
     def _await(self, task: int) -> None:
         """Lay the arcs to a task; what it reads from another processor passes."""
-        problem, lanes, home = self.problem, self.resource, self.problem.lanes
-        there, found = home[lanes[task]], dict[int, float]()
+        problem, lane, found = self.problem, self.resource[task], dict[int, float]()
+        handoff = problem.processors[problem.lanes[lane]].handoff
         for source, value in problem.before[task]:
-            here, last = home[lanes[source]], source
-            for channel in problem.routes.get((here, there), ()) if value >= 0 and here != there else ():
+            here, last = self.resource[source], source
+            for channel in self.route(here, lane, value):
                 last = self._passage(value, channel, last)
-            found[last] = problem.processors[there].handoff if lanes[source] != lanes[task] else 0.0
+            found[last] = handoff if here != lane else 0.0
         self.fixed_before[task] = list(found.items())
         for source, lag in found.items():
             self.fixed_after[source].append((task, lag))
@@ -99,7 +106,6 @@ class Selection(Disjunctive):
             if not seconds:
                 return last
             node = self.sent[value][channel] = self.node(seconds, len(self.problem.lanes) + channel)
-            self.names += [(value, channel)] if node == len(self.names) else []
             self.names[node] = value, channel
             self.come.append(node)
         if all(each != last for each, _ in self.fixed_before[node]):
@@ -139,9 +145,9 @@ class Selection(Disjunctive):
     def _pass_on(self, task: int, later: set[int], sooner: set[int]) -> None:
         """What passes with a task on another lane, and nodes whose heads and tails change with it."""
         tasks = {task, *self.problem.after[task]}
-        made = [node for value in self.made[task] for node in self.sent[value].values()]
+        made = [node for value in self.problem.made[task] for node in self.sent[value].values()]
         left = [source for target in (*tasks, *made) for source in self._leave(target)]
-        for value in self.made[task]:
+        for value in self.problem.made[task]:
             self.sent[value] = {}
         for target in tasks:
             self._await(target)

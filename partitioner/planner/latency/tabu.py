@@ -72,9 +72,8 @@ class Tabu:
         self.graph, self.random, self.rank = Selection(problem, known), random, known.rank
         self.lanes = Lanes(self.graph, random)
         self.tenure = TENURE + len(self.graph.length) / (2 * len(set(self.graph.resource)))
-        self.until: dict[
-            tuple[int, int], int
-        ] = {}  # by nodes; those of passages that are gone serve others, which may wait, too
+        # by nodes: those of passages that are gone serve others, which may have to wait, too
+        self.until: dict[tuple[int, int], int] = {}
         self.best, self.seconds, self.step = self.graph.kept(), self.graph.seconds, 0
 
     def run(self, least: float, until: float, most: int) -> float:
@@ -100,7 +99,7 @@ class Tabu:
         """The best change that is allowed; any, where none is; ``None`` where nothing can make the critical path shorter."""
         graph, until, step, noise = self.graph, self.until, self.step, NOISE * self.seconds
         blocks = critical(graph, self.random)
-        least, other = inf, list[Turn | Move]()
+        least, other = inf, list[Turn]()
         best: Turn | Move | None = None
         for turn in turns(graph, blocks, self.random):
             seconds, node = estimate(graph, turn), turn.node
